@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.child import REPOSITORY, printed
 from benchmarks.row import Row
-from broker_server.service.broker import EmbeddedBroker
+from broker_server.service.embedded_broker import EmbeddedBroker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.control import RoundStarted, RunEvent, UpdateReceived

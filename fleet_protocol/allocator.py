@@ -1,48 +1,47 @@
-"""What glibc does with memory that was freed: how many heaps there are, and what goes back to the
-system.
-"""
+"""Sets how glibc keeps freed memory: the number of heaps, and what returns to the system."""
 
 import contextlib
 import ctypes
 import gc
 from collections.abc import Iterator
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
-_APART_BYTES, _KEPT_BYTES = (
-    1 << 20,
-    1 << 24,
-)  # of a server: so much comes and goes with updates all the time
-_COLLECTING = (
-    20_000,
-    20,
-    10,
-)  # a round makes many objects that stay to its end, and hardly any circles
-_BOARD_BYTES = (
-    64 * 1024
-)  # below a chunk on the wire, so that chunks in the inbox leave nothing behind
+# Parameters of mallopt, from glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+
+# Of a server, where so much memory is used and freed again for updates all the time.
+_SERVER_MMAP_BYTES = 1 << 20
+_SERVER_KEPT_BYTES = 1 << 24
+# A round makes many objects that stay to its end, and hardly any cycles.
+_SERVER_GC_THRESHOLDS = (20_000, 20, 10)
+# Below a chunk on the wire, so that chunks in the inbox leave no gaps in the heap.
+_BOARD_BYTES = 64 * 1024
 
 
-def settle_allocator(apart_bytes: int = _BOARD_BYTES, kept_bytes: int = _BOARD_BYTES) -> None:
-    """Keep one heap, larger buffers apart from it, and of what is freed at its end so much.
+def settle_allocator(mmap_bytes: int = _BOARD_BYTES, kept_bytes: int = _BOARD_BYTES) -> None:
+    """Limit the allocator to one heap, if it is glibc's.
 
-    Only glibc knows how.
+    Otherwise every thread may grow a heap of its own, and after the first large buffer is freed
+    glibc keeps buffers of that size in the heap, where they fragment.
 
-    Without it every thread may grow a heap of its own, and the first large buffer that is freed
-    teaches glibc to keep buffers of that size in the heap, where they fragment.
+    Args:
+        mmap_bytes: buffers of at least this size are mapped outside the heap.
+        kept_bytes: free memory at the end of the heap that is not returned to the system.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, apart_bytes)
+        mallopt(_M_MMAP_THRESHOLD, mmap_bytes)
         mallopt(_M_TRIM_THRESHOLD, kept_bytes)
 
 
 @contextlib.contextmanager
 def server_memory() -> Iterator[None]:
-    """Settle the allocator for many updates, and look for circles of objects less often meanwhile."""
-    settle_allocator(_APART_BYTES, _KEPT_BYTES)
+    """Settle the allocator for many updates, and collect cycles of objects less often meanwhile."""
+    settle_allocator(_SERVER_MMAP_BYTES, _SERVER_KEPT_BYTES)
     before = gc.get_threshold()
-    gc.set_threshold(*_COLLECTING)
+    gc.set_threshold(*_SERVER_GC_THRESHOLDS)
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
-"""Content-addressed files: written beside their place, synced, then renamed, so a digest never
-changes its content.
+"""Files by the digest of their content, which are written beside their place and then renamed.
+
+So a digest never names other content.
 """
 
 import contextlib
@@ -19,40 +20,40 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.part_file import PartFile
 
-_SYNC_THREADS = (
-    4  # each takes the interpreter from the others for every step of a file: more write no faster
-)
-_PRIVATE = 0o700  # of folders, whose files are their owner's alone
-_RESERVED_BYTES = 1 << 20  # of smaller files the call costs what it saves
+# More threads write no faster, because each needs the interpreter for every step of a file.
+_SYNC_THREADS = 4
+_PRIVATE = 0o700
+_RESERVED_BYTES = 1 << 20  # for smaller files the call costs as much as it saves
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
-    """Replace a file by some parts, in order; see `replacing`."""
+    """Replace the content of a file by several buffers, in order; see `replacing`."""
     with replacing(path, durable=durable) as file:
         _reserve(file.fileno(), sum(map(len, parts)))
-        for part in parts:
-            file.write(part)
+        for buffer in parts:
+            file.write(buffer)
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Replace a file so that a reader, or a crash, sees the old content or the new and nothing
-    between.
+    """Replace a file so that a reader, or a crash, sees only the old content or the new.
 
-    It is for its owner alone, and its folder is made. Durable it survives a power cut, else the end
-    of the process.
+    The file is for its owner alone, and its folder is made.
+
+    Args:
+        path: of the file.
+        durable: whether the new content must survive a power cut, and not only the end of the
+            process.
 
     Yields:
-        What to write the new content to; if the block ends with an error, nothing is replaced.
+        A file for the new content; if the block ends with an error, nothing is replaced.
 
     Raises:
         StorageError: the disk is full or cannot be written; the old file is untouched.
     """
     temporary = None
     try:
-        path.parent.mkdir(
-            parents=True, exist_ok=True, mode=_PRIVATE
-        )  # as the file, which is its owner's alone
+        path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w+b") as file:
             yield file
@@ -70,13 +71,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Have the blocks of a large file allocated at once: one by one, as pages are written, costs
-    more than the copy.
+    """Allocate the blocks of a large file at once.
+
+    Allocating them one by one, as pages are written, costs more than the copy.
     """
     if size >= _RESERVED_BYTES and hasattr(os, "posix_fallocate"):
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk refuses what is written, too; others cannot do it
+        # A full disk refuses the content, too, and some file systems cannot do this.
+        with contextlib.suppress(OSError):
             os.posix_fallocate(descriptor, 0, size)
 
 
@@ -90,10 +91,13 @@ def _sync(path: Path) -> None:
 
 
 class BlobStore:
-    """A folder of blobs named by their digest: ``objects/<first two digits>/<digest>``, parts under
-    ``parts/``.
+    """A folder of blobs by their digests: ``objects/<first two digits>/<digest>``.
 
-    It is made; durable blobs survive a power cut.
+    Blobs that are arriving lie under ``parts/``.
+
+    Args:
+        root: the folder, which is made.
+        durable: whether blobs must survive a power cut.
 
     Raises:
         StorageError: the folder cannot be made.
@@ -103,9 +107,7 @@ class BlobStore:
         self.root = root
         self._objects = root / "objects"
         self._durable = durable
-        self._threads = ThreadPoolExecutor(
-            _SYNC_THREADS, "sync"
-        )  # begun when there is something for them to do
+        self._threads = ThreadPoolExecutor(_SYNC_THREADS, "sync")  # they start when needed
         self._syncing: dict[str, Future[None]] = {}
         with disk_errors("make", root):
             root.parent.mkdir(parents=True, exist_ok=True)
@@ -113,9 +115,10 @@ class BlobStore:
                 folder.mkdir(exist_ok=True, mode=_PRIVATE)
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies, or would lie.
+        """Return the path of a blob, whether it is stored or not.
 
-        A BlobError for what is no digest, so that it becomes no path.
+        Raises:
+            BlobError: the text is no digest, so that it becomes no path.
         """
         try:
             return self._objects / blob_path(digest)
@@ -123,43 +126,42 @@ class BlobStore:
             raise BlobError(str(error)) from error
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is here."""
+        """Return whether a blob is stored."""
         return self.path(digest).is_file()
 
     def begun(self, digest: str) -> bool:
-        """Whether the blob is here, or its part is."""
+        """Return whether a blob is stored, or arriving."""
         return self.has(digest) or (self.root / "parts" / digest).exists()
 
     def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
-        """Keep bytes in parts, and return their digest.
+        """Store a blob that is given in parts, and return its digest.
 
-        Without `durable` for as long as no power cut takes them.
+        Without `durable` it need not survive a power cut.
 
-        A disk that is full or cannot be written is a StorageError, here and below.
+        Raises:
+            StorageError: the disk is full or cannot be written, here and below.
         """
         digest = blob_digest(*parts)
         durable = durable and self._durable
         path = self.path(digest)
-        if (
-            durable or not path.is_file()
-        ):  # one that is here may have been put without, and be what a power cut left
+        # An existing file may have been stored without `durable`, and be broken by a power cut.
+        if durable or not path.is_file():
             write_atomically(path, *parts, durable=durable)
         return digest
 
     def keep(self, digest: str, data: bytes) -> None:
-        """Keep bytes that a digest is known to name.
-
-        `sync` waits until they would survive a power cut.
-        """
+        """Store bytes that a digest is known to name; `sync` waits until they survive a power cut."""
         path = self.path(digest)
         write_atomically(path, data, durable=False)
         if self._durable:
             self._syncing[digest] = self._threads.submit(_sync, path)
 
     def read_unchecked(self, digest: str) -> bytes:
-        """What lies under a digest, unchecked.
+        """Return the content of a blob without checking its digest.
 
-        A BlobError if nothing does, a StorageError if it cannot be read.
+        Raises:
+            BlobError: the blob is not stored.
+            StorageError: it cannot be read.
         """
         path = self.path(digest)
         try:
@@ -170,9 +172,11 @@ class BlobStore:
             raise storage_error("read", path, error) from error
 
     def read(self, digest: str) -> bytes:
-        """The bytes of a blob.
+        """Return the content of a blob.
 
-        What no longer matches its digest is removed, and a BlobError as in `bytes_of`.
+        Raises:
+            BlobError: the blob is not stored, or did not match its digest any more and was removed.
+            StorageError: it cannot be read.
         """
         data = self.read_unchecked(digest)
         if not matches(data, digest):
@@ -183,22 +187,21 @@ class BlobStore:
         return data
 
     def tensors(self, digest: str) -> Mapping[str, NDArray[Any]]:
-        """What `open_tensors` finds in a blob."""
+        """Return the tensors of a blob, as `open_tensors`."""
         return open_tensors(self.path(digest))
 
     def part(self, ref: BlobRef, key: str | None = None) -> PartFile:
-        """Open, or go on with, a blob that is arriving.
+        """Open the file of a blob that is arriving, or continue it.
 
-        Its part file is named by its digest or another key.
+        The file is named by the digest of the blob, or by another key.
         """
         return PartFile(ref, self.root / "parts" / (key or ref.digest))
 
     def place(self, source: Path, digest: str, *, durable: bool = True) -> Path:
-        """Move a file that a digest is known to name to its place.
+        """Move a file that a digest is known to name to its place, and return that.
 
-        It is as safe from a power cut as it was before.
-
-        Without `durable`, `sync` waits for it.
+        It is as durable as it was before. Without `durable`, `sync` waits until it survives a power
+        cut.
         """
         path = self.path(digest)
         with disk_errors("write", path):
@@ -209,29 +212,31 @@ class BlobStore:
         return path
 
     def sync(self, digests: Collection[str]) -> None:
-        """Wait until blobs would survive a power cut, if they must: side by side, many take the
-        time of a few.
+        """Wait until blobs survive a power cut, if they must.
+
+        Side by side, many take the time of a few.
         """
         for digest in digests:
-            if (begun := self._syncing.pop(digest, None)) is not None:
-                begun.result()  # the first that fails raises here
+            pending = self._syncing.pop(digest, None)
+            if pending is not None:
+                pending.result()  # the first that fails raises here
             elif self._durable:
                 _sync(self.path(digest))
 
     def remove(self, digest: str) -> None:
-        """Forget a blob; one that is not here is no error."""
+        """Delete a blob, if it is stored."""
         self._syncing.pop(digest, None)
         self.path(digest).unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Delete files of which nothing is needed; here there are none."""
+        """Delete files that are not needed any more; here there are none."""
 
     def clear(self) -> None:
-        """Forget everything, also what is arriving."""
+        """Delete all blobs, also those that are arriving."""
         for folder in ("parts", "objects"):
             for path in (self.root / folder).rglob("*"):
-                if path.is_file():
-                    with contextlib.suppress(
-                        OSError
-                    ):  # what is left is of no task that will ever be open
-                        path.unlink()
+                if not path.is_file():
+                    continue
+                # A file that stays belongs to no task that will be open again.
+                with contextlib.suppress(OSError):
+                    path.unlink()

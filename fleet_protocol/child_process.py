@@ -1,8 +1,8 @@
-"""Starting Python processes of our own, whatever lies in the folder they are started in.
+"""Starts modules of Shoal as processes, whatever the working folder contains.
 
-``python -m`` looks into the working folder first: a user's ``models.py`` there would be taken for
-our package. These processes do not look there, and find the code that started them also where it is
-not installed.
+``python -m`` searches the working folder first, so that a user's ``models.py`` there would replace
+Shoal's package. These processes do not search it, and find the code that started them even if that
+is not installed.
 """
 
 import os
@@ -25,19 +25,16 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """Program and arguments that run one of our modules, as ``python -m`` would, but not from the
-    working folder.
-    """
+    """Return the command that runs a module, without searching the working folder for it."""
     return [sys.executable, "-c", _START.format(root=_ROOT, module=module), *arguments]
 
 
 def when_parent_ends(act: Callable[[], object]) -> None:
-    """Do something once our standard input closes, as the parent's end of the pipe does however the
-    parent ends.
-    """
+    """Call a function once standard input closes, which happens however the parent ends."""
 
     def watch() -> None:
-        while os.read(0, 4096):  # of sys.stdin Python would wait for the lock at its end, and abort
+        # Not sys.stdin, for whose lock Python would wait when it exits, and abort.
+        while os.read(0, 4096):
             pass
         act()
 

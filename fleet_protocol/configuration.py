@@ -86,9 +86,9 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
 
 def _key_hint(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     *table, key = location
-    known = _fields_at(model, tuple(table))
-    similar = closest(str(key), known, cutoff=0.5)
-    return f"did you mean {similar!r}?" if similar else f"known keys: {', '.join(sorted(known))}"
+    allowed = _fields_at(model, tuple(table))
+    similar = closest(str(key), allowed, cutoff=0.5)
+    return f"did you mean {similar!r}?" if similar else f"known keys: {', '.join(sorted(allowed))}"
 
 
 def _is_secret(model: type[BaseModel], location: tuple[int | str, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""What a server tells about its runs.
+"""Events of a server about its runs.
 
 Events travel on ``Topics.server_events``; the same events reach an in-process caller as values, so
 that a progress display is written once.
@@ -28,12 +28,12 @@ class VersionEvaluation(Evaluation):
 
     @property
     def summary(self) -> str:
-        """In a few words: ``accuracy 0.8123, loss 0.4321; w1.00-d2 0.7654, w1.00-d4 0.7890``."""
-        beside = ", ".join(f"{tier} {found.shown:.4f}" for tier, found in self.tiers.items())
-        return self.text() + (f"; {beside}" if beside else "")
+        """A summary: ``accuracy 0.8123, loss 0.4321; w1.00-d2 0.7654, w1.00-d4 0.7890``."""
+        tiers = [f"{tier} {evaluation.shown:.4f}" for tier, evaluation in self.tiers.items()]
+        return f"{self.text()}; {', '.join(tiers)}" if tiers else self.text()
 
     def of(self, tier: str) -> "VersionEvaluation | None":
-        """What is known of a further tier."""
+        """Return the evaluation of a further tier; None if there is none."""
         return VersionEvaluation(**dict(self.tiers[tier])) if tier in self.tiers else None
 
 

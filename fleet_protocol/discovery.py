@@ -1,6 +1,4 @@
-"""Finds what the modules of a folder offer, so that a new one is a new file and no list repeats its
-name.
-"""
+"""Finds the entries of a package's modules, so that a new entry needs only a new file."""
 
 import importlib
 import pkgutil
@@ -12,19 +10,20 @@ from fleet_protocol.errors import ConfigError
 
 
 def modules_of(package: str) -> Iterator[ModuleType]:
-    """Import the modules that lie directly in a package, by name.
+    """Import the modules that lie directly in a package, in the order of their names.
 
-    Not those that run as a program (``__main__``).
+    Its program (``__main__``) is left out.
     """
     path = importlib.import_module(package).__path__
-    for name in sorted(found.name for found in pkgutil.iter_modules(path)):
+    for name in sorted(module.name for module in pkgutil.iter_modules(path)):
         if name != "__main__":
             yield importlib.import_module(f"{package}.{name}")
 
 
 def discover(package: str, constant: str) -> Mapping[str, Any]:
-    """Join the mappings that the modules of a package have as one constant, if they have it, in
-    order of their names.
+    """Join the mappings that modules of a package have under the name of one constant.
+
+    The entries are in the order of the modules' names.
 
     Example:
         >>> list(discover("broker_server.strategies", "STRATEGIES"))[:2]
@@ -33,13 +32,15 @@ def discover(package: str, constant: str) -> Mapping[str, Any]:
     Raises:
         ConfigError: two modules have an entry of the same name.
     """
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     owners: dict[str, str] = {}
     for module in modules_of(package):
         for name, entry in getattr(module, constant, {}).items():
-            if name in found:
+            if name in entries:
                 raise ConfigError(
-                    f"{owners[name]} and {module.__name__} both have {name!r} in {constant}; rename one"
+                    f"{owners[name]} and {module.__name__} both have {name!r} in {constant}; "
+                    "rename one"
                 )
-            found[name], owners[name] = entry, module.__name__
-    return MappingProxyType(found)
+            entries[name] = entry
+            owners[name] = module.__name__
+    return MappingProxyType(entries)

@@ -6,6 +6,8 @@ A message says what failed, for which device, round or tensor, and what to do ne
 from enum import Enum
 from unicodedata import category
 
+_LONGEST_LINE = 8000  # characters of a text that a stranger wrote
+
 
 class ShoalError(Exception):
     """Root of every error that is not a bug in Shoal."""
@@ -96,15 +98,11 @@ class RefusalReason(str, Enum):
 
 
 def single_line(text: str) -> str:
-    """What a stranger wrote, as one line for a terminal: it moves no cursor, names no colour, and
-    is not endless.
-    """
-    text = text[:8000]
-    return (
-        text
-        if text.isprintable()
-        else "".join(letter if letter.isprintable() else " " for letter in text)
-    )
+    """Return the text of a stranger as one line of limited length, without control characters."""
+    text = text[:_LONGEST_LINE]
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def visible(text: str, *, lines: bool = True) -> str:
@@ -131,9 +129,7 @@ def _is_shown(letter: str) -> bool:
 
 
 class RefusedError(ShoalError):
-    """A message or update that breaks the protocol, with the kind of breach, which is counted and
-    logged.
-    """
+    """A message or update that breaks the protocol; its reason is counted and logged."""
 
     exit_code = 8
 

@@ -1,5 +1,4 @@
-"""Reads zip archives from untrusted sources within bounds: members, headers, sizes and ratios, in
-bounded memory.
+"""Reads untrusted zip archives within bounds of members, headers, sizes, ratios and memory.
 
 Python's zipfile reads the list of members at once, so its size is checked before it is parsed.
 Contents are read piece by piece, and never beyond the sizes in the list.
@@ -230,5 +229,6 @@ def _check_sizes(archive: ZipFile, source: Path, size: int, bounds: Bounds) -> N
         )
     if unpacked > bounds.ratio * size:
         raise BeyondBoundsError(
-            f"{source} has {size:,} bytes and unpacks to {unpacked:,}, more than {bounds.ratio:g} times as many"
+            f"{source} has {size:,} bytes and unpacks to {unpacked:,}, more than "
+            f"{bounds.ratio:g} times as many"
         )

@@ -24,9 +24,8 @@ DOCUMENT_LIMIT = 64 * 1024 * 1024
 """Most bytes of a document that is read as a whole, such as a manifest."""
 
 _PART_LIMIT = 255  # most bytes of one part of a name in file systems
-_UNSEEN = frozenset(
-    {"Cc", "Cf", "Cs", "Zl", "Zp"}
-)  # controls, marks of direction, halves of letters, line ends
+# Unicode categories of controls, direction marks, halves of letters, and line ends.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def name_problem(name: str) -> str | None:
@@ -35,28 +34,29 @@ def name_problem(name: str) -> str | None:
     Args:
         name: the name as written, with ``/`` between its parts.
     """
-    parts = name.split("/")
+    components = name.split("/")
     if not is_seen(name):
         return "it has control characters"
     if "\\" in name:
         return "it has a backslash"
     if name.startswith("/") or name[1:2] == ":":
         return "it is absolute"
-    if ".." in parts:
+    if ".." in components:
         return "it leads out of its folder"
-    if "" in parts or "." in parts:
+    if "" in components or "." in components:
         return "it has an empty part"
     if unicodedata.normalize("NFC", name) != name:
         return "its letters are not composed (Unicode NFC)"
-    longest_part = max(len(part.encode()) for part in parts)
-    if len(name.encode()) > NAME_LIMIT or longest_part > _PART_LIMIT:
+    longest = max(len(component.encode()) for component in components)
+    if len(name.encode()) > NAME_LIMIT or longest > _PART_LIMIT:
         return "it is too long"
     return None
 
 
 def is_seen(text: str) -> bool:
-    """Whether a text has no control characters, marks of direction, halves of letters, or line
-    ends.
+    """Return whether all characters of a text are visible.
+
+    Controls, direction marks, halves of letters and line ends are not.
     """
     if text.isascii():  # nearly every name, and a manifest has thousands
         return text.isprintable()
@@ -92,8 +92,9 @@ Label = Annotated[str, AfterValidator(_checked_label)]
 
 
 def twins(names: Iterable[str]) -> tuple[str, str] | None:
-    """Find two names that are the same on some file systems: they differ only in case or
-    composition.
+    """Find two names that differ only in case or composition.
+
+    They are the same on some file systems.
     """
     first_of: dict[str, str] = {}
     for name in names:
@@ -137,13 +138,12 @@ def path_within(folder: Path, name: str) -> Path:
 
 
 def open_regular(path: Path, parent: int | None = None) -> BinaryIO:
-    """Open a file for reading, without waiting for a pipe and without following a link in its last
-    part.
+    """Open a file for reading, without waiting for a pipe or following a link in its last part.
 
     Args:
         path: of the file.
-        parent: descriptor of the folder that it is looked for in, by its last part; by default the
-            path says it.
+        parent: descriptor of the folder in which its last part is opened; by default the folder of
+            the path.
 
     Raises:
         BlobError: it is not a regular file, or its last part is a link.
@@ -166,16 +166,14 @@ def open_regular(path: Path, parent: int | None = None) -> BinaryIO:
 
 
 def file_state(file: BinaryIO) -> tuple[int, ...]:
-    """What an open file is known by: as long as this stays the same, so do the file and its
-    content.
-    """
-    about = os.fstat(file.fileno())
+    """Return numbers that stay the same as long as an open file and its content do."""
+    status = os.fstat(file.fileno())
     return (
-        about.st_dev,
-        about.st_ino,
-        about.st_mtime_ns,
-        about.st_ctime_ns,
-        about.st_size,
+        status.st_dev,
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_size,
     )
 
 

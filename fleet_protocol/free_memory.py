@@ -15,8 +15,9 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def _available(root: Path) -> int:
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    meminfo = _text(root / "proc/meminfo")
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _limits(root: Path) -> Iterator[int]:

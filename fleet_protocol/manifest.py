@@ -1,4 +1,4 @@
-"""The manifest of an artifact set: what a device must know to train one tier of one architecture.
+"""The manifest of an artifact set, with which a device trains one tier of one architecture.
 
 An artifact set depends on shapes, never on weights: one export serves every round, window and
 device of its tier. The names of a graph's inputs and outputs follow from the names of parameters,
@@ -259,17 +259,17 @@ class Manifest(ExtendedSpec):
 
     @property
     def all_files(self) -> tuple[FileSpec, ...]:
-        """Return every file of the set except the manifest: graphs first, then the others."""
+        """Every file of the set except the manifest: graphs first, then the others."""
         return (*self.graphs.values(), *self.files.values())
 
     @property
     def parts(self) -> Parts:
-        """What samples and targets consist of where they are several, each a row of all of them."""
+        """Numbers of each input and of each target, if a sample has several."""
         shapes: Any = self.settings.get("input_shape")
-        named = isinstance(shapes, Mapping)
-        return {
-            name: math.prod(shape) for name, shape in shapes.items()
-        } if named else {}, self.recipe.loss.parts
+        inputs = {}
+        if isinstance(shapes, Mapping):
+            inputs = {name: math.prod(shape) for name, shape in shapes.items()}
+        return inputs, self.recipe.loss.parts
 
     @property
     def parameter_count(self) -> int:
@@ -277,14 +277,15 @@ class Manifest(ExtendedSpec):
         return sum(math.prod(spec.shape) for spec in self.parameters)
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON of this manifest, whose sha256 names the artifact set."""
+        """Return the canonical JSON of this manifest, whose sha256 names the artifact set."""
         return self.model_dump_json(indent=1).encode()
 
 
 def parse_manifest(data: bytes) -> Manifest:
     """Read ``manifest.json``.
 
-    A BlobError names the fields where it is of no version that this software reads.
+    Raises:
+        BlobError: this software does not read its version; the message names the fields.
     """
     return parse_document(Manifest, data, "an artifact manifest")
 
@@ -292,7 +293,10 @@ def parse_manifest(data: bytes) -> Manifest:
 def parse_document(kind: type[DocumentT], data: bytes, what: str) -> DocumentT:
     """Read a manifest of some kind.
 
-    `what` it is goes into the error, which is that of `parse_manifest`.
+    Args:
+        kind: of the manifest.
+        data: the file.
+        what: name of it in an error, which is that of `parse_manifest`.
     """
     try:
         return kind.model_validate_json(data)
@@ -304,42 +308,40 @@ def parse_document(kind: type[DocumentT], data: bytes, what: str) -> DocumentT:
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """The sha256 of some bytes as 64 hexadecimal digits, the name of a file of an artifact set."""
+    """Return the sha256 of bytes in hexadecimal, which names a file of an artifact set."""
     return hashlib.sha256(data).hexdigest()
 
 
 def parameter_input(name: str) -> str:
-    """Graph input that takes the parameter ``name``."""
+    """Return the graph input that takes a parameter."""
     return f"param.{name}"
 
 
 def state_input(name: str) -> str:
-    """Graph input that takes the optimizer state ``name``."""
+    """Return the graph input that takes a state of the optimizer."""
     return f"state.{name}"
 
 
 def next_name(graph_input: str) -> str:
-    """Graph output that carries the new value of a parameter or state input."""
+    """Return the graph output that has the new value of a parameter or state."""
     return f"next.{graph_input}"
 
 
 def anchor_input(name: str) -> str:
-    """Graph input (train, with a proximal term) that takes the weights sent for the parameter
-    ``name``.
-    """
+    """Return the input of a train graph with a proximal term for the weights that were sent."""
     return f"anchor.{name}"
 
 
 def noise_input(layer: str) -> str:
-    """Graph input (train) with the random numbers of the layer ``layer``."""
+    """Return the input of a train graph with the random numbers of a layer."""
     return f"noise.{layer}"
 
 
 def statistic_mean(norm: str) -> str:
-    """Graph input (eval, infer) or output (stats) with the mean of the norm ``norm``."""
+    """Return the input (eval, infer) or output (stats) with the mean of a norm."""
     return f"stat.{norm}.mean"
 
 
 def statistic_variance(norm: str) -> str:
-    """Graph input (eval, infer) or output (stats) with the variance of the norm ``norm``."""
+    """Return the input (eval, infer) or output (stats) with the variance of a norm."""
     return f"stat.{norm}.var"

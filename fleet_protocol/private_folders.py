@@ -1,4 +1,4 @@
-"""Folders for their owner alone: what lies in them is believed, or is nobody else's to read."""
+"""Makes folders that only their owner may write, because their files are trusted or secret."""
 
 import os
 import stat
@@ -14,16 +14,16 @@ _PRIVATE = 0o700
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for its owner alone, whatever the mask of new files says.
+    """Make a folder for its owner alone, whatever the umask is.
 
-    From one that is there, the right to write is taken from everybody but its owner. Who may read
-    it stays as it is, since somebody may have wanted that.
+    If it exists, nobody but its owner keeps the right to write. Rights to read stay, since somebody
+    may have wanted them.
 
     Args:
-        folder: its own folder is made, too, with the usual rights.
+        folder: its parent is made, too, with the usual rights.
 
     Raises:
-        StorageError: it cannot be made; or others may write it, and it is not ours to change.
+        StorageError: it cannot be made; or others may write it, and its rights cannot be changed.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Let nobody but its owner write a folder."""
+    """Take the right to write a folder from everybody but its owner."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -45,8 +45,8 @@ def _close_to_others(folder: Path) -> None:
         is_shared = bool(status.st_mode & stat.S_ISVTX)  # such as /tmp
         if is_shared or status.st_uid != os.geteuid():
             raise StorageError(
-                f"others may write the folder {folder}, so its files are not safe: take another folder, or say "
-                f"`chmod go-w {folder}` as its owner"
+                f"others may write the folder {folder}, so its files are not safe: take another "
+                f"folder, or say `chmod go-w {folder}` as its owner"
             )
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~WRITABLE_BY_OTHERS)
     finally:

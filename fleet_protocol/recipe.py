@@ -124,9 +124,9 @@ class RecipeTable(FrozenModel):
             *self._compare_loss(spec),
             *self._compare_step(spec),
         ]
-        for what, exported, wanted in comparisons:
+        for subject, exported, wanted in comparisons:
             if exported != wanted:
-                return f"{what} is {exported}, not {wanted}"
+                return f"{subject} is {exported}, not {wanted}"
         return ""
 
     def _compare_optimizer(self, spec: RecipeSpec) -> Iterator[_Comparison]:

@@ -16,7 +16,7 @@ Wish = Literal["go", "pause", "stop", "abandon"]
 """What an operator wants of a run; see `SteerRequest`."""
 
 Wanted = Literal[Wish, "start"]
-"""The same, plus another run with the settings of that one, which only the server's socket accepts."""
+"""The same, or another run with the same settings, which only the server's socket accepts."""
 
 
 SettingName = Annotated[str, Field(pattern=r"^[a-z][A-Za-z0-9_.-]{0,199}$")]

@@ -131,8 +131,9 @@ def require_finite(values: Vector, name: str, encoding: str) -> None:
     if not np.isfinite(values).all():
         raise RefusedError(
             RefusalReason.NOT_FINITE,
-            f"what is to be sent of tensor {name} is not finite, or too large for {encoding}; train "
-            'with a smaller learning rate, or take encoding = "fp32" in [upload] or [download]',
+            f"what is to be sent of tensor {name} is not finite, or too large for {encoding}; "
+            'train with a smaller learning rate, or take encoding = "fp32" in [upload] or '
+            "[download]",
         )
 
 

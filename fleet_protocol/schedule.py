@@ -1,8 +1,7 @@
-"""Schedules of the learning rate: warm-up, then constant, cosine, linear or steps, by round or by
-step.
+"""Schedules of the learning rate: a warm-up, then constant, cosine, linear or steps.
 
-Position is counted in rounds: 2.5 is the middle of the third. A server knows it at the beginning of
-a round, a board at every step, so one formula serves both.
+The position is counted in rounds: 2.5 is the middle of the third. A server knows it at the
+beginning of a round, a board at every step, so one formula serves both.
 """
 
 import math
@@ -34,10 +33,12 @@ class RateSchedule(FrozenModel):
     per: Literal["round", "step"] = "round"
 
     def multiplier(self, position: float, rounds: float, tick: float = 1.0) -> float:
-        """The multiplier of one round or step, above 0 where ``final`` or the remaining way is.
+        """Return the multiplier of one round or step.
 
-        The position are the rounds that are over, with the part of this one that is; a tick is what
-        part of one it is for.
+        Args:
+            position: rounds that are over, with the part of this one that is.
+            rounds: of the whole run.
+            tick: part of a round for which the multiplier holds.
         """
         warm = min(1.0, (position + tick) / self.warmup) if self.warmup else 1.0
         over = max(0.0, position - self.warmup)
@@ -46,8 +47,7 @@ class RateSchedule(FrozenModel):
             return warm * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * share)))
         if self.kind == "linear":
             return warm * (1 - (1 - self.final) * share)
-        return (
-            warm * self.factor ** math.floor(over / self.every + 1e-9)
-            if self.kind == "step"
-            else warm
-        )
+        if self.kind == "step":
+            # The margin counts a step that floats place just before its round.
+            return warm * self.factor ** math.floor(over / self.every + 1e-9)
+        return warm

@@ -236,9 +236,9 @@ def join_secret(shares: Mapping[int, int]) -> int:
     """
     total = 0
     for place, share in shares.items():
-        rest = [other for other in shares if other != place]
-        divisor = math.prod(other - place for other in rest)
-        total += share * math.prod(rest) * pow(divisor, -1, _PRIME)
+        further_places = [further for further in shares if further != place]
+        divisor = math.prod(further - place for further in further_places)
+        total += share * math.prod(further_places) * pow(divisor, -1, _PRIME)
     return total % _PRIME
 
 

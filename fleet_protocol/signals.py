@@ -1,4 +1,4 @@
-"""Ending cleanly when the system, or somebody at a terminal, asks for it."""
+"""Handles the signals by which the system, or a user at a terminal, ends a process."""
 
 import contextlib
 import signal
@@ -11,9 +11,10 @@ from types import FrameType
 def on_signals(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
     """Call a function on SIGTERM and SIGINT while the block lasts.
 
-    Does nothing outside the main thread.
+    Outside the main thread nothing happens, since only that one can handle signals.
 
-    The function must be safe to call in a signal handler, as `threading.Event.set` is.
+    Args:
+        handle: safe to call in a signal handler, as `threading.Event.set` is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,4 @@
-"""The constants of adaptive sizing, which the server configures and the device computes with:
-specification 4.4.
-"""
+"""The constants of adaptive sizing, which a server sets and devices use (specification 4.4)."""
 
 from typing import Literal
 
@@ -52,9 +50,7 @@ class SizingConstants(FrozenModel):
 
 
 class Sizing(FrozenModel):
-    """What a device needs to choose its tier by its utility: the settings of that chooser
-    (specification 4.2).
-    """
+    """The settings of the chooser that takes the tier by its utility (specification 4.2)."""
 
     constants: SizingConstants  # of the method
     full_bytes: int = Field(ge=1)  # size of the whole model, whose time on the link T_cm is

@@ -1,4 +1,4 @@
-"""What to say of a name that is not known, and what not of an address."""
+"""Suggests the known name that an unknown one is like, and hides logins in addresses."""
 
 import difflib
 import re
@@ -6,22 +6,25 @@ from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like another one, at least as much as a share in [0, 1].
+    """Return the known name that is most like another one; None if none is like it.
 
-    None if none is alike.
+    Args:
+        name: the unknown one.
+        known: names to choose from.
+        cutoff: least similarity in [0, 1].
     """
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The closest known name as a parenthesis for a message, `` (did you mean 'conv'?)``.
+    """Return the closest known name for a message, as in `` (did you mean 'conv'?)``.
 
-    Empty if no name is alike.
+    It is empty if no name is like it.
     """
-    found = closest(name, known)
-    return f" (did you mean {found!r}?)" if found is not None else ""
+    suggestion = closest(name, known)
+    return f" (did you mean {suggestion!r}?)" if suggestion is not None else ""
 
 
 def without_login(text: str) -> str:
-    """A text without the user and the password of the addresses in it."""
+    """Return a text without the logins of the addresses in it."""
     return re.sub(r"//[^/\s]*@", "//", text)

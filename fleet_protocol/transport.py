@@ -1,8 +1,7 @@
-"""What carries messages: events, the address of a broker, and the protocol that every transport
-fulfils.
+"""Transports of messages: their protocol, their events, and the address of a broker.
 
-MQTT 5 is one (`fleet_protocol.link`). Another is one file with a class of the same methods and a
-row in `SCHEMES`.
+MQTT 5 is one (`fleet_protocol.link`). Another one needs a module with a class of the same methods,
+and a row in `SCHEMES`.
 """
 
 import queue
@@ -17,19 +16,18 @@ from urllib.parse import unquote, urlsplit
 from fleet_protocol.errors import ConfigError, RefusedError
 from fleet_protocol.spelling import without_login
 
-SEND_WINDOW = (
-    16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
-)
+# Chunks that may wait for the broker's acknowledgement: 1.5 MB of the default size.
+SEND_WINDOW = 16
 
 BACKOFF_MAX_SECONDS = 30.0  # between attempts to connect again
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A transport, as the first part of an address names it: the class of a module, imported when
-    used, and a port.
+    """A transport, which the first part of an address names.
 
-    It is called like `open_transport`; the port counts where an address names none.
+    Its class is imported when it is used, and called like `open_transport`. The port applies if an
+    address has none.
     """
 
     module: str
@@ -48,7 +46,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """Where the broker is and how to get in."""
+    """The address of a broker, with the login and the certificates for it."""
 
     host: str
     port: int
@@ -70,22 +68,23 @@ class BrokerAddress:
     ) -> "BrokerAddress":
         """Read ``mqtt[s]://[user:password@]host[:port]``; another form is a ConfigError."""
         wrong = ConfigError(
-            f"broker address {without_login(url)!r} is not of the form mqtt://[user:password@]host[:port] (or mqtts://)"
+            f"broker address {without_login(url)!r} is not of the form "
+            "mqtt://[user:password@]host[:port] (or mqtts://)"
         )
         try:
-            parts = urlsplit(url)
-            port = parts.port
+            split = urlsplit(url)
+            port = split.port
         except ValueError as error:
             raise wrong from error
-        scheme = SCHEMES.get(parts.scheme)
-        if scheme is None or not parts.hostname or parts.path not in {"", "/"}:
+        scheme = SCHEMES.get(split.scheme)
+        if scheme is None or not split.hostname or split.path not in {"", "/"}:
             raise wrong
         return cls(
-            host=parts.hostname,
+            host=split.hostname,
             port=port or scheme.port,
-            scheme=parts.scheme,
-            username=unquote(parts.username) if parts.username else None,
-            password=unquote(parts.password) if parts.password else None,
+            scheme=split.scheme,
+            username=unquote(split.username) if split.username else None,
+            password=unquote(split.password) if split.password else None,
             ca_file=ca_file,
             cert_file=cert_file,
             key_file=key_file,
@@ -93,7 +92,7 @@ class BrokerAddress:
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether nobody between here and the broker can listen."""
+        """Whether the broker is on this machine, so that nobody can listen in between."""
         return self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
 
     @property
@@ -106,7 +105,7 @@ class BrokerAddress:
 
 
 def bracket_host(host: str) -> str:
-    """A host as it stands before a port: an address of IPv6 in brackets."""
+    """Return a host as it stands before a port: an address of IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -114,7 +113,7 @@ def bracket_host(host: str) -> str:
 class Connected:
     """The broker accepted the connection.
 
-    If it did not know the session, what it had queued is gone.
+    If it did not know the session, the messages that it had queued are lost.
     """
 
     session_present: bool
@@ -122,20 +121,14 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection is gone, for a reason that paho or the broker said.
-
-    The link tries again by itself.
-    """
+    """The connection is lost, for a reason of paho or the broker; the link connects again."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message arrived, perhaps stored before we subscribed.
-
-    Where it was signed, its signer is a member.
-    """
+    """A message arrived; the broker may have retained it. A signer is a member of the fleet."""
 
     topic: str
     payload: bytes
@@ -145,10 +138,9 @@ class Received:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A message arrived on a signed transport that nobody who may say it there has said, or that
-    was said before.
+    """A message arrived on a signed transport that is forged, or was received before.
 
-    Who is named in its topic need not be who sent this.
+    The device in its topic need not be its sender.
     """
 
     topic: str
@@ -157,13 +149,12 @@ class Rejected:
 
 @dataclass(frozen=True)
 class OperatorNotice:
-    """What the operator says to this member has come."""
+    """New statements of the operator about this member have arrived."""
 
-    renewed: bool  # its enrolment ends later; it speaks with that from now on
-    # a `fleet_protocol.identity.release.Release` that it is to take; None for none, or none any
-    # more
+    renewed: bool  # its enrolment ends later, and it signs with the new one
+    # A `fleet_protocol.identity.release.Release` that it must install; None if there is none.
     release: object = None
-    heard: int = 0  # number of the release with which the server has heard it
+    heard: int = 0  # number of the release with which the server has received its messages
 
 
 Event = Connected | Disconnected | Received | Rejected | OperatorNotice
@@ -171,9 +162,7 @@ Event = Connected | Disconnected | Received | Rejected | OperatorNotice
 
 @dataclass(frozen=True)
 class WireCount:
-    """Bytes of the MQTT packets that carried messages to the broker and back, headers and
-    acknowledgements included.
-    """
+    """Bytes of the MQTT packets of messages, with headers and acknowledgements."""
 
     sent: int
     received: int
@@ -181,7 +170,7 @@ class WireCount:
 
 @dataclass(frozen=True)
 class Farewell:
-    """A retained last message: a will, or a good-bye that replaces it."""
+    """A retained last message: a will, or a message on closing that replaces it."""
 
     topic: str
     payload: bytes
@@ -191,9 +180,9 @@ class Transport(Protocol):
     """A connection to a broker that outlives the broker.
 
     It delivers at least once, reconnects by itself, subscribes again with every connection, and
-    puts every event into the inbox it was opened with. Completeness is not its business: blobs have
-    digests. What arrives on an `authentic` one is what a member has sent, so that chunks need no
-    digests of their own. What fails is a TransportError.
+    puts every event into the inbox that it was opened with. It does not guarantee completeness,
+    since blobs have digests. What arrives on an `authentic` one was sent by a member, so that
+    chunks need no digests of their own. Operations that fail raise a TransportError.
     """
 
     authentic: bool
@@ -204,7 +193,7 @@ class Transport(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the broker is there now."""
+        """Whether there is a connection now."""
 
     @property
     def wire(self) -> WireCount:
@@ -212,35 +201,34 @@ class Transport(Protocol):
 
     @property
     def packet_bytes(self) -> int:
-        """Size of the largest packet that the broker takes, as far as it says."""
+        """Size of the largest packet that the broker accepts, as far as it says."""
 
     def connect(self, timeout_seconds: float = 30.0) -> None:
-        """Connect for the first time, if something answers and lets us in."""
+        """Connect for the first time."""
 
     def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
-        """Subscribe, now and after every reconnect, and wait until the broker, if it is there, has
-        confirmed it.
+        """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
 
-        While the broker is away, or without a time to wait, it is only noted.
+        Without a connection, or without a time to wait, the subscription is only noted.
         """
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """Forget a topic filter, as given to `subscribe`."""
+        """End the subscription to a topic filter."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
-        """Send a message; while the broker is away it waits here, unless no more can wait."""
+        """Send a message; without a connection it waits here, unless no more can wait."""
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
-        """Send the chunks of a blob, and count them, without ever holding more than a window of
-        them in memory.
+        """Send the chunks of a blob, and return their number.
 
-        What the broker has not taken by the deadline, on the clock of ``time.monotonic()``, is
-        given up.
+        At most a window of them is in memory. Sending ends at the deadline, on the clock of
+        ``time.monotonic()``.
         """
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
-        """Wait until the broker has acknowledged what was sent but for so many, to a deadline of
-        `time.monotonic`.
+        """Wait until at most so many messages are not acknowledged.
+
+        The deadline is on the clock of ``time.monotonic()``.
         """
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
@@ -248,9 +236,14 @@ class Transport(Protocol):
 
 
 def import_needed(what: str, name: str) -> ModuleType:
-    """Import a module that something needs.
+    """Import a module whose packages may be missing.
 
-    A ConfigError where a package that it needs is not installed.
+    Args:
+        what: needs the module, for the message.
+        name: of the module.
+
+    Raises:
+        ConfigError: a package is not installed.
     """
     try:
         return import_module(name)
@@ -270,26 +263,30 @@ def open_transport(
     session_expiry_seconds: int = 3600,
     member: object | None = None,
 ) -> Transport:
-    """Make the transport that an address names; it is not connected yet.
+    """Return the transport that an address names; it is not connected yet.
 
-    Two must not share a client id. The will is published, retained, when we vanish, and the session
-    kept for so long. A `fleet_protocol.identity.member.Member` signs what it says and takes nothing
-    that is not signed.
+    Args:
+        address: of the broker.
+        client_id: of this connection alone.
+        inbox: receives all events.
+        will: published, retained, by the broker when the connection is lost.
+        session_expiry_seconds: how long the broker keeps the session after that.
+        member: a `fleet_protocol.identity.member.Member` that signs what it sends, and accepts only
+            signed messages; None for a fleet without identities.
 
     Raises:
-        ConfigError: a certificate file of the address cannot be read, or what the transport needs
-            is not installed.
+        ConfigError: a certificate file of the address cannot be read, or a package is not
+            installed.
         StorageError: the folder of the member cannot be written.
     """
-    about = {"will": will, "session_expiry_seconds": session_expiry_seconds}
+    settings = {"will": will, "session_expiry_seconds": session_expiry_seconds}
     opened: Transport
     if member is not None:
-        module = import_needed(
-            "an enrolled fleet", "fleet_protocol.identity.signed_transport"
-        )  # cryptography, that is
-        opened = module.open_signed(address, client_id, inbox, member, **about)
+        # This module needs cryptography.
+        module = import_needed("an enrolled fleet", "fleet_protocol.identity.signed_transport")
+        opened = module.open_signed(address, client_id, inbox, member, **settings)
         return opened
     scheme = SCHEMES[address.scheme]
     module = import_needed(f"{address.scheme}://", scheme.module)
-    opened = getattr(module, scheme.name)(address, client_id, inbox, **about)
+    opened = getattr(module, scheme.name)(address, client_id, inbox, **settings)
     return opened

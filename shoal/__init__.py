@@ -96,14 +96,16 @@ def __getattr__(name: str) -> Any:
         raise ImportError(problem)
     module = _PLACES[name]
     try:
-        found = globals()[name] = getattr(import_module(module), name)
+        value = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(module.partition(".")[0], "export")
         raise ModuleNotFoundError(
-            f"shoal.{name} needs {error.name}, which is not installed: pip install 'shoal[{extra}]'",
+            f"shoal.{name} needs {error.name}, which is not installed: "
+            f"pip install 'shoal[{extra}]'",
             name=error.name,
         ) from error
-    return found
+    globals()[name] = value  # so that it is looked up only once
+    return value
 
 
 def __dir__() -> list[str]:

@@ -124,11 +124,12 @@ def _onnx_lines(content: TierVersion, path: Path) -> tuple[str, ...]:
     shape = ", ".join(["batch", *inner])
     sizes = ", ".join(["1", *inner])
     session = f"onnxruntime.InferenceSession({str(path)!r}, providers=['CPUExecutionProvider'])"
-    preparation = _preparation(content, manifest)
+    sample = f"numpy.zeros(({sizes}), numpy.{manifest.input_dtype})"
+    meaning = f"yours: [{shape}]{_preparation(content, manifest)}"
     return (
         "import numpy, onnxruntime",
         f"session = {session}",
-        f"x = numpy.zeros(({sizes}), numpy.{manifest.input_dtype})  # yours: [{shape}]{preparation}",
+        f"x = {sample}  # {meaning}",
         "logits = session.run(None, {'x': x})[0]",
     )
 

@@ -102,17 +102,19 @@ class LocalFleet:
     def start(self, name: str) -> None:
         """Start an agent, the first time or again."""
         with (self._folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
-                python_module("device_runtime", "--config", str(self._config(name))),
+            command = python_module("device_runtime", "--config", str(self._config(name)))
+            self._processes[name] = subprocess.Popen(  # noqa: S603  (our module, our arguments)
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
 
     def check(self) -> None:
-        """See that every agent still runs.
+        """Check that every agent still runs.
 
-        A TransportError shows the end of the log of one that has ended.
+        Raises:
+            TransportError: one has ended; the message has the end of its log.
         """
         for name, process in self._processes.items():
             code = process.poll()

@@ -41,7 +41,7 @@ class LocalStore:
     def rounds(
         self, run: str = "", *, first: int = 1, last: int | None = None, tasks: int = 1
     ) -> list[queries.RoundView]:
-        """Return the rounds of a run from `first` to `last`, with their tasks unless `tasks` is 0."""
+        """Return the rounds of a run from `first` to `last`; without tasks if `tasks` is 0."""
         return queries.rounds(self.store, run or None, first=first, last=last, tasks=bool(tasks))
 
     def devices(self, run: str = "") -> list[queries.DeviceView]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from broker_server.service.broker import EmbeddedBroker
+from broker_server.service.embedded_broker import EmbeddedBroker
 
 __all__ = ["TestBroker", "any_broker", "embedded_broker", "free_port", "mosquitto_broker"]
 

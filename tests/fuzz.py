@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew, revoke
+from broker_server.service.authority import NewFleet, enroll, found_fleet, renew, revoke
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.registry import read_registry
 from fleet_protocol import control, requests
@@ -219,7 +219,7 @@ def targets() -> Iterator[list[Target]]:
                 tempfile.TemporaryDirectory(dir=memory if Path(memory).is_dir() else None)
             )
         )
-        found_fleet(folder / "lab", Founding("lab", "127.0.0.1"))
+        found_fleet(folder / "lab", NewFleet("lab", "127.0.0.1"))
         server = read_enrolment(folder / "lab" / "server.enrolment")
         device = read_enrolment(enroll(folder / "lab", "pi"))
         said = [

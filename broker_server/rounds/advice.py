@@ -93,7 +93,8 @@ def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iter
             "bad",
             "The run is in progress, and nothing happens",
             f"Its rounds have not moved for {still:.0f} s; one may take {longest:.0f} s.",
-            "See whether its server is up; `shoal run` with the same configuration goes on with it.",
+            "See whether its server is up; `shoal run` with the same configuration goes on with"
+            " it.",
         )
 
 

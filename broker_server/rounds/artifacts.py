@@ -82,7 +82,8 @@ class Artifacts:
         tier = self.layout.tier(1.0)
         if tier.id not in self.tiers:
             raise ConfigError(
-                f"{self.arch}: the full tier {tier.id} is not exported; export it with --widths 1,..."
+                f"{self.arch}: the full tier {tier.id} is not exported; export it with"
+                " --widths 1,..."
             )
         return self.tiers[tier.id]
 

@@ -72,7 +72,7 @@ def reason_to_stop(config: EvaluationKeys, versions: Sequence[VersionRecord]) ->
         if version.evaluation is None:
             continue
         value = score(config, version.evaluation)
-        # An earlier version that was promoted is a new beginning: the operator wants it tried again.
+        # A version that was promoted is a new beginning: the operator wants it tried again.
         since = since + 1 if version.round > last_round else 0
         last_round = version.round
         if value > best + config.min_delta:
@@ -99,8 +99,8 @@ def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
     known += [metric.name for metric in recipe.metrics]
     if config.metric is not None and config.metric not in known:
         raise ConfigError(
-            f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(known)}; name"
-            " one of these, or export with it among the metrics of [model.recipe]"
+            f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(known)};"
+            " name one of these, or export with it among the metrics of [model.recipe]"
         )
 
 

@@ -83,15 +83,15 @@ def decide(progress: Collection[TaskProgress], rule: ClosingRule, now: float) ->
     deadline, all others have been away for the grace.
     """
     waiting = [task for task in progress if not task.phase.answered]
+    phases = Counter(task.phase for task in progress)
     received = sum(task.phase.arrived for task in progress)
-    refused = sum(task.phase is TaskPhase.REFUSED for task in progress)
-    needed = rule.needed(len(progress), refused)
+    needed = rule.needed(len(progress), phases[TaskPhase.REFUSED])
     late = now >= rule.deadline
     if received < needed:
         reachable = received + len(waiting) >= needed
         if waiting and reachable and not late:
             return Decision(until=rule.deadline)
-        reason = _shortage(progress, received, needed, late=late)
+        reason = _shortage(phases, received, needed, late=late)
         return Decision(RoundEvent.GIVE_UP, now, reason)
     if not waiting:
         return Decision(RoundEvent.ANSWERED, now)
@@ -127,12 +127,11 @@ def _grace(progress: Collection[TaskProgress], rule: ClosingRule) -> float:
     return max(grace, rule.settling)
 
 
-def _shortage(progress: Collection[TaskProgress], received: int, needed: int, *, late: bool) -> str:
-    """Describe a missing quorum."""
-    phases = Counter(task.phase for task in progress)
+def _shortage(phases: Counter[TaskPhase], received: int, needed: int, *, late: bool) -> str:
+    """Describe a missing quorum, from the number of tasks in each phase."""
     silent = phases[TaskPhase.OFFERED] + phases[TaskPhase.MISSED]
     when = "at the deadline" if late else "with no more to come"
     return (
-        f"{received} of {len(progress)} updates {when}, {needed} needed ({silent} silent,"
+        f"{received} of {phases.total()} updates {when}, {needed} needed ({silent} silent,"
         f" {phases[TaskPhase.DECLINED]} declined, {phases[TaskPhase.REFUSED]} refused)"
     )

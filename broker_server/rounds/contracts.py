@@ -1,4 +1,4 @@
-"""Makes the contract of a run's data from ``[contract]`` and the server's test sets, which must agree."""
+"""Makes the contract of a run's data from ``[contract]`` and the server's test sets."""
 
 import logging
 from collections.abc import Mapping
@@ -145,8 +145,8 @@ def _check_labels(contract: DataContract, data: DataSet, manifest: Manifest) -> 
     if count > manifest.classes:
         raise ConfigError(
             f"the fleet has {count} names for labels (of [contract] or of {data.source}), and"
-            f" {manifest.arch} {manifest.tier} has {manifest.classes} classes: list as many names, or"
-            " export the model with more classes"
+            f" {manifest.arch} {manifest.tier} has {manifest.classes} classes: list as many names,"
+            " or export the model with more classes"
         )
     if 0 < count < manifest.classes:
         _LOG.warning(

@@ -246,7 +246,7 @@ class Coordinator:
         )
 
     def _clean_up_newest_round(self) -> None:
-        """Clean up the newest round if it is over: an earlier server may have died before it did."""
+        """Clean up the newest round if it is over: an earlier server may have died before that."""
         last = self._store.last_round(self._context.run)
         if last is None or last.state not in FINAL:
             return

@@ -1,4 +1,7 @@
-"""Evaluates a global version: the eval graph of a tier over the server's test set, without label mask."""
+"""Evaluates a global version: the eval graph of a tier over the server's test set.
+
+No label mask is used: every label counts.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -209,7 +212,7 @@ class Evaluator:
         if changes:
             self._warned = True
             _LOG.warning(
-                "%s changed after this run had read it: the run judges versions by the samples as they were; start the"
-                " server again to judge by the new ones",
+                "%s changed after this run had read it: the run judges versions by the samples as"
+                " they were; start the server again to judge by the new ones",
                 list_paths(changes),
             )

@@ -62,7 +62,9 @@ def open_evaluators(context: RunContext) -> Evaluators:
 
 
 def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
-    """Return the run with the contract from its test sets, which the store keeps, and its evaluators.
+    """Return the run with the contract from its test sets, and its evaluators.
+
+    The store keeps the contract.
 
     Raises:
         ConfigError: as `open_evaluators`.
@@ -90,6 +92,6 @@ def _require_no_statistics(further: list[TierArtifacts]) -> None:
     if any(has_statistics(tier) for tier in further):
         names = ", ".join(tier.tier.id for tier in further)
         raise ConfigError(
-            "evaluation.tiers: devices are asked for the batch norm statistics of one tier; to judge"
-            f' {names} as well set evaluation.statistics = "server-batch"'
+            "evaluation.tiers: devices are asked for the batch norm statistics of one tier; to"
+            f' judge {names} as well set evaluation.statistics = "server-batch"'
         )

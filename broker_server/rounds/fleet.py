@@ -1,4 +1,4 @@
-"""The devices of a fleet as the server last heard of them: which are online, with which profiles."""
+"""The devices of a fleet as the server last heard of them: presence and profiles."""
 
 from collections.abc import Collection, Iterable
 

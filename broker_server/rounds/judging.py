@@ -124,7 +124,7 @@ class Judge:
         return result
 
     def resume(self) -> None:
-        """Begin again the judgement during which a server was killed: of the newest closed round."""
+        """Judge the newest closed round again if a server was killed while it did."""
         rounds = self._store.rounds(self._context.run)
         closed = [record for record in rounds if record.state is RoundState.CLOSED]
         if not closed:

@@ -104,7 +104,7 @@ def batch_statistics(
     threads: int,
     halt: Halt | None = None,
 ) -> Statistics:
-    """Run the stats graph of a tier over the server's own samples, and return the mean over batches.
+    """Run the stats graph of a tier over the server's own samples: the mean over batches.
 
     Every batch has the same weight (vector H8). A last batch of one sample is skipped.
 

@@ -1,4 +1,4 @@
-"""Chooses the devices of a round: waits for enough, draws some, and says why others are left out."""
+"""Chooses the devices of a round: waits for enough, and draws some of them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -37,8 +37,8 @@ def are_retries_used_up(context: RunContext, store: Store) -> bool:
     """Return whether so many rounds in a row were abandoned that no further one is tried."""
     retries = context.config.round.retries
     newest = store.rounds(context.run, last=retries)
-    abandoned = [record for record in newest if record.state is RoundState.ABANDONED]
-    return len(abandoned) == retries
+    states = [record.state for record in newest]
+    return states.count(RoundState.ABANDONED) == retries
 
 
 def sent_digests(tasks: Iterable[TaskRecord]) -> set[str]:

@@ -65,7 +65,7 @@ def cut_weights(
     """Cut the weights of a plan from a global model, and keep them.
 
     They are synced to the disk only in a run with a buffer, where a task may outlive the version
-    it was cut from. Otherwise a power cut may lose them, and `restore_sent_weights` cuts them again.
+    it was cut from. Otherwise a power cut may lose them: `restore_sent_weights` cuts them again.
     """
     layout = context.artifacts.layout
     sent = context.strategy.send(compile_plan(layout, plan), request, model)

@@ -1,4 +1,4 @@
-"""What an operator wants of a run: that it continues, is held, ends, or stops and continues later."""
+"""What an operator wants of a run: that it continues, is held, or ends."""
 
 from dataclasses import dataclass
 from typing import get_args

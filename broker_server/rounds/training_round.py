@@ -61,6 +61,7 @@ class TrainingRound:
         self._judge = judge
         self._record = record
         self._tasks = tasks
+        # None until the collection is open, and after a restart during the merge.
         self._folding: Folding | None = None
         self._asked: Sequence[TaskRecord] = ()  # the tasks with which the collection began
         self._began = time.monotonic()
@@ -100,6 +101,7 @@ class TrainingRound:
         collection = self._open_collection(began)
         self._offer(collection)
         decision = gather(self._dispatcher, collection, self._advance)
+        # Written before the round changes its state: an abandoned round has its timings, too.
         self._store.record_timings(collection.timings())
         seconds = self._dispatcher.now() - began
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
@@ -216,6 +218,7 @@ class TrainingRound:
         self._clean_up(trained)
 
     def _abandon(self, reason: str, seconds: float | None = None) -> None:
+        # No round ends before the version of the round before it is judged.
         self._judge.finish()
         self._record = self._store.advance_round(
             self._record,
@@ -278,7 +281,7 @@ class TrainingRound:
             **self._reporter.stamp,
             round=self._record.number,
             version=self._record.version,
-            devices={task.device: task.tier for task in self._tasks},
+            devices=_tiers(self._tasks),
             deadline_seconds=self._context.config.round.deadline_seconds,
         )
         line = f"{len(self._tasks)} devices asked, {self._record.quorum} needed"
@@ -297,7 +300,7 @@ class TrainingRound:
             **self._reporter.stamp,
             round=self._record.number,
             version=version.number,
-            merged={task.device: task.tier for task in merged},
+            merged=_tiers(merged),
             missing=tuple(task.device for task in missing),
             evaluation=judgement.evaluation,
             note=judgement.note,
@@ -311,6 +314,11 @@ class TrainingRound:
         if epsilon is not None:
             line = f"{line}; epsilon {epsilon:.4g}"
         self._reporter.emit(event, line)
+
+
+def _tiers(tasks: Sequence[TaskRecord]) -> dict[str, str]:
+    """Return the tier of each device."""
+    return {task.device: task.tier for task in tasks}
 
 
 def _final_phase(task: TaskRecord) -> TaskPhase:

@@ -1,4 +1,4 @@
-"""Whether a fleet has another server: which store each of them has, as their retained statuses say."""
+"""Finds out whether a fleet has another server: their retained statuses name their stores."""
 
 import contextlib
 import os
@@ -16,15 +16,16 @@ _NUMBER = "server-number"
 
 
 def number_of(folder: Path) -> str:
-    """The number of the store in a folder; empty where there is none yet."""
+    """Return the number of the store in a folder; empty where there is none yet."""
     with contextlib.suppress(OSError):
         return (folder / _NUMBER).read_text(encoding="ascii")
     return ""
 
 
 def name_of(folder: Path) -> str:
-    """What the server of a store says of it: its number, which is made if need be, the folder, and
-    the computer.
+    """Return what the server of a store says of it: its number, the folder and the computer.
+
+    The number is drawn when it is first asked for.
     """
     if not number_of(folder):
         write_atomically(folder / _NUMBER, secrets.token_hex(8).encode())
@@ -32,38 +33,48 @@ def name_of(folder: Path) -> str:
 
 
 def another(status: ServerStatus | None, folder: Path) -> bool:
-    """Whether a status is that of a server that is up: not what a broker has kept of one that was
-    killed with it.
+    """Return whether a status is that of another server that is up.
 
-    Of a store elsewhere nobody here can tell; one that is here is locked by its server. One that
-    has the number of this one in another folder is what this is a copy of, or it was moved.
+    A broker that was killed with its server keeps the status. Whether the server of a store
+    elsewhere is up cannot be known here; a store on this computer is locked by its server. A store
+    with the same number in another folder is the original of a copy, or was moved.
+
+    Args:
+        status: the retained status of the fleet's server, if any.
+        folder: of this server's store.
     """
     if status is None or not status.online:
         return False
     number, _, place = status.store.partition(", ")
     if not LOCKS or not number_of(folder) or number != number_of(folder):
         return True
-    there, _, computer = place.rpartition(" on ")
-    of_here = (
-        {folder, Path(there)}
-        if computer == socket.gethostname() and Path(there).is_dir()
-        else {folder}
-    )
+    path, _, computer = place.rpartition(" on ")
+    folders = {folder}
+    if computer == socket.gethostname() and Path(path).is_dir():
+        folders.add(Path(path))
     try:
-        for path in of_here:
-            os.close(hold(path))
+        # A store that can be locked has no server; the lock is released at once.
+        for store in folders:
+            os.close(hold(store))
     except OSError as error:
         return isinstance(error, BlockingIOError)
     return False
 
 
 def rival(payload: bytes, name: str) -> str | None:
-    """The store of another server that says it is there, by what the server of a store has named
-    so.
+    """Return the store of another server that says it is there.
 
-    None if it is this one, empty where one says that it has gone.
+    Args:
+        payload: a status as it travelled.
+        name: of this server's store, see `name_of`.
+
+    Returns:
+        None if it is this server's; empty if a server says that it has gone.
     """
-    with contextlib.suppress(ValidationError):
+    try:
         status = ServerStatus.model_validate_json(payload)
-        return "" if not status.online else status.store if status.store != name else None
-    return None
+    except ValidationError:
+        return None
+    if not status.online:
+        return ""
+    return None if status.store == name else status.store

@@ -1,7 +1,7 @@
-"""The operator's side of a fleet's identities: its folder, its keys, and the enrolments of its
-members.
+"""The operator's side of a fleet's identities: its folder, its keys, and its members' enrolments.
 
-<folder>/operator.pem       signs members (Ed25519); needed to enrol and revoke alone, and may be kept elsewhere
+<folder>/operator.pem       signs members (Ed25519); needed to enrol and revoke alone, and may be
+                            kept elsewhere
 <folder>/ca.pem, ca.key     the fleet's own certificate authority, for TLS alone
 <folder>/crl.pem            client certificates that count for nothing any more
 <folder>/server.enrolment   the server as a member
@@ -15,18 +15,17 @@ import contextlib
 import ipaddress
 import re
 import secrets
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker_server.service.certificates import Authority, pem, serial_of
-from broker_server.service.mosquitto import rights
+from broker_server.service.emqx import EMQX, write_emqx_listener, write_emqx_rules
+from broker_server.service.operator_key import expiry_of, read_operator_key
 from broker_server.service.registry import MemberEntry, Registry, later, read_registry
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import (
@@ -46,12 +45,10 @@ from fleet_protocol.identity.release import MOST_SETS, Release
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
-from fleet_protocol.topics import Topics, check_name
+from fleet_protocol.topics import check_name
 from fleet_protocol.transport import BrokerAddress, bracket_host
 
 SERVER = "server"
-MOST_DAYS = 36_500
-_DAY_SECONDS = 24 * 3600
 
 _FLEET_TOML = """\
 # A fleet with identities: devices need the file that `shoal enroll NAME` writes.
@@ -61,7 +58,8 @@ store = "store"
 [broker]
 url = "{url}"
 identity = "server.enrolment"
-port = {port}  # boards take theirs from the file `address` beside this one: change it, too, and enrol them anew
+port = {port}  # boards take theirs from the file `address` beside this one: change it, too, \
+and enrol them anew
 listen = "{listen}"
 
 # What `shoal run` trains; `shoal export` writes the artifacts. `shoal up` does not need it.
@@ -69,29 +67,11 @@ listen = "{listen}"
 artifacts = "artifacts"
 arch = "conv"
 """
-EMQX = "emqx"  # folder of its files: TLS with client certificates, and access rules by name
-_ACTIONS = {"read": "subscribe", "write": "publish", "readwrite": "all"}
-
-
-def write_emqx_listener(folder: Path, port: int) -> None:
-    """Write the configuration into the folder of a fleet, for who copies it to the broker's host."""
-    text = Path(__file__).with_name("emqx.hocon").read_text(encoding="utf-8")
-    write_secret(folder / EMQX / "emqx.hocon", text.replace("PORT", str(port)))
-
-
-def write_emqx_rules(folder: Path, fleet: str, members: Iterable[str]) -> None:
-    """Write ``acl.conf`` for those who are members now, and deny everything else; see `rights`."""
-    rules = "".join(
-        f'{{allow, {{username, "{name}"}}, {_ACTIONS[right]}, ["{topic}"]}}.\n'
-        for name in members
-        for right, topic in rights(Topics(fleet), name)
-    )
-    write_secret(folder / EMQX / "acl.conf", f"{rules}{{deny, all}}.\n")
 
 
 @dataclass(frozen=True)
-class Founding:
-    """What a new fleet is.
+class NewFleet:
+    """What a fleet is to be.
 
     Attributes:
         fleet: its name.
@@ -114,39 +94,48 @@ class Founding:
         return self.url if "://" in self.url else f"mqtts://{bracket_host(self.host)}:{self.port}"
 
 
-def found_fleet(folder: Path, founding: Founding) -> None:
+def found_fleet(folder: Path, new: NewFleet) -> None:
     """Make the folder of a fleet, for its owner alone: operator, authority, server, configuration.
 
     Raises:
         ConfigError: the folder has something in it, or the name is unusable.
         StorageError: it cannot be written.
     """
-    check_name("fleet", founding.fleet)
+    check_name("fleet", new.fleet)
     try:
-        ipaddress.ip_address(founding.host)
+        ipaddress.ip_address(new.host)
     except ValueError as error:
-        if not re.fullmatch(r"[A-Za-z0-9.-]{1,64}", founding.host):  # as certificates have it
-            what = "is no address, and no name of up to 64 letters, digits, dots and hyphens"
-            raise ConfigError(f"--host {founding.host!r} {what}") from error
+        if not re.fullmatch(r"[A-Za-z0-9.-]{1,64}", new.host):  # as certificates have it
+            raise ConfigError(
+                f"--host {new.host!r} is no address, and no name of up to 64 letters, digits, dots "
+                "and hyphens"
+            ) from error
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
     write_secret(folder / "operator.pem", pem(Ed25519PrivateKey.generate()))
-    authority = Authority.generate(founding.fleet)
+    authority = Authority.generate(new.fleet)
     authority.write(folder)
     Registry().write(folder)
-    if founding.url == EMQX:
-        write_emqx_listener(folder, founding.port)
-        founding = replace(founding, url=founding.broker)
-    write_secret(folder / "fleet.toml", _FLEET_TOML.format(**vars(founding)))
-    write_secret(folder / "address", founding.broker)
+    if new.url == EMQX:
+        write_emqx_listener(folder, new.port)
+        new = replace(new, url=new.broker)
+    write_secret(folder / "fleet.toml", _FLEET_TOML.format(**vars(new)))
+    write_secret(folder / "address", new.broker)
     _add(folder, SERVER, "server", days=0)
 
 
 def enroll(folder: Path, name: str, *, days: int = 0) -> Path:
-    """Make a device a member until so many days are over, 0 for never, and say where its enrolment
-    is.
+    """Make a device a member.
 
-    One that was gets a new key, and the old one counts for nothing.
+    One that was a member gets a new key, and the old one counts for nothing.
+
+    Args:
+        folder: of the fleet.
+        name: id of the device.
+        days: until the enrolment ends; 0 for never.
+
+    Returns:
+        The file of its enrolment.
 
     Raises:
         ConfigError: no fleet's folder, or an unusable name.
@@ -160,11 +149,9 @@ def enroll(folder: Path, name: str, *, days: int = 0) -> Path:
 
 
 def renew_server(folder: Path) -> Path:
-    """Give the server new keys.
+    """Give the server new keys; it still opens updates that were sealed to the key before.
 
-    Boards take them as soon as they hear them, and then the old ones no longer.
-
-    It still opens updates that were sealed to the key before.
+    Boards accept the new keys as soon as they hear them, and then the old ones no longer.
 
     Returns:
         The server's enrolment.
@@ -194,33 +181,43 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
             operator's key.
         StorageError: it cannot be written.
     """
-    expires = _end(days)
-    done = []
-    with changing(folder) as registry:
-        operator = _operator(folder)
+    expires = expiry_of(days)
+    renewed = []
+    with changing(folder) as stored:
+        registry = stored
+        operator = read_operator_key(folder)
         for name in names or registry.devices():
             entry = registry.devices().get(name)
             if entry is None:
                 raise _no_device(name, registry)
-            if entry.certificate is None:
-                text = f"{name} was enrolled before there were renewals: `shoal enroll {quote(name)}`, carry the file"
-                raise ConfigError(text)
-            old = read_certificate(bytes.fromhex(entry.certificate), operator.public_key())
-            new = old.model_copy(update={"expires": expires})
-            if not new.outlives(old):
+            extended = _extended(name, entry, expires, operator)
+            if extended is None:
                 continue
-            changes = {
-                "expires": expires,
-                "certificate": issue(new, operator).hex(),
-                "renewed": True,
-            }
             # The end of one that has ended already was an epoch, which must not come again.
-            epoch = later(registry.epoch) if 0 < entry.expires < time.time() else registry.epoch
-            members = {**registry.members, name: entry.model_copy(update=changes)}
-            registry = registry.model_copy(update={"epoch": epoch, "members": members})  # noqa: PLW2901
-            done.append(name)
+            epoch = later(registry.epoch) if entry.has_ended else registry.epoch
+            members = {**registry.members, name: extended}
+            registry = registry.model_copy(update={"epoch": epoch, "members": members})
+            renewed.append(name)
         _keep(folder, registry)
-    return done
+    return renewed
+
+
+def _extended(
+    name: str, entry: MemberEntry, expires: int, operator: Ed25519PrivateKey
+) -> MemberEntry | None:
+    """Return a member whose enrolment ends at another time, None if that is not later."""
+    if entry.certificate is None:
+        raise ConfigError(
+            f"{name} was enrolled before there were renewals: `shoal enroll {quote(name)}`, carry "
+            "the file"
+        )
+    old = read_certificate(bytes.fromhex(entry.certificate), operator.public_key())
+    new = old.model_copy(update={"expires": expires})
+    if not new.outlives(old):
+        return None
+    certificate = issue(new, operator).hex()
+    changes = {"expires": expires, "certificate": certificate, "renewed": True}
+    return entry.model_copy(update=changes)
 
 
 def sign_release(
@@ -230,9 +227,20 @@ def sign_release(
     days: int,
     before: int,
 ) -> tuple[Release, str]:
-    """A release after the one with the number `before`, the rest as of its class, and signed.
+    """Sign a release.
 
-    Errors as of `renew`.
+    Args:
+        folder: of the fleet.
+        builds: as of `Release`.
+        sets: as of `Release`.
+        days: until boards take it no longer; 0 for never.
+        before: number of the release before it.
+
+    Returns:
+        The release, and how it travels.
+
+    Raises:
+        ConfigError: as of `renew`, or there are too many sets.
     """
     if len(sets) > MOST_SETS:
         raise ConfigError(
@@ -240,22 +248,15 @@ def sign_release(
         )
     fleet = Authority.read(folder).fleet
     number = later(before)
-    release = Release(fleet=fleet, number=number, builds=builds, sets=sets, expires=_end(days))
-    return release, issue(release, _operator(folder)).hex()
-
-
-def _end(days: int) -> int:
-    if not 0 <= days <= MOST_DAYS:
-        raise ConfigError(
-            f"an enrolment ends after 1 to {MOST_DAYS} days, or never with 0; not after {days}"
-        )
-    return int(time.time()) + days * _DAY_SECONDS if days else 0
+    release = Release(fleet=fleet, number=number, builds=builds, sets=sets, expires=expiry_of(days))
+    return release, issue(release, read_operator_key(folder)).hex()
 
 
 @contextlib.contextmanager
 def changing(folder: Path) -> Iterator[Registry]:
-    """The registry, for one command at a time, and caught up with what the server beside it has
-    obeyed.
+    """Yield the registry, for one command at a time.
+
+    It has caught up with what the server beside it has obeyed.
     """
     read_registry(folder)  # or there is no folder
     with held(folder, f"another command is changing {folder}: try again when it is done"):
@@ -290,26 +291,26 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def _keep(folder: Path, registry: Registry) -> None:
-    registry.write(
-        folder
-    )  # first: it counts even where the operator's and the authority's key are kept elsewhere
+    # First: it counts even where the operator's and the authority's key are kept elsewhere.
+    registry.write(folder)
     authority = Authority.read(folder)
     write_secret(folder / "crl.pem", authority.revoked(registry.withdrawn))
     if (folder / EMQX).exists():
         write_emqx_rules(folder, authority.fleet, registry.logins())
-    said = Revocations(fleet=authority.fleet, counter=registry.epoch, since=registry.since)
-    signed = issue(said, _operator(folder)).hex()
+    revocations = Revocations(fleet=authority.fleet, counter=registry.epoch, since=registry.since)
+    signed = issue(revocations, read_operator_key(folder)).hex()
     if len(signed) > REVOKED_DIGITS:
         raise ConfigError(
-            f"the list of {len(said.since)} revocations is longer than boards take: what is new counts at this server"
-            " alone; found the fleet anew with `shoal init` in another folder, and enrol those that are left there"
+            f"the list of {len(revocations.since)} revocations is longer than boards take: what is "
+            "new counts at this server alone; found the fleet anew with `shoal init` in another "
+            "folder, and enrol those that are left there"
         )
     registry.model_copy(update={"revoked": signed}).write(folder)
 
 
 def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: int) -> Path:
     with changing(folder) as registry:
-        return _added(folder, registry, name, role, _end(days))
+        return _added(folder, registry, name, role, expiry_of(days))
 
 
 def _added(
@@ -319,44 +320,31 @@ def _added(
     role: Literal["server", "device"],
     expires: int,
 ) -> Path:
-    operator = _operator(folder)
+    """Write an enrolment with new keys, then make its member one; return the enrolment's file."""
+    operator = read_operator_key(folder)
     authority = Authority.read(folder)
     key = Ed25519PrivateKey.generate()
-    fleet = authority.fleet
     serial = later(registry.serial)
-    path = (
-        folder / "server.enrolment"
-        if role == "server"
-        else folder / "devices" / f"{name}.enrolment"
-    )
-    before = (
-        read_enrolment(path).sealing[:1] if role == "server" and path.exists() else ()
-    )  # boards have tasks in hand
-    sealing = (new_key(), *before)
-    opens = public_key(sealing[0])
+    path = _enrolment_path(folder, name, role)
+    sealing = _sealing_keys(path, role)
     certificate = Certificate(
-        fleet=fleet,
+        fleet=authority.fleet,
         role=role,
         name=name,
         key=_public(key),
         serial=serial,
         expires=expires,
-        sealing=opens,
+        sealing=public_key(sealing[0]),
     )
-    address = (folder / "address").read_text(encoding="utf-8").strip()
-    host = BrokerAddress.parse(address).host  # which may be another than the fleet was made with
-    if role == "server":
-        certificate_of_broker, key_of_broker = authority.issue(
-            host, hosts=(host, "localhost", "127.0.0.1", "::1")
-        )
-        write_secret(folder / "broker.pem", certificate_of_broker)
-        write_secret(folder / "broker.key", key_of_broker)
-    tls_certificate, tls_key = authority.issue(name)
-    tls = serial_of(tls_certificate)
     signed = issue(certificate, operator).hex()
+    # The address may be another than the fleet was made with: the operator edits its file.
+    address = (folder / "address").read_text(encoding="utf-8").strip()
+    if role == "server":
+        _write_broker_certificate(folder, authority, BrokerAddress.parse(address).host)
+    tls_certificate, tls_key = authority.issue(name)
     token = secrets.token_urlsafe(24)
     enrolment = Enrolment(
-        fleet=fleet,
+        fleet=authority.fleet,
         role=role,
         name=name,
         broker=address,
@@ -369,40 +357,41 @@ def _added(
         tls_certificate=tls_certificate,
         tls_key=tls_key,
     )
+    # First the file, then the member: what is written halfway lets nobody in.
     write_secret(path, enrolment.model_dump_json(indent=1))
     entry = MemberEntry(
         role=role,
         serial=serial,
         token=token,
-        sealing=opens,
-        tls=tls,
+        sealing=certificate.sealing,
+        tls=serial_of(tls_certificate),
         expires=expires,
         certificate=signed,
     )
-    left = registry.without(name)  # who has an old enrolment reads nothing any more
-    _keep(
-        folder,
-        left.model_copy(update={"serial": serial, "members": {**left.members, name: entry}}),
-    )
+    before = registry.without(name)  # an old enrolment reads nothing any more
+    members = {**before.members, name: entry}
+    _keep(folder, before.model_copy(update={"serial": serial, "members": members}))
     return path
+
+
+def _enrolment_path(folder: Path, name: str, role: Literal["server", "device"]) -> Path:
+    if role == "server":
+        return folder / "server.enrolment"
+    return folder / "devices" / f"{name}.enrolment"
+
+
+def _sealing_keys(path: Path, role: Literal["server", "device"]) -> tuple[str, ...]:
+    """Return a new key, and for a renewed server its last one: boards have tasks in hand."""
+    if role == "server" and path.exists():
+        return (new_key(), *read_enrolment(path).sealing[:1])
+    return (new_key(),)
+
+
+def _write_broker_certificate(folder: Path, authority: Authority, host: str) -> None:
+    certificate, key = authority.issue(host, hosts=(host, "localhost", "127.0.0.1", "::1"))
+    write_secret(folder / "broker.pem", certificate)
+    write_secret(folder / "broker.key", key)
 
 
 def _public(key: Ed25519PrivateKey) -> str:
     return key.public_key().public_bytes_raw().hex()
-
-
-def _operator(folder: Path) -> Ed25519PrivateKey:
-    path = folder / "operator.pem"
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (
-        OSError,
-        TypeError,
-        ValueError,
-    ) as error:  # a TypeError for one with a passphrase
-        raise ConfigError(
-            f"cannot read the operator's key {path}, which enrolling, renewing and revoking need: {error}"
-        ) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} is no Ed25519 key")
-    return key

@@ -11,8 +11,7 @@ from fleet_protocol.identity.enrolment import read_enrolment
 
 
 def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
-    """Return the signers of a backup: the operator whose key is in the fleet's folder, and the
-    user.
+    """Return the signers of a backup: the operator with a key in the fleet's folder, and the user.
 
     Args:
         store: folder of the store, inside the fleet's folder.
@@ -22,13 +21,13 @@ def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
         ConfigError: there is no operator's key, and the user's own key cannot be read.
         StorageError: there is no operator's key, and the user's own key cannot be created.
     """
-    found = tuple(_operators(store, folder))
+    operators = tuple(_operators(store, folder))
     try:
-        return (*found, user_signer())
+        return (*operators, user_signer())
     except (ConfigError, StorageError):
-        if not found:
+        if not operators:
             raise
-        return found  # a service has no home folder, but the fleet's folder has the operator's key
+        return operators  # a service has no home folder, but the fleet's folder has a key
 
 
 def known_keys(store: Path, folder: Path | None = None) -> Mapping[str, str]:

@@ -53,6 +53,7 @@ class BetweenRuns:
             sign_of_life=self.devices.mark_active,
             presence=self._receive_presence,
             reply=self._receive_reply,
+            # Chunks of a run that is over, or that a restarted server has not resumed yet.
             chunk=_ignore_chunk,
             request=request,
             server_status=self._note_rival,
@@ -60,11 +61,12 @@ class BetweenRuns:
         )
 
     def _receive_presence(self, presence: DeviceStatus | DeviceProfile) -> None:
+        # Who is there is known when the next run begins.
         self.devices.receive(presence)
         self.store.record_device(presence)
 
     def _receive_reply(self, device: str, payload: bytes) -> None:
-        reply = parse_device_message(payload).told(device=device)
+        reply = parse_device_message(payload).completed(device=device)
         if reply.device != device:
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,

@@ -153,6 +153,7 @@ class BlobService:
             self._wanted.pop(digest, None)
             self._published.pop(digest, None)
             self._under_way.pop(digest, None)
+        # Devices that are offered it again later may ask again.
         self._asked = {key for key in self._asked if key[0] not in withdrawn}
 
     def expect(self, digest: str, device: str) -> None:

@@ -15,12 +15,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 
+# When a membership ends is said in the certificate that the operator signs, not in those of TLS.
 _YEARS = 20
 _BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)  # where boards without a clock start
 
 
 def pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> str:
-    """A private key in PEM, without a password."""
+    """Return a private key in PEM, without a password."""
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -48,77 +49,81 @@ class Authority:
 
     @classmethod
     def generate(cls, fleet: str) -> "Authority":
-        """A new authority."""
+        """Return a new authority."""
         key = ec.generate_private_key(ec.SECP256R1())
-        built = (
-            _builder(fleet, None, key.public_key())
-            .add_extension(
-                x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
-                critical=False,
-            )
-            .sign(key, hashes.SHA256())
-        )
-        return cls(fleet, built.public_bytes(serialization.Encoding.PEM).decode(), pem(key))
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = _builder(fleet, None, key.public_key())
+        certificate = builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+        return cls(fleet, _text(certificate), pem(key))
 
     @classmethod
     def read(cls, folder: Path) -> "Authority":
-        """The authority of a fleet's folder; a ConfigError where it cannot be read."""
+        """Return the authority of a fleet's folder.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
         try:
-            certificate, key = (
-                (folder / name).read_text(encoding="utf-8") for name in ("ca.pem", "ca.key")
-            )
-            name = x509.load_pem_x509_certificate(certificate.encode()).subject
-            return cls(
-                str(name.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value),
-                certificate,
-                key,
-            )
+            certificate = (folder / "ca.pem").read_text(encoding="utf-8")
+            key = (folder / "ca.key").read_text(encoding="utf-8")
+            subject = x509.load_pem_x509_certificate(certificate.encode()).subject
+            fleet = subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+            return cls(str(fleet), certificate, key)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"cannot read the certificate authority in {folder}: {error}"
             ) from error
 
     def write(self, folder: Path) -> None:
-        """Keep it in a fleet's folder; a StorageError where it cannot be written."""
+        """Write it into a fleet's folder.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
         write_secret(folder / "ca.pem", self.certificate)
         write_secret(folder / "ca.key", self.key)
 
     def issue(self, name: str, *, hosts: Iterable[str] = ()) -> tuple[str, str]:
-        """A certificate of a client by its name, or of a broker by its addresses, and the private
-        key, in PEM.
+        """Issue a certificate for a client, or for a broker.
+
+        Args:
+            name: of the client or broker.
+            hosts: addresses of the broker; none for a client.
+
+        Returns:
+            The certificate and its private key, in PEM.
+
+        Raises:
+            ConfigError: the key of this authority is of another kind.
         """
         parent, issuer = self._parent()
         key = ec.generate_private_key(ec.SECP256R1())
+        # Each once, in order: the host may be one of the addresses of this computer.
         names = [_alternative(host) for host in dict.fromkeys(hosts)]
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
-        builder = (
-            _builder(name, issuer.subject, key.public_key())
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(parent.public_key()),
-                critical=False,
-            )
-        )
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(parent.public_key())
+        builder = _builder(name, issuer.subject, key.public_key())
+        builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        builder = builder.add_extension(identifier, critical=False)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        return builder.sign(parent, hashes.SHA256()).public_bytes(
-            serialization.Encoding.PEM
-        ).decode(), pem(key)
+        return _text(builder.sign(parent, hashes.SHA256())), pem(key)
 
     def revoked(self, serials: Iterable[str]) -> str:
-        """The list of certificates, by `serial_of`, that count for nothing any more (RFC 5280), in
-        PEM.
+        """Return the list of revoked certificates (RFC 5280) in PEM.
+
+        Args:
+            serials: their numbers, as of `serial_of`.
         """
         parent, issuer = self._parent()
+        # Brokers let nobody in with a list that has ended, so it must not end while nothing is
+        # revoked.
         until = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=365 * _YEARS)
         builder = x509.CertificateRevocationListBuilder(issuer.subject, _BEGIN, until)
         for serial in serials:
-            builder = builder.add_revoked_certificate(
-                x509.RevokedCertificateBuilder(int(serial, 16), _BEGIN).build()
-            )
-        return (
-            builder.sign(parent, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
-        )
+            revoked = x509.RevokedCertificateBuilder(int(serial, 16), _BEGIN).build()
+            builder = builder.add_revoked_certificate(revoked)
+        return _text(builder.sign(parent, hashes.SHA256()))
 
     def _parent(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = serialization.load_pem_private_key(self.key.encode(), None)
@@ -129,20 +134,28 @@ class Authority:
         return key, x509.load_pem_x509_certificate(self.certificate.encode())
 
 
+def _text(signed: x509.Certificate | x509.CertificateRevocationList) -> str:
+    return signed.public_bytes(serialization.Encoding.PEM).decode()
+
+
 def serial_of(certificate: str) -> str:
-    """The number of a certificate in PEM, in hexadecimal."""
+    """Return the number of a certificate in PEM, in hexadecimal."""
     return f"{x509.load_pem_x509_certificate(certificate.encode()).serial_number:x}"
 
 
 def _builder(
     name: str, issuer: x509.Name | None, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """What all certificates have.
+    """Return what all certificates have.
 
-    Without an issuer it is that of an authority, which issues its own.
+    Args:
+        name: of the subject.
+        issuer: None for the certificate of an authority, which issues its own.
+        key: of the subject.
     """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     authority = issuer is None
+    # Clients and brokers sign their handshakes and nothing else.
     usage = x509.KeyUsage(
         digital_signature=not authority,
         content_commitment=False,

@@ -11,6 +11,7 @@ class Clock:
     """
 
     def __init__(self, *, connected: bool) -> None:
+        # In all, while the connection was lost.
         self._away_seconds = 0.0
         self._stopped_at = None if connected else time.monotonic()
 

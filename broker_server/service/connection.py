@@ -34,6 +34,7 @@ class RunParts:
         open_labels: whether only the boards define what labels mean, so that these must agree.
     """
 
+    # Only the store and the devices outlive the run.
     store: Store
     fleet: Fleet
     blobs: BlobService
@@ -67,6 +68,7 @@ class Connection:
         revive_broker: called when the broker is gone; starts a hosted one again.
     """
 
+    # Used in the server's thread; other threads reach it through the inbox and `stopping` alone.
     link: Transport
     topics: Topics
     devices: Fleet

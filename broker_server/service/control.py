@@ -84,6 +84,7 @@ def config_of(
     Raises:
         ConfigError: it is not valid, or sets something that a request may not set.
     """
+    # The owner of the store may have the server read and run anything.
     if isinstance(request, OwnRun):
         try:
             return FleetConfig.model_validate_json(request.config)
@@ -142,6 +143,7 @@ class Control:
         if not self.open:
             self._reject_closed(event.payload)
             return
+        # In a fleet with identities the connection has checked its signature.
         request = parse_request(event.payload)
         if isinstance(request, Ask):
             self.predictions.send(request, self.outbox.publish_event)
@@ -171,6 +173,7 @@ class Control:
         if not self._logged_closed:
             self._logged_closed = True
             _LOG.warning("a request came over MQTT: %s", CLOSED)
+        # An answer to each request of a flood would be another flood.
         if not self._answers.take(time.monotonic()):
             return
         try:

@@ -29,6 +29,7 @@ _UNSCALED = (
 
 def note_undescribed(contracts: Mapping[str, DataContract], reporter: Reporter) -> None:
     """Warn at the start of a run about what no contract defines, and say how to add it."""
+    # A summary or a range is enough to compare what boards read.
     described = all(contract.summary or contract.range for contract in contracts.values())
     if contracts and described:
         return

@@ -133,6 +133,7 @@ class MqttDispatcher:
         with contextlib.suppress(queue.Empty):
             self._handle(self._inbox.get(timeout=max(0.0, wake_at - now)))
             self._handle_more(time.monotonic(), wake_at)
+        # After all that has come meanwhile: many updates share one sync and one commit.
         self._uploads.commit()
         self._do_what_is_due(time.monotonic())
 

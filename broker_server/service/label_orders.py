@@ -47,6 +47,7 @@ class LabelOrders:
         return self._fleet.labels_digest(device)
 
     def _judge(self, device: str) -> None:
+        # A board that names no order agrees with every order.
         orders = {self._order(device), self._order(self._first)} - {None}
         declined = self._fleet.declined
         if len(orders) < 2:

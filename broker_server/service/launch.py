@@ -1,4 +1,4 @@
-"""What `shoal up` and `shoal run` do, for whoever calls them: the command line, the demo, a test.
+"""Runs and servers for the command line, the demo and tests: what `shoal up` and `shoal run` do.
 
     finished = run_fleet(load_config(path, FleetConfig).resolved(path.parent), listener=show)
 
@@ -10,7 +10,7 @@ import contextlib
 import queue
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,11 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received
 
 PROBE_SECONDS = 1.0
-ACCEPT_SECONDS = (
-    60.0  # the server reads artifacts and the test set before it says that the run has started
-)
-AWAY_SECONDS = 60.0
+# until a run begins: the server reads artifacts and the test set before it says so
+ACCEPT_SECONDS = 60.0
+AWAY_SECONDS = 60.0  # for a server that is away to come back
 GRACE_SECONDS = 5.0  # in which the server says what has become of a request whose time is over
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # longest single wait
 
 
 class RunRejectedError(ShoalError):
@@ -71,20 +70,33 @@ def server_status(
     connect_seconds: float = 5.0,
     member: Member | None = None,
 ) -> ServerStatus | None:
-    """What a fleet's server last said about itself, None if none ever did.
+    """Return what a fleet's server last said about itself, None if none ever did.
 
-    A TransportError without its broker.
+    Raises:
+        TransportError: the broker cannot be reached.
     """
     topics = Topics(fleet)
     with visiting(address, fleet, connect_seconds, member) as (link, inbox):
         link.subscribe(topics.server_status)
         deadline = time.monotonic() + PROBE_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                status = _read_status(inbox.get(timeout=left), topics)
-                if status is not None:
-                    return status
+        for event in _events_until(inbox, deadline):
+            status = _read_status(event, topics)
+            if status is not None:
+                return status
     return None
+
+
+def _events_until(inbox: Inbox, deadline: float) -> Iterator[Event]:
+    """Yield the events that come until a ``time.monotonic()``."""
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        try:
+            event = inbox.get(timeout=left)
+        except queue.Empty:
+            return
+        yield event
 
 
 def _new_name() -> str:
@@ -104,6 +116,7 @@ def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.
     """
     name = _new_name()
     here = OwnRun(request=name, fleet=config.fleet, config=config.model_dump_json())
+    # A server elsewhere opens no path of this computer, so only settings travel.
     wanted = RequestedSettings.from_config(config)
     elsewhere = requests.RunRequest(
         request=name, fleet=config.fleet, settings=wanted.settings, others=wanted.others
@@ -113,68 +126,107 @@ def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.
 
 
 def _follow(inbox: Inbox, topics: Topics, request: str, listener: Listener) -> control.RunFinished:
-    """Wait for the end of a run; as long as its server is there that may take any time."""
-    run: str | None = None
-    give_up: float | None = time.monotonic() + ACCEPT_SECONDS
+    """Wait for the end of a run; while its server is there that may take any time."""
+    follower = _Follower(topics, request, listener)
     while True:
         try:
             event = inbox.get(timeout=LOOK_SECONDS)
         except queue.Empty:
-            if give_up is not None and time.monotonic() >= give_up:
-                what = "did not begin the run" if run is None else "has been away for too long"
-                raise TransportError(
-                    f"the server of fleet {topics.fleet} {what}; look at `shoal log`"
-                ) from None
+            follower.require_patience()
             continue
-        told = _told(event, topics)
-        if isinstance(told, control.RunRejected) and told.request == request:
-            raise RunRejectedError(
-                f"the server did not take the run: {told.detail}", told.exit_code
-            )
-        if isinstance(told, control.RunStarted) and told.request == request:
-            run = told.run
-        if run is None or (told is not None and getattr(told, "run", None) != run):
-            continue
-        status = _read_status(event, topics)
-        if isinstance(event, Disconnected) or (
-            status is not None and (not status.online or status.run != run)
-        ):
-            give_up = give_up or time.monotonic() + AWAY_SECONDS
-        elif status is not None or told is not None:
-            give_up = None
-        if told is not None:
-            listener(told)
-            if isinstance(told, control.RunFinished):
-                return told
+        finished = follower.handle(event)
+        if finished is not None:
+            return finished
+
+
+class _Follower:
+    """Follows one requested run.
+
+    Args:
+        topics: of the fleet.
+        request: id of the request.
+        listener: receives every event of the run.
+    """
+
+    def __init__(self, topics: Topics, request: str, listener: Listener) -> None:
+        self._topics = topics
+        self._request = request
+        self._listener = listener
+        self._run: str | None = None  # its id, once it has begun
+        # when to wait no longer; None while the server is there
+        self._give_up: float | None = time.monotonic() + ACCEPT_SECONDS
+
+    def require_patience(self) -> None:
+        """Raise a TransportError if the run does not begin, or its server stays away."""
+        if self._give_up is None or time.monotonic() < self._give_up:
+            return
+        what = "did not begin the run" if self._run is None else "has been away for too long"
+        raise TransportError(
+            f"the server of fleet {self._topics.fleet} {what}; look at `shoal log`"
+        )
+
+    def handle(self, event: Event) -> control.RunFinished | None:
+        """Handle an event; return how the run ended, if it is the last."""
+        run_event = _read_event(event, self._topics)
+        self._note_answer(run_event)
+        if self._run is None:
+            return None
+        if run_event is None:
+            self._note_presence(event)
+            return None
+        if getattr(run_event, "run", None) != self._run:
+            return None
+        self._give_up = None  # whoever reports the run is there
+        # Only events of this run: the server may have done another one before.
+        self._listener(run_event)
+        return run_event if isinstance(run_event, control.RunFinished) else None
+
+    def _note_answer(self, run_event: control.RunEvent | None) -> None:
+        if isinstance(run_event, control.RunRejected) and run_event.request == self._request:
+            detail = f"the server did not take the run: {run_event.detail}"
+            raise RunRejectedError(detail, run_event.exit_code)
+        if isinstance(run_event, control.RunStarted) and run_event.request == self._request:
+            self._run = run_event.run
+
+    def _note_presence(self, event: Event) -> None:
+        """Note whether the server is there, and works on the run."""
+        status = _read_status(event, self._topics)
+        is_there = status is not None and status.online and status.run == self._run
+        if isinstance(event, Disconnected) or (status is not None and not is_there):
+            self._give_up = self._give_up or time.monotonic() + AWAY_SECONDS
+        elif status is not None:
+            self._give_up = None
 
 
 def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
     """Request that a fleet's server pauses, stops or resumes a run, or begins another like it.
 
-    Return the run's id.
+    Args:
+        home: where the server is.
+        wish: what to do; only a server on this computer begins another run.
+        run: the beginning of the run's id; empty for the run in progress, or for the newest when
+            another begins.
 
-    The run is named by the beginning of its id; empty means the run in progress, or the newest when
-    another begins. Only a server on this computer begins another run.
+    Returns:
+        The run's id.
 
     Raises:
         RunRejectedError: no such run is in progress, or another is.
         TransportError: there is no broker, or no server.
     """
     name = _new_name()
+    here: FrozenModel
+    elsewhere: FrozenModel | None
     if wish == "start":
-        told = _answer(
-            home,
-            AnotherRun(request=name, fleet=home.fleet, run=run),
-            None,
-            name,
-            ANSWER_SECONDS,
-        )
+        here = AnotherRun(request=name, fleet=home.fleet, run=run)
+        elsewhere = None
     else:
-        request = requests.SteerRequest(request=name, fleet=home.fleet, run=run, wish=wish)
-        told = _answer(home, request, request, name, ANSWER_SECONDS)
-    if isinstance(told, control.RunRejected):
-        raise RunRejectedError(told.detail, told.exit_code)
-    return str(told.run)
+        here = requests.SteerRequest(request=name, fleet=home.fleet, run=run, wish=wish)
+        elsewhere = here
+    answer = _answer(home, here, elsewhere, name, ANSWER_SECONDS)
+    if isinstance(answer, control.RunRejected):
+        raise RunRejectedError(answer.detail, answer.exit_code)
+    return str(answer.run)
 
 
 def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0) -> Predicted:
@@ -187,26 +239,32 @@ def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0)
             reason's name.
         TransportError: there is no broker, or no server.
     """
+    fields = {
+        "task": f"p{secrets.token_hex(8)}",
+        "fleet": home.fleet,
+        "device": device,
+        "asked": samples,
+        "seconds": seconds,
+    }
     try:
-        given = {
-            "fleet": home.fleet,
-            "device": device,
-            "asked": samples,
-            "seconds": seconds,
-        }
-        ask = Ask.model_validate({"task": f"p{secrets.token_hex(8)}", **given})
+        ask = Ask.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(
             f"no request for predictions: {problems(error, 'the request')}"
         ) from error
-    if (size := len(ask.to_bytes())) > MESSAGE_LIMIT_BYTES:
+    # Refused here, with a reason: a broker drops what is too long, or the connection.
+    size = len(ask.to_bytes())
+    if size > MESSAGE_LIMIT_BYTES:
         raise ConfigError(
-            f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for less"
+            f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for "
+            "less"
         )
-    told: Predicted = _answer(home, ask, ask, ask.task, seconds + GRACE_SECONDS)
-    if told.reason is not None:
-        raise ConfigError(f"{device} predicts nothing, {told.reason.value}: {told.detail}")
-    return told
+    predicted: Predicted = _answer(home, ask, ask, ask.task, seconds + GRACE_SECONDS)
+    if predicted.reason is not None:
+        raise ConfigError(
+            f"{device} predicts nothing, {predicted.reason.value}: {predicted.detail}"
+        )
+    return predicted
 
 
 def _answer(
@@ -216,23 +274,32 @@ def _answer(
     name: str,
     seconds: float,
 ) -> Any:
-    """What a server answers to a request, by its name; a TransportError where that is nothing."""
+    """Return what a server answers to a request.
+
+    Args:
+        home: where the server is.
+        here: the request for a server on this computer.
+        elsewhere: the request for another; None if only one on this computer may get it.
+        name: id of the request.
+        seconds: how long to wait.
+
+    Raises:
+        TransportError: it answers nothing in time.
+    """
     give_up = time.monotonic() + seconds
+    topics = Topics(home.fleet)
     with asked(home, here, elsewhere) as inbox:
-        while (left := give_up - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                told = _told(inbox.get(timeout=left), Topics(home.fleet))
-                if told is not None and name in {
-                    getattr(told, "request", None),
-                    getattr(told, "task", None),
-                }:
-                    return told
+        for event in _events_until(inbox, give_up):
+            answer = _read_event(event, topics)
+            names = {getattr(answer, "request", None), getattr(answer, "task", None)}
+            if answer is not None and name in names:
+                return answer
     raise TransportError(
         f"no server of fleet {home.fleet} answers; is `shoal up` or `shoal run` running?"
     )
 
 
-def _told(event: Event, topics: Topics) -> control.RunEvent | None:
+def _read_event(event: Event, topics: Topics) -> control.RunEvent | None:
     if isinstance(event, Received) and event.topic == topics.server_events:
         with contextlib.suppress(RefusedError):
             return control.parse_run_event(event.payload)
@@ -240,12 +307,19 @@ def _told(event: Event, topics: Topics) -> control.RunEvent | None:
 
 
 def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
-    """Do one run, and say how it ended: on the server that is up, or hosted here.
+    """Do one run on the server that is up, or on one that is hosted here for it.
 
-    Paths are absolute.
+    Args:
+        config: with absolute paths.
+        listener: receives every event of the run.
 
-    Its ``exit_code`` is the command line's. That it could not begin is a ShoalError.
+    Returns:
+        How it ended; its ``exit_code`` is the command line's.
+
+    Raises:
+        ShoalError: it could not begin.
     """
+    # First: a server that is up here has the store, whatever the broker is.
     if is_here(config):
         return submit(config, listener=listener)
     address = broker_address(config.broker)
@@ -260,6 +334,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
             status = server_status(
                 address, config.fleet, connect_seconds=PROBE_SECONDS, member=member
             )
+    # A status that a killed server left with the broker is no server.
     if another(status, config.store):
         return submit(config, listener=listener)
     with (
@@ -280,10 +355,14 @@ def serve_fleet(
 ) -> None:
     """Be the server of a fleet until SIGTERM or SIGINT.
 
-    `on_ready` is called once when devices and requests can come.
-
-    `own` is the configuration of runs that are requested over MQTT; with None the server accepts no
-    such runs.
+    Args:
+        fleet: name of the fleet.
+        store: folder of its store.
+        broker: the broker's settings.
+        own: the configuration of runs that are requested over MQTT; with None the server accepts no
+            such runs.
+        listener: receives every event of every run.
+        on_ready: called once when devices and requests can come.
 
     Raises:
         TransportError: the broker cannot be reached, or another server has this fleet.
@@ -299,9 +378,10 @@ def serve_fleet(
         )
         if status is not None and another(status, store):
             raise TransportError(
-                f"fleet {fleet} already has a server on {broker_address(broker)}, store {status.store or 'unknown'}; "
-                "give it runs with `shoal run`, stop it first, or choose another fleet name. If its computer is gone "
-                "for good, and the broker did not notice, let the broker forget what it said: mosquitto_pub -r -n -t "
+                f"fleet {fleet} already has a server on {broker_address(broker)}, store "
+                f"{status.store or 'unknown'}; give it runs with `shoal run`, stop it first, or "
+                "choose another fleet name. If its computer is gone for good, and the broker did "
+                "not notice, let the broker forget what it said: mosquitto_pub -r -n -t "
                 f"{Topics(fleet).server_status}"
             )
     with (

@@ -1,11 +1,10 @@
-"""The server as a member of its fleet, by its configuration: who it is, and how it gets to its
-broker.
-"""
+"""The server as a member of its fleet: its identity and its way to the broker."""
 
 import ssl
 from pathlib import Path
 
-from broker_server.service.broker import ChildBroker, EmbeddedBroker, Gate
+from broker_server.service.broker import ChildBroker, Gate
+from broker_server.service.embedded_broker import EmbeddedBroker
 from broker_server.service.mosquitto import MosquittoBroker
 from broker_server.service.registry import RegistryReader, read_registry
 from broker_server.settings.fleet import BrokerConfig
@@ -21,7 +20,7 @@ _ANYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  (compared, not bound)
 
 
 def broker_address(config: BrokerConfig) -> BrokerAddress:
-    """Where the configured broker is reached from this machine.
+    """Return where the configured broker is reached from this machine.
 
     Raises:
         ConfigError: the address is malformed, the enrolment cannot be read, or a network would
@@ -31,52 +30,59 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
     host = "127.0.0.1" if config.listen in _ANYWHERE else config.listen
     member = member_of(config)
     if member is not None:
+        # The certificate names this computer, too, so that the server reaches its own broker.
         url = f"mqtts://{bracket_host(host)}:{config.port}" if hosted else config.url
         return member.enrolment.address(member.folder, url)
-    address = (
-        BrokerAddress(host, config.port)
-        if hosted
-        else BrokerAddress.parse(
+    if hosted:
+        address = BrokerAddress(host, config.port)
+    else:
+        address = BrokerAddress.parse(
             config.url,
             ca_file=config.ca_file,
             cert_file=config.cert_file,
             key_file=config.key_file,
         )
-    )
+    # Others reach a hosted broker that listens everywhere.
     reachable = not address.on_this_machine or (hosted and config.listen in _ANYWHERE)
     if reachable and not address.tls and not config.insecure:
         raise ConfigError(
-            f"fleet without identities on {address}: whoever reaches that broker can run graphs on its boards. Make "
-            "identities with `shoal init`, or say [broker] insecure = true (shoal up --insecure) for a network that "
-            "you trust"
+            f"fleet without identities on {address}: whoever reaches that broker can run graphs on "
+            "its boards. Make identities with `shoal init`, or say [broker] insecure = true (shoal "
+            "up --insecure) for a network that you trust"
         )
     return address
 
 
 def member_of(config: BrokerConfig, fleet: str = "") -> Member | None:
-    """The server as a member of its fleet, None for a fleet without identities.
+    """Return the server as a member of its fleet, None for a fleet without identities.
 
-    An enrolment, or a registry beside it, that cannot be read is a ConfigError, here and below; so
-    is one of another fleet than the one that is named.
+    Args:
+        config: of the broker.
+        fleet: that the enrolment must be of; empty for any.
+
+    Raises:
+        ConfigError: the enrolment, or the registry beside it, cannot be read, or is of another
+            fleet.
     """
     if config.identity is None:
         return None
     folder = config.identity.parent
     own = folder / "server"
-    standing = Membership(read_enrolment(config.identity), own / "papers.json")
-    enrolment = standing.enrolment
-    its = RegistryReader(folder, standing)
+    membership = Membership(read_enrolment(config.identity), own / "papers.json")
+    enrolment = membership.enrolment
+    registry_reader = RegistryReader(folder, membership)
     if fleet and enrolment.fleet != fleet:
         raise ConfigError(
-            f'{config.identity} is of fleet "{enrolment.fleet}", and the configuration says fleet = "{fleet}": write '
-            "the first, or name the enrolment of the second"
+            f'{config.identity} is of fleet "{enrolment.fleet}", and the configuration says fleet '
+            f'= "{fleet}": write the first, or name the enrolment of the second'
         )
 
     def group() -> Group | None:
-        registry = its.current()
+        registry = registry_reader.current()
         if registry.lacking or not enrolment.sealing:
-            return None
-        epoch, readers = registry.readers(standing.revocations)
+            return None  # one device that cannot open seals keeps all from being sealed
+        epoch, readers = registry.readers(membership.revocations)
+        # Derived and not drawn: a server that starts again has the same key for an epoch.
         key = derive_key(
             bytes.fromhex(enrolment.sealing[0]),
             b"shoal-epoch-1\0" + epoch.to_bytes(4, "big"),
@@ -86,35 +92,39 @@ def member_of(config: BrokerConfig, fleet: str = "") -> Member | None:
     return Member(
         enrolment,
         own,
-        revoked=its.revoked,
-        papers=its.papers,
-        members=its.members,
+        revoked=registry_reader.revoked,
+        papers=registry_reader.papers,
+        members=registry_reader.members,
         group=group,
     )
 
 
 def why_unsealed(config: BrokerConfig) -> str | None:
-    """What keeps blobs and updates of an enrolled fleet from being sealed, and what to do.
+    """Return what keeps blobs and updates of an enrolled fleet from being sealed, and what to do.
 
-    None where they are.
+    None if they are sealed, or the fleet has no identities.
     """
     if config.identity is None:
         return None
     if not read_enrolment(config.identity).sealing:
-        return "nothing is sealed, as the server was enrolled before there were seals: `shoal enroll server`"
+        return (
+            "nothing is sealed, as the server was enrolled before there were seals: `shoal enroll "
+            "server`"
+        )
     lacking = read_registry(config.identity.parent).lacking
-    again = "enrolled before there were seals: enrol again, and carry the new files to them"
+    if not lacking:
+        return None
     return (
-        f"blobs are not sealed because of devices {', '.join(lacking)}, {again}"
-        if lacking
-        else None
+        f"blobs are not sealed because of devices {', '.join(lacking)}, enrolled before there were "
+        "seals: enrol again, and carry the new files to them"
     )
 
 
 def _gate_of(config: BrokerConfig) -> Gate | None:
-    """How a broker that is started here lets members in, None for anybody.
+    """Return how a broker that is started here lets members in; None if it lets anybody in.
 
-    A ConfigError without its certificate.
+    Raises:
+        ConfigError: its certificate or key cannot be read.
     """
     if config.identity is None:
         return None
@@ -122,10 +132,7 @@ def _gate_of(config: BrokerConfig) -> Gate | None:
     server = read_enrolment(config.identity)
 
     def logins() -> dict[str, str]:
-        """Of the members now.
-
-        Of the server as it was when it started, as it may be renewed while it runs.
-        """
+        # The server's is the one it started with, as it may be renewed while it runs.
         return read_registry(folder).logins() | {server.name: server.token}
 
     gate = Gate(
@@ -136,17 +143,18 @@ def _gate_of(config: BrokerConfig) -> Gate | None:
         logins,
     )
     try:
+        # Now: a broker that cannot read them would only end, with a line in its log.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(gate.certificate, gate.key)
     except OSError as error:
         raise ConfigError(
-            f"{gate.certificate} and broker.key beside it are no certificate with its key ({error}), so no broker can"
-            " be started with them; take both from a copy of the folder"
+            f"{gate.certificate} and broker.key beside it are no certificate with its key "
+            f"({error}), so no broker can be started with them; take both from a copy of the folder"
         ) from error
     return gate
 
 
 def hosted_broker(config: BrokerConfig, fleet: str, folder: Path) -> ChildBroker | None:
-    """The broker that the server starts, not started yet; None where it is another's."""
+    """Return the broker that the server starts, not started yet; None if it is elsewhere."""
     if not config.hosted:
         return None
     gate = _gate_of(config)

@@ -1,5 +1,4 @@
-"""An installed Mosquitto as the server's broker: configured with TLS, client certificates and
-access rules by name.
+"""An installed Mosquitto as the server's broker, with TLS, client certificates and access rules.
 
 Run as a module it is the child that holds Mosquitto: ``python -m broker_server.service.mosquitto
 <program> <file>`` serves until its standard input closes, so that the broker never outlives its
@@ -51,17 +50,17 @@ acl_file {rules}
 
 
 def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> str:
-    """The text of ``mosquitto.conf``; without a gate it lets anybody in."""
-    doors = "allow_anonymous true\n"
+    """Return the text of ``mosquitto.conf``; without a gate it lets anybody in."""
+    access = "allow_anonymous true\n"
     if gate is not None:
-        files = {
-            "authority": gate.authority,
-            "certificate": gate.certificate,
-            "key": gate.key,
-        }
-        doors = _GATE.format(rules=folder / "acl", **files)
+        access = _GATE.format(
+            authority=gate.authority,
+            certificate=gate.certificate,
+            key=gate.key,
+            rules=folder / "acl",
+        )
         if gate.withdrawn.exists():  # not in a folder from before there were such lists
-            doors += f"crlfile {gate.withdrawn}\n"
+            access += f"crlfile {gate.withdrawn}\n"
     return _CONFIG.format(
         port=port,
         listen=listen,
@@ -70,44 +69,38 @@ def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> st
         queued=_QUEUED,
         # Started as root it would become a user who may read none of the fleet's keys.
         user="user root\n" if hasattr(os, "geteuid") and os.geteuid() == 0 else "",
-        gate=doors,
+        gate=access,
     )
 
 
 def access_rules(fleet: str, members: Iterable[str]) -> str:
-    """The text of the access rules: a device speaks under its own name, reads what is for it, and
-    nothing else.
+    """Return the text of the access rules.
+
+    A device publishes under its own name, reads what is for it, and nothing else.
     """
     lines = []
     for name in members:
-        lines += [
-            f"user {name}",
-            *(f"topic {right} {topic}" for right, topic in rights(Topics(fleet), name)),
-            "",
-        ]
+        lines.append(f"user {name}")
+        for right, topic in rights(Topics(fleet), name):
+            lines.append(f"topic {right} {topic}")
+        lines.append("")
     return "\n".join(lines)
 
 
 def rights(topics: Topics, name: str) -> list[tuple[str, str]]:
-    """What a member may do: ``read``, ``write`` or ``readwrite``, and on which topics."""
+    """Return what a member may do: ``read``, ``write`` or ``readwrite``, and on which topics."""
     if name == _SERVER:
         return [("readwrite", f"{topics.root}/#")]
-    says = [
-        topics.status(name),
-        topics.profile(name),
-        topics.reply(name),
-        f"{topics.root}/uploads/#",
-    ]
-    hears = [
-        topics.task(name),
-        topics.key(name),
-        topics.papers(name),
-        topics.server_status,
-        f"{topics.root}/blobs/#",
-    ]
     return [
-        *(("write", topic) for topic in says),
-        *(("read", topic) for topic in hears),
+        ("write", topics.status(name)),
+        ("write", topics.profile(name)),
+        ("write", topics.reply(name)),
+        ("write", f"{topics.root}/uploads/#"),
+        ("read", topics.task(name)),
+        ("read", topics.key(name)),
+        ("read", topics.papers(name)),
+        ("read", topics.server_status),
+        ("read", f"{topics.root}/blobs/#"),
     ]
 
 
@@ -133,12 +126,14 @@ class MosquittoBroker(ChildBroker):
         )
         if program is None:
             raise ConfigError(
-                'url = "mosquitto" needs an installed Mosquitto (apt install mosquitto), or take url = "embedded"'
+                'url = "mosquitto" needs an installed Mosquitto (apt install mosquitto), or take '
+                'url = "embedded"'
             )
         if self._gate is not None:
             write_secret(self._folder / "acl", access_rules(self._fleet, self._gate.logins()))
         config = self._folder / "mosquitto.conf"
         write_secret(config, configuration(self._folder, self.port, self.listen, self._gate))
+        # Not Mosquitto itself, which would not end with its input.
         return python_module("broker_server.service.mosquitto", program, str(config))
 
 

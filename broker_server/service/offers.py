@@ -113,6 +113,7 @@ class Offers:
         """
         now = self._clock.now()
         deaf_seconds = now - self._listened
+        # Also when nothing is silent: the next call counts from here.
         self._listened = now
         for task in self.unanswered:
             if deaf_seconds > DEAF_SECONDS:

@@ -53,6 +53,7 @@ class Outbox:
     def publish_status(self, run: str | None) -> None:
         """Publish, retained, that the server is here, and which run is in progress."""
         message = ServerStatus(fleet=self._topics.fleet, online=True, run=run, store=self._store)
+        # Over the socket first, which does not depend on the broker.
         self._also(message.to_bytes())
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)

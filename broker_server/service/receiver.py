@@ -81,6 +81,7 @@ class Receiver:
 
     def assign(self, order: AssignedTasks) -> TaskChanges:
         """Replace the tasks; those that stay keep what has arrived for them."""
+        # Slices of a round that is over need not stay mapped.
         self._sent.cache_clear()
         before = self._tasks
         self._tasks = {}
@@ -93,6 +94,7 @@ class Receiver:
                 manifests=manifests,
                 instructions=order.instructions[assigned.instructions],
             )
+            # The task it had has the tier that its device has chosen since.
             self._tasks[record.id] = before.get(record.id, task)
         removed = before.keys() - self._tasks.keys()
         for name in removed:
@@ -207,6 +209,7 @@ class Receiver:
         self._outcomes.clear()
         self._active_tasks.clear()
         stored = {outcome.merged for outcome in report.outcomes if outcome.kind == "stored"}
+        # The order matters: nothing is reported that a power cut could take back.
         self._blobs.sync(stored)
         return report
 
@@ -249,6 +252,7 @@ class _ReceiverProcess:
         """Wait for an event until a time at most, then handle all that are there."""
         with contextlib.suppress(queue.Empty):
             self._handle(self._inbox.get(timeout=max(0.0, wake_at - time.monotonic())))
+            # After the first event, as devices send many chunks at a time.
             self._rest.wait(_REST_SECONDS)
             while time.monotonic() < batch_end:
                 self._handle(self._inbox.get_nowait())
@@ -312,6 +316,7 @@ def _read_orders(inbox: Inbox) -> None:
 
 
 def _main() -> None:
+    # The only line that is waited for: all later ones come through the inbox.
     settings = ReceiverSettings.model_validate_json(sys.stdin.buffer.readline())
     inbox = Inbox()
     threading.Thread(target=_read_orders, args=(inbox,), name="orders", daemon=True).start()

@@ -69,6 +69,7 @@ class AnnouncedUpdate(FrozenModel):
 
 
 Order = Annotated[AssignedTasks | AnnouncedUpdate, Field(discriminator="kind")]
+# Both ends are of one version: a receiver runs the code of its server.
 ORDERS: TypeAdapter[Order] = TypeAdapter(Order)
 
 
@@ -112,6 +113,7 @@ class Report(FrozenModel):
 
     outcomes: tuple[UploadOutcome, ...] = ()
     active_tasks: tuple[str, ...] = ()
+    # Counts since the start: the last report that came has them all.
     sent: int = 0
     received: int = 0
     cpu_seconds: float = 0.0

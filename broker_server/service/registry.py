@@ -1,4 +1,4 @@
-"""The members of an enrolled fleet as its server knows them: logins, and who is one no longer."""
+"""The members of an enrolled fleet as its server knows them: logins, keys and revocations."""
 
 import contextlib
 import time
@@ -23,39 +23,61 @@ _LOOK_SECONDS = 1.0
 
 
 def later(number: int) -> int:
-    """A number after another: by the clock, so that of a registry from a backup none comes again."""
+    """Return a number after another: by the clock, so that none comes again after a backup."""
     return max(number + 1, min(int(time.time()), _LAST))
 
 
 class MemberEntry(FrozenModel):
-    """One member."""
+    """One member.
 
-    role: str  # ``server`` or ``device``
-    serial: int  # of its newest certificate; older ones count for nothing
-    token: str  # password at the broker
-    revoked: bool = False  # whether it is a member no longer
-    # of a device, the public key to which the group's key is sealed; None if it was enrolled before
-    # there were such keys
+    Attributes:
+        role: ``server`` or ``device``.
+        serial: of its newest certificate; older ones count for nothing.
+        token: password at the broker.
+        revoked: whether it is a member no longer.
+        sealing: of a device, the public key to which the group's key is sealed; None if it was
+            enrolled before there were such keys.
+        tls: number of its client certificate, in hexadecimal.
+        expires: seconds since 1970 after which it is one no longer, 0 for never.
+        certificate: its newest; None if it was enrolled before there were renewals.
+        renewed: whether that is another than it was enrolled with.
+    """
+
+    role: str
+    serial: int
+    token: str
+    revoked: bool = False
     sealing: str | None = None
-    tls: str | None = None  # number of its client certificate, in hexadecimal
-    expires: int = 0  # seconds since 1970 after which it is one no longer, 0 for never
-    certificate: str | None = None  # its newest; None if it was enrolled before there were renewals
-    renewed: bool = False  # whether that is another than it was enrolled with
+    tls: str | None = None
+    expires: int = 0
+    certificate: str | None = None
+    renewed: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its enrolment has ended."""
+        return 0 < self.expires < time.time()
 
 
 class Registry(FrozenModel):
-    """All members that there ever were."""
+    """All members that there ever were.
 
-    serial: int = 0  # of the newest certificate
-    # of the key under which blobs go down; it grows whenever an enrolment counts for nothing any
-    # more
+    Attributes:
+        serial: of the newest certificate.
+        epoch: of the key under which blobs go down; it grows whenever an enrolment counts for
+            nothing any more.
+        withdrawn: numbers of client certificates of devices that count for nothing any more.
+        since: by name, the lowest serial that counts.
+        revoked: the same as the operator signed it, with the epoch as its counter.
+        members: by name.
+    """
+
+    serial: int = 0
     epoch: int = 1
-    withdrawn: tuple[
-        str, ...
-    ] = ()  # numbers of client certificates of devices that count for nothing any more
-    since: Mapping[str, int] = Field(default_factory=dict)  # by name, the lowest serial that counts
-    revoked: str | None = None  # the same as the operator signed it, with the epoch as its counter
-    members: Mapping[str, MemberEntry] = Field(default_factory=dict)  # by name
+    withdrawn: tuple[str, ...] = ()
+    since: Mapping[str, int] = Field(default_factory=dict)
+    revoked: str | None = None
+    members: Mapping[str, MemberEntry] = Field(default_factory=dict)
 
     @property
     def lacking(self) -> list[str]:
@@ -63,85 +85,95 @@ class Registry(FrozenModel):
         return [name for name, entry in self.devices().items() if entry.sealing is None]
 
     def readers(self, revocations: "Revocations") -> tuple[int, dict[str, str]]:
-        """Who reads what is sent now: an epoch, which grows when an enrolment ends, too, and public
-        keys by name.
+        """Return which devices read what is sent now.
+
+        Returns:
+            An epoch, which grows when an enrolment ends, too, and public keys by name.
         """
-        ended = [name for name, entry in self.devices().items() if 0 < entry.expires < time.time()]
-        its = {
-            name: entry.sealing
-            for name, entry in self.devices().items()
-            if entry.sealing is not None
-        }
-        out = {
-            name for name in its if self.members[name].serial < revocations.since.get(name, 0)
-        } | {*ended}
-        epoch = max(self.epoch, revocations.counter) + len(ended)
-        return epoch, {name: key for name, key in its.items() if name not in out}
+        ended = 0
+        keys = {}
+        for name, entry in self.devices().items():
+            if entry.has_ended:
+                ended += 1
+            elif entry.sealing is not None and entry.serial >= revocations.since.get(name, 0):
+                keys[name] = entry.sealing
+        epoch = max(self.epoch, revocations.counter) + ended
+        return epoch, keys
 
     def papers(self) -> dict[str, bytes]:
-        """What the operator says to each device that is a member, if anything."""
+        """Return what the operator says to each device that is a member, if anything."""
         if self.revoked is None:
             return {}
-        said = {
-            name: entry.certificate if entry.renewed else None
-            for name, entry in self.devices().items()
-        }
-        return {
-            name: Papers(revoked=self.revoked, certificate=its).to_bytes()
-            for name, its in said.items()
-        }
+        papers = {}
+        for name, entry in self.devices().items():
+            certificate = entry.certificate if entry.renewed else None
+            papers[name] = Papers(revoked=self.revoked, certificate=certificate).to_bytes()
+        return papers
 
     def devices(self) -> dict[str, MemberEntry]:
-        """Those that are members, by name."""
-        return {
-            name: entry
-            for name, entry in self.members.items()
-            if entry.role == "device" and not entry.revoked
-        }
+        """Return the devices that are members, by name."""
+        devices = {}
+        for name, entry in self.members.items():
+            if entry.role == "device" and not entry.revoked:
+                devices[name] = entry
+        return devices
 
     def logins(self) -> dict[str, str]:
-        """Names and passwords that the broker lets in."""
+        """Return the names and passwords that the broker lets in."""
         return {name: entry.token for name, entry in self.members.items() if not entry.revoked}
 
     def without(self, name: str) -> "Registry":
-        """The same, with all that a member has so far counting for nothing.
+        """Return the registry with all that a member has so far counting for nothing.
 
-        Of one that is none, the same.
+        It is the same where there is no such member.
         """
         entry = self.members.get(name)
         if entry is None:
             return self
-        gone = entry.model_copy(update={"revoked": True})
+        withdrawn = self.withdrawn
         # The server that runs keeps its way into the broker until it starts again.
-        withdrawn = (entry.tls,) if entry.tls is not None and entry.role == "device" else ()
+        if entry.tls is not None and entry.role == "device":
+            withdrawn = (*withdrawn, entry.tls)
+        revoked = entry.model_copy(update={"revoked": True})
         changes = {
-            "withdrawn": (*self.withdrawn, *withdrawn),
-            "members": {**self.members, name: gone},
+            "withdrawn": withdrawn,
+            "members": {**self.members, name: revoked},
+            "since": {**self.since, name: entry.serial + 1},
+            "epoch": later(self.epoch),
         }
-        changes["since"] = {**self.since, name: entry.serial + 1}
-        return self.model_copy(update={**changes, "epoch": later(self.epoch)})
+        return self.model_copy(update=changes)
 
-    def caught_up(self, known: "Revocations") -> "Registry":
-        """The same, with whom the operator has revoked since, where this is from a backup."""
-        if known.counter <= self.epoch:
+    def caught_up(self, newest: "Revocations") -> "Registry":
+        """Return the registry with what the operator has revoked since, if it is from a backup."""
+        if newest.counter <= self.epoch:
             return self
-        new = self
+        # Each in turn: withdrawn certificates and the epoch grow with every one.
+        registry = self
         for name, entry in self.members.items():
-            if not entry.revoked and entry.serial < known.since.get(name, 0):
-                new = new.without(name)
-        numbers = {
-            "epoch": later(known.counter),
-            "serial": max(self.serial, *known.since.values()),
+            if not entry.revoked and entry.serial < newest.since.get(name, 0):
+                registry = registry.without(name)
+        changes = {
+            "epoch": later(newest.counter),
+            "serial": max(self.serial, *newest.since.values()),
+            "since": {**registry.since, **newest.since},
         }
-        return new.model_copy(update={**numbers, "since": {**new.since, **known.since}})
+        return registry.model_copy(update=changes)
 
     def write(self, folder: Path) -> None:
-        """Keep it in the fleet's folder; a StorageError where it cannot be written."""
+        """Write it into the fleet's folder.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
         write_atomically(folder / REGISTRY, self.model_dump_json(indent=1).encode())
 
 
 def read_registry(folder: Path) -> Registry:
-    """Read the registry of a fleet's folder; a ConfigError where there is none."""
+    """Return the registry of a fleet's folder.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
     try:
         return Registry.model_validate_json((folder / REGISTRY).read_bytes())
     except OSError as error:
@@ -153,57 +185,71 @@ def read_registry(folder: Path) -> Registry:
 
 
 class RegistryReader:
-    """Who is no longer a member, from the file, so that a revocation needs no restart.
+    """Reads which members there are from the file, so that a revocation needs no restart.
 
-    What the server has obeyed it keeps, as its `Membership`; an older file takes none of it back. No
-    registry, or an older one at the start, is a ConfigError.
+    The server keeps what it has obeyed in its `Membership`; an older file takes none of it back.
+
+    Args:
+        folder: of the fleet.
+        membership: of the server.
+
+    Raises:
+        ConfigError: there is no registry, or it is older than what the server has obeyed.
     """
 
-    def __init__(self, folder: Path, standing: "Membership") -> None:
+    def __init__(self, folder: Path, membership: "Membership") -> None:
         self._folder = folder
-        self._standing = standing
+        self._membership = membership
         self._papers: Mapping[str, bytes] = {}
         self._registry = self._read()
-        self._looked = time.monotonic()
+        self._read_at = time.monotonic()
 
     def _read(self) -> Registry:
         registry = read_registry(self._folder)
         if registry.revoked is not None:
             try:
-                self._standing.accept(Papers(revoked=registry.revoked).to_bytes())
+                self._membership.accept(Papers(revoked=registry.revoked).to_bytes())
             except RefusedError as error:
                 raise ConfigError(
-                    f"{self._folder / REGISTRY} is not what the operator has signed last ({error}): put the newest one "
-                    "in its place, or let `shoal enroll server` take up what the server knows"
+                    f"{self._folder / REGISTRY} is not what the operator has signed last "
+                    f"({error}): put the newest one in its place, or let `shoal enroll server` "
+                    "take up what the server knows"
                 ) from error
         # A server that was renewed says nothing of it until it starts again.
         self._papers = (
-            {} if self._standing.revoked(self._standing.certificate) else registry.papers()
+            {} if self._membership.revoked(self._membership.certificate) else registry.papers()
         )
         return registry
 
     def revoked(self, certificate: "Certificate") -> bool:
-        """Whether a certificate counts for nothing: its member was revoked, or has a newer one."""
+        """Return whether a certificate counts for nothing.
+
+        Its member was revoked, or has a newer one.
+        """
         entry = self.current().members.get(certificate.name)
-        gone = entry is None or entry.revoked or certificate.serial != entry.serial
-        return gone or self._standing.revoked(certificate)
+        if entry is None or entry.revoked or certificate.serial != entry.serial:
+            return True
+        return self._membership.revoked(certificate)
 
     def papers(self) -> Mapping[str, bytes]:
-        """What the operator says to devices, by name; the same object until the file is another."""
+        """Return what the operator says to devices, by name.
+
+        It is the same object until the file is another.
+        """
         self.current()
         return self._papers
 
     def members(self) -> Collection[str]:
-        """Names of the devices that are members, and whose enrolment has not ended."""
-        its = self.current().devices()
-        now = time.time()
-        return {name for name, entry in its.items() if not 0 < entry.expires < now}
+        """Return the names of the devices that are members, and whose enrolment has not ended."""
+        devices = self.current().devices()
+        return {name for name, entry in devices.items() if not entry.has_ended}
 
     def current(self) -> Registry:
-        """The registry as it is now, or was a second ago."""
-        if time.monotonic() - self._looked > _LOOK_SECONDS:
-            self._looked = time.monotonic()
+        """Return the registry as it is now, or was a second ago."""
+        if time.monotonic() - self._read_at > _LOOK_SECONDS:
+            self._read_at = time.monotonic()
             with contextlib.suppress(ConfigError, StorageError):  # what was obeyed stays
+                # A file that is written anew with the same content costs no check of a signature.
                 if read_registry(self._folder) != self._registry:
                     self._registry = self._read()
         return self._registry

@@ -72,6 +72,7 @@ class Replies:
         if isinstance(message, Predicted):
             self._predictions.receive(message)
         elif isinstance(message, NeedChunks):
+            # A request for chunks is a sign that the device works on its task.
             if task is not None:
                 task.heard = time.monotonic()
             self._serve(message, message.digest, task, message.ranges)
@@ -88,7 +89,7 @@ class Replies:
         if task is not None:
             record = task.record
             fields |= {"run": record.run, "round": record.round, "tier": record.tier}
-        return message.told(**fields)
+        return message.completed(**fields)
 
     def _require_sender(self, message: DeviceMessage, device: str) -> None:
         own = (message.fleet, message.device) == (self._fleet, device)
@@ -196,6 +197,7 @@ class Replies:
         detail = f"{message.reason.value}: {message.detail}"
         if message.reason in {RefusalReason.NO_DATA, RefusalReason.DATA_MISMATCH}:
             self._devices.declined[record.device] = f"declined, {detail}; {_ASKED_AGAIN}"
+        # Stored before the round counts it as answered.
         self._store.settle([record.id], TaskPhase.DECLINED, detail)
         task.record = replace(record, phase=TaskPhase.DECLINED, detail=detail)
         self._reporter.refused(

@@ -52,6 +52,7 @@ def view_rollout(rollout: Rollout, store: Store) -> RolloutView:
         if profile is None:
             continue
         profiles[device.id] = profile
+        # Boards report the artifact sets that they have taken apart from their runtime.
         record = profile.sets if rollout.release.sets else profile.release
         if record:
             records[device.id] = record

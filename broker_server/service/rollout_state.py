@@ -120,6 +120,7 @@ class Rollout(FrozenModel):
             By board: ``running``, ``proving`` to the gate, ``failed: why``, or how far it is.
         """
         reports = self._last_reports(records)
+        # After the end nothing becomes late.
         now = self.ended or now
         outcomes = {}
         for name, asked_at in self.asked.items():
@@ -128,6 +129,7 @@ class Rollout(FrozenModel):
         return outcomes
 
     def _outcome(self, name: str, report: str, *, is_late: bool) -> str:
+        # A report has a phase, three numbers, and why it failed.
         phase, *details = report.split(" ", 4)
         if phase == "failed":
             return f"failed: {details[-1]}"
@@ -154,6 +156,7 @@ class Rollout(FrozenModel):
         for name, state in states.items():
             if state.startswith("failed"):
                 failures.append(f"{name} {state}")
+        # Before anything else: a rollout that has failed asks nobody, whatever its stage.
         if self.stopped or len(failures) > self.most_failed * len(states):
             why = self.stopped or f"{len(failures)} of {len(states)} boards: {failures[0]}"
             return self.model_copy(update={"stopped": why, "told": reports})

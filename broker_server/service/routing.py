@@ -98,6 +98,7 @@ class Router:
             size = len(event.payload)
             self._limits.check(topic.device, topic.channel, time.monotonic(), size)
             self._handlers.sign_of_life(topic.device)
+        # The server subscribes to no other topics, so others match nothing.
         match topic:
             case UploadTopic(task):  # first, as most messages are chunks
                 self._handlers.chunk(task, event)
@@ -112,7 +113,7 @@ class Router:
 
     def _presence_of(self, device: str, payload: bytes) -> DeviceStatus | DeviceProfile:
         fleet = self._topics.fleet
-        message = parse_presence(payload).told(fleet=fleet, device=device)
+        message = parse_presence(payload).completed(fleet=fleet, device=device)
         if (message.fleet, message.device) != (fleet, device):
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,

@@ -26,7 +26,7 @@ from broker_server.service.reassembly import Reassembly
 from broker_server.service.receivers import Receivers
 from broker_server.service.rollout_service import RolloutService
 from broker_server.service.server_requests import ServerRequests
-from broker_server.service.trusted import trusted_config, what_differs
+from broker_server.service.trusted import name_differences, trusted_config
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
@@ -109,7 +109,8 @@ class Runs:
                 f"the configuration is of fleet {config.fleet}, this server has fleet {self._fleet}"
             )
         unfinished = self._store.unfinished(self._fleet)
-        changed = "" if unfinished is None else what_differs(config, unfinished.config)
+        # With other settings it would be another run under the same id.
+        changed = "" if unfinished is None else name_differences(config, unfinished.config)
         if unfinished is not None and not changed:
             config = config.with_stored_contract(unfinished.config)
             return self._continue(unfinished, config, request)
@@ -118,6 +119,7 @@ class Runs:
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
             self._end_replaced(unfinished, context.run, changed)
+        # A run without a version could not go on, so both are stored together.
         self._store.add_run(context.initial_record(), first_version(context, self._resources.blobs))
         return self._execute(context, evaluators, request)
 
@@ -132,6 +134,7 @@ class Runs:
             unfinished.id,
             why,
         )
+        # The next server goes on with the run that has not ended: there may be no two.
         self._store.end_run(unfinished.id, "stopped", why)
 
     def resume(self) -> RunFinished | None:
@@ -165,6 +168,7 @@ class Runs:
         artifacts = load_artifacts(
             config.model.artifacts,
             config.model.arch,
+            # Refused now if the broker takes no chunks of that size, not in the first round.
             chunk_bytes=chunk_bytes_for(self._connection.link, config.round.chunk_bytes),
             weights=config.model.weights,
         )
@@ -217,6 +221,7 @@ class Runs:
         )
         chunk_bytes = context.config.round.chunk_bytes
         blobs = BlobService(connection.link, connection.topics, chunk_bytes)
+        # Graphs stay the same for the whole run; slices are offered with each round.
         blobs.serve(context.artifacts.files)
         parts = RunParts(
             self._store,

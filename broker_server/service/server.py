@@ -45,7 +45,7 @@ from broker_server.service.rollout_service import RolloutService
 from broker_server.service.routing import Router
 from broker_server.service.runs import Runs, ServerResources
 from broker_server.service.server_requests import ServerRequests
-from broker_server.service.trusted import note_nameless
+from broker_server.service.trusted import log_invalid_run_ids
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import Store
 from broker_server.store.backup import remove_leftovers
@@ -111,6 +111,8 @@ class Server:
             self._rollout = RolloutService(
                 broker.identity.parent, self._member.papers, self._member.members
             )
+            # The rollout adds to what the operator says, so its papers take the place of the
+            # registry's.
             self._member = replace(self._member, papers=self._rollout.papers)
         self._folder = store
         self._broker_config = broker
@@ -129,6 +131,7 @@ class Server:
             self._open_store(stack)
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())
+            # From the store, so that boards that are away are known, too.
             self._devices = Fleet(self._store.known_devices(self.fleet))
             self._link = self._connect()
             # The farewell replaces the retained status; the will does where the server is killed.
@@ -158,7 +161,7 @@ class Server:
         self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
         self._blobs = BlobStore(self._folder / "blobs")
         remove_leftovers(self._store, self._folder)
-        note_nameless(self._store, self.fleet)
+        log_invalid_run_ids(self._store, self.fleet)
         updates = UpdateStore(self._folder / "updates")
         self._updates = stack.enter_context(contextlib.closing(updates))
 
@@ -252,6 +255,7 @@ class Server:
 
     def stop(self, _signal: object = None) -> None:
         """End `run` or `serve` soon; may be called from another thread, and by `on_signals`."""
+        # The flag ends what does not wait for the inbox; the event ends the wait for it.
         self._stopping.set()
         self._inbox.put(Stop())
 
@@ -296,6 +300,7 @@ class Server:
             if time.monotonic() >= self._runs.resume_at:
                 self._try_to_resume()
             self._do_periodic_work(self._releases, None)
+            # Boards that fetch a release are served between runs, too.
             self._releases.flush(time.monotonic())
             try:
                 event = self._inbox.get(timeout=QUIET_SECONDS)
@@ -342,6 +347,7 @@ class Server:
             self._revive_broker()
             self._runs.resume()
         except (ShoalError, ConnectionError) as error:
+            # What is wrong with the run itself stays wrong; disk and broker come back.
             if isinstance(error, StorageError | ConnectionError):
                 self._runs.retry_later()
             why = f"cannot go on yet: {error}"

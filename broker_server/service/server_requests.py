@@ -65,6 +65,7 @@ class ServerRequests:
 
         A run is not begun here, see `pop_run`: an error of a run is no fault of its request.
         """
+        # A run that a request asks for begins when this has returned.
         self.control.handle(event, self._carry_out)
 
     def pop_run(self) -> RequestedRun | None:
@@ -108,6 +109,7 @@ class ServerRequests:
 
     def _steer_unfinished(self, request: requests.SteerRequest) -> None:
         """End a run that is not over and cannot go on, or try again at once."""
+        # A run that cannot go on is not in memory: it is what the store says.
         record = self.store.unfinished(self.fleet)
         if record is None or not record.id.startswith(request.run):
             raise ConfigError("no run is in progress; see `shoal runs`")
@@ -136,10 +138,12 @@ class ServerRequests:
             )
             _reject(request.request, ConfigError(detail), answer)
             return
+        # A request that was meant for an earlier run must not end this one.
         if not reporter.run.startswith(request.run):
             detail = f"run {request.run} is not in progress, run {reporter.run} is"
             _reject(request.request, ConfigError(detail), answer)
             return
+        # The coordinator reads it between its steps.
         operator.wish = request.wish
         steered = control.RunSteered(**reporter.stamp, request=request.request, wish=request.wish)
         # Stored before it is told, so that a server that is started again obeys it.

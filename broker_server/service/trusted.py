@@ -16,8 +16,8 @@ from fleet_protocol.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 
 _HOW = (
-    "Resume it with `shoal run --config FILE` or `shoal up --config FILE`, where FILE has the settings of the run, or"
-    " end it with `shoal stop`"
+    "Resume it with `shoal run --config FILE` or `shoal up --config FILE`, where FILE has the "
+    "settings of the run, or end it with `shoal stop`"
 )
 
 
@@ -35,25 +35,30 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
         ConfigError: none was saved, and the database's differs from the server's own; the message
             says in what.
     """
-    kept = read_saved_config(store.folder, record.id)
-    if isinstance(kept, str):
-        _LOG.warning("run %s: %s", record.id, kept)
-        store.log("configuration-not-kept", kept, run=record.id)
-        return _as_a_request(record, own, kept)
-    changed = what_differs(kept, record.config)
+    saved = read_saved_config(store.folder, record.id)
+    if isinstance(saved, str):  # why there is none
+        _LOG.warning("run %s: %s", record.id, saved)
+        store.log("configuration-not-kept", saved, run=record.id)
+        return _config_as_requested(record, own, saved)
+    # The saved configuration counts: a changed database must not have the server open any path.
+    changed = name_differences(saved, record.config)
     if changed:
-        why = f"the database's configuration of run {record.id} was changed, and is not used: {changed}"
+        why = (
+            f"the database's configuration of run {record.id} was changed, and is not used: "
+            f"{changed}"
+        )
         _LOG.warning(why)
         store.log("configuration-changed", why, run=record.id)
-    return kept
+    return saved
 
 
-def _as_a_request(record: RunRecord, own: FleetConfig | None, why: str) -> FleetConfig:
+def _config_as_requested(record: RunRecord, own: FleetConfig | None, why: str) -> FleetConfig:
     missing = f"run {record.id} is held, because {why}"
     if own is None:
         raise ConfigError(f"{missing}, and this server was started without a configuration. {_HOW}")
     try:
         return grant(
+            # The contract of a run does not change while it goes on.
             own.with_stored_contract(record.config),
             RequestedSettings.from_config(FleetConfig.stored(record.config)),
         )
@@ -63,20 +68,18 @@ def _as_a_request(record: RunRecord, own: FleetConfig | None, why: str) -> Fleet
         ) from error
 
 
-def note_nameless(store: Store, fleet: str) -> None:
-    """Log which runs of a fleet a server leaves alone, because their ids could lead anywhere as
-    parts of paths.
-    """
+def log_invalid_run_ids(store: Store, fleet: str) -> None:
+    """Log which runs a server leaves alone: as parts of paths their ids could lead anywhere."""
     for run in store.invalid_run_ids(fleet):
         why = (
-            f"run {run!r} has not ended, but a server does not give such an id, so the database was changed: no server "
-            "resumes it, and `shoal run` begins another"
+            f"run {run!r} has not ended, but a server does not give such an id, so the database "
+            "was changed: no server resumes it, and `shoal run` begins another"
         )
         _LOG.warning(why)
         store.log("run-left-out", why)
 
 
-def what_differs(config: FleetConfig, stored: str) -> str:
+def name_differences(config: FleetConfig, stored: str) -> str:
     """Name the settings in which a configuration differs from a stored one; empty for none."""
     try:
         return name_settings(config.differing_settings(stored))

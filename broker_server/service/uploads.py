@@ -126,6 +126,7 @@ class Uploads:
             return False
         if task.record.id in self._accepted:
             return False  # acknowledged with the next commit
+        # The device has chosen among the offered tiers, and is merged as what it has trained.
         if task.choose_tier(message.tier):
             self.store.choose_tier(task.record)
         try:
@@ -165,6 +166,7 @@ class Uploads:
         round that the announcement named.
         """
         self._count(task, error)
+        # The device compares both with the task it has in hand.
         record = replace(task.record, run=message.run, round=message.round)
         self.outbox.refuse(record, record.device, error.reason, str(error))
 
@@ -176,6 +178,7 @@ class Uploads:
         Raises:
             StorageError: the receiver's disk is full.
         """
+        # A full disk of a receiver is that of the server: they share the store.
         if report.failed:
             raise StorageError(report.failed)
         for outcome in report.outcomes:
@@ -192,6 +195,7 @@ class Uploads:
 
     def _apply_outcome(self, task: OpenTask, outcome: UploadOutcome) -> None:
         message = task.announced
+        # Another update was announced since, or the outcome was applied already.
         if message is None or message.update.digest != outcome.update:
             return  # a repeated report
         task.announced = None
@@ -223,6 +227,7 @@ class Uploads:
         """
         if not self._accepted:
             return
+        # Emptied first: what cannot be synced or committed now is announced again by its device.
         batch = list(self._accepted.values())
         self._accepted.clear()
         records = []
@@ -246,6 +251,7 @@ class Uploads:
     def _repeat_answer(self, task: OpenTask) -> None:
         """Answer an announcement that was answered before, in the same way."""
         record = task.record
+        # Also after a restart of the server: the phase is that of the store.
         if record.phase.arrived:
             self._acknowledge(task)
         elif record.phase is TaskPhase.REFUSED:

@@ -97,6 +97,7 @@ class LocalVisit:
             self._listen()
             self._connection.close()
             self._inbox.put(Disconnected("the server has stopped"))
+            # The next server of the store goes on with the run that this command follows.
             while not self._over.wait(_AGAIN_SECONDS) and not self._reach_next():
                 pass
 
@@ -111,6 +112,7 @@ class LocalVisit:
         with contextlib.suppress(OSError):
             connection.sendall(b"\n")  # only listens
         self._connection = connection
+        # `close` was called meanwhile, and has closed the connection before this one.
         if self._over.is_set():
             connection.close()
         return True
@@ -184,9 +186,11 @@ def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
             sending.enter_context(lock)
         wait = min(timeout, HOSTED_SECONDS) if broker.hosted else timeout
         link, inbox = stack.enter_context(visiting(broker_address(broker), fleet, wait, member))
+        # Before the request, whose answer may come at once.
         link.subscribe(topics.server_events)
         link.subscribe(topics.server_status)
         link.publish(topics.server_control, request.to_bytes())
+        # The request has left before another command may send.
         link.drain(time.monotonic() + timeout)
         sending.close()
         yield inbox

@@ -49,7 +49,7 @@ class Mix:
         return sum(level.weight for level in self.levels)
 
     def width(self, rate: float) -> float:
-        """Return the width share s of a rate: relative to the GLOBAL model, as the Scaler has it."""
+        """Return the width share s of a rate, relative to the GLOBAL model."""
         return rate / self.levels[0].rate
 
 

@@ -160,7 +160,7 @@ def _with_changes(own: FleetConfig, changes: Mapping[str, int | float]) -> Fleet
 
 
 def _fingerprints(values: SettingValue) -> str:
-    """Return the fingerprint of a setting with relative paths, and, if it differs, with absolute."""
+    """Return the fingerprints of the forms of a setting, once where they are the same."""
     fingerprints = []
     for value in (values.relative, values.absolute):
         text = json.dumps(value, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Signs a statement of a backup's contents with one or more keys, and verifies it.
+"""Sign a statement of a backup's contents with one or more keys, and verify it.
 
 Ed25519 (RFC 8032).
 
@@ -33,6 +33,7 @@ SIGNATURES = "signatures.json"
 SIGNATURES_LIMIT = 64 * 1024
 """Most bytes of the member with the signatures."""
 
+_MOST_LETTERS = 200  # of a signer's name
 _SHOWN_DIGITS = 16  # of a key, shown in messages
 
 
@@ -48,7 +49,7 @@ class BackupStatement(SignedStatement):
 
     purpose: ClassVar[bytes] = b"shoal-backup-1\0"
 
-    signer: Annotated[str, Field(max_length=200)]
+    signer: Annotated[str, Field(max_length=_MOST_LETTERS)]
     key: Key
     taken: Count
     inventory: Digest
@@ -92,33 +93,35 @@ def write_inventory(members: Iterable[Member]) -> bytes:
 
 
 def read_inventory(data: bytes) -> Mapping[str, Member]:
-    """Read the members of an inventory by name; raise a BlobError if it is malformed."""
+    """Read the members of an inventory by name.
+
+    Raises:
+        BlobError: it is malformed.
+    """
+    members = {}
     try:
-        lines = [line.split(" ", 2) for line in data.decode().splitlines()]
-        members = [Member(name, digest, int(size)) for digest, size, name in lines]
+        for line in data.decode().splitlines():
+            digest, size, name = line.split(" ", 2)
+            members[name] = Member(name, digest, int(size))
     except ValueError as error:
         raise BlobError(f"the inventory is malformed: {error}") from error
-    return {member.name: member for member in members}
+    return members
 
 
 def sign(inventory: bytes, signers: Sequence[Signer]) -> bytes:
     """Sign an inventory with every key; return the content of the member `SIGNATURES`."""
     taken = int(time.time())
     digest = blob_digest(inventory)
-    statements = [
-        (
-            signer,
-            BackupStatement(
-                signer=signer.words[:200],
-                key=signer.public,
-                taken=taken,
-                inventory=digest,
-            ),
+    signatures = []
+    for signer in signers:
+        statement = BackupStatement(
+            signer=signer.words[:_MOST_LETTERS],
+            key=signer.public,
+            taken=taken,
+            inventory=digest,
         )
-        for signer in signers
-    ]
-    signatures = tuple(issue(statement, signer.key).hex() for signer, statement in statements)
-    return _Signatures(signatures=signatures).to_bytes()
+        signatures.append(issue(statement, signer.key).hex())
+    return _Signatures(signatures=tuple(signatures)).to_bytes()
 
 
 def read_statements(data: bytes, inventory: bytes) -> tuple[BackupStatement, ...]:

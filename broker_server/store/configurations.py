@@ -1,6 +1,6 @@
-"""Saves the configurations of runs in files beside the database.
+"""Save the configurations of runs in files beside the database.
 
-Servers open and call only what these files name.
+Servers open paths and call functions only if these files name them.
 
 Anyone who can change the database, or supplies a backup or a whole store, could write any path,
 address or function into the configuration of a run. So a store keeps a copy of every configuration
@@ -31,7 +31,8 @@ FOLDER = "configurations"
 _LIMIT_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _RUN_NAME = TypeAdapter[str](Name)
-_NO_FILE_OF_OURS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EMLINK})
+# Errors of opening a link, or anything else that a store has no place for.
+_NOT_A_FILE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EMLINK})
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _LOG = logging.getLogger(__name__)
 
@@ -54,20 +55,21 @@ def save_config(folder: Path, run: str, config: str) -> str | None:
     if reason is None:
         return None
     return (
-        f"the configuration of run {run} is kept without a signature: {reason}. A server that starts again goes on with"
-        " the run by its own file alone; let XDG_CONFIG_HOME name a folder that this user can write"
+        f"the configuration of run {run} is kept without a signature: {reason}. A server that"
+        " starts again goes on with the run by its own file alone; let XDG_CONFIG_HOME name a"
+        " folder that this user can write"
     )
 
 
 def saved_config(folder: Path, run: str) -> FleetConfig | None:
-    """The copy of a run's configuration, as `read_saved_config`.
+    """Return the saved configuration of a run, as `read_saved_config`.
 
-    None, and a line of the log, where none counts.
+    Where none counts, log why and return None.
     """
-    kept = read_saved_config(folder, run)
-    if isinstance(kept, FleetConfig):
-        return kept
-    _LOG.warning("run %s: %s", run, kept)
+    config = read_saved_config(folder, run)
+    if isinstance(config, FleetConfig):
+        return config
+    _LOG.warning("run %s: %s", run, config)
     return None
 
 
@@ -103,14 +105,12 @@ def read_saved_config(folder: Path, run: str) -> FleetConfig | str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be a part of a path, a topic or a command, and leads nowhere else in any
-    of them.
-    """
+    """Return whether a text is safe as a part of a path, a topic or a command."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_run_name(run: object) -> bool:
-    """Whether a word of the database can be the id of a run, in messages as in paths."""
+    """Return whether a value of the database can be the id of a run, in messages as in paths."""
     try:
         _RUN_NAME.validate_python(run, strict=True)
     except ValidationError:
@@ -119,9 +119,10 @@ def is_run_name(run: object) -> bool:
 
 
 def require_name(kind: str, name: str) -> str:
-    """Check a name from the database that becomes part of a path.
+    """Check a name from the database that becomes part of a path, and return it.
 
-    Raise a ConfigError if it could lead elsewhere.
+    Raises:
+        ConfigError: it could lead elsewhere.
     """
     if not is_name(name):
         raise ConfigError(f"{kind} {name!r} is not a valid file name; the database was changed")
@@ -146,7 +147,7 @@ def _read_own(path: Path, folder: Path) -> bytes:
             return _read_checked(path, None, folder)
         descriptor = os.open(path.parent, _FOLDER_FLAGS)
         try:
-            _see_ours(path.parent, os.fstat(descriptor), folder)
+            _require_own(path.parent, os.fstat(descriptor), folder)
             return _read_checked(path, descriptor, folder)
         finally:
             os.close(descriptor)
@@ -155,7 +156,7 @@ def _read_own(path: Path, folder: Path) -> bytes:
     except BlobError as error:
         raise ConfigError(f"{error}; remove it") from error
     except OSError as error:
-        if error.errno in _NO_FILE_OF_OURS:
+        if error.errno in _NOT_A_FILE:
             raise ConfigError(
                 f"{path} is not read: it, or its folder, is a link or no file; remove it"
             ) from error
@@ -163,12 +164,18 @@ def _read_own(path: Path, folder: Path) -> bytes:
 
 
 def _read_checked(path: Path, parent: int | None, folder: Path) -> bytes:
-    """Read a file, whose folder may be open already.
+    """Read a file, and check it.
 
-    A ConfigError where it is too long, no text or another's.
+    Args:
+        path: the file.
+        parent: descriptor of its folder, if that is open.
+        folder: folder of the store.
+
+    Raises:
+        ConfigError: it is too long, no text, or another user could have written it.
     """
     with open_regular(path, parent) as file:
-        _see_ours(path, os.fstat(file.fileno()), folder)
+        _require_own(path, os.fstat(file.fileno()), folder)
         data = file.read(_LIMIT_BYTES + 1)
     if len(data) > _LIMIT_BYTES:
         raise ConfigError(f"{path} is not read: it has more than {_LIMIT_BYTES:,} bytes; remove it")
@@ -179,10 +186,11 @@ def _read_checked(path: Path, parent: int | None, folder: Path) -> bytes:
     return data
 
 
-def _see_ours(path: Path, status: os.stat_result, folder: Path) -> None:
-    """See that nobody but the owner of the store can have written a file or folder.
+def _require_own(path: Path, status: os.stat_result, folder: Path) -> None:
+    """Check that only the owner of the store can have written a file or folder.
 
-    A ConfigError where not.
+    Raises:
+        ConfigError: another user could have written it.
     """
     if not hasattr(os, "geteuid"):  # Windows
         return
@@ -197,15 +205,16 @@ def _see_ours(path: Path, status: os.stat_result, folder: Path) -> None:
 
 
 def _moved(config: FleetConfig, folder: Path) -> FleetConfig:
-    """Adjust a configuration whose store has moved: its files have the same places beside the
-    store, if they exist.
+    """Adjust a configuration whose store has moved.
+
+    Files that stand in the same place beside the store have moved with it.
     """
-    before = config.store
-
-    def place(path: Path) -> Path:
-        beside = Path(os.path.normpath(folder / os.path.relpath(path, before)))
-        return beside if beside.exists() else path
-
-    if before.resolve() == folder:
+    old_folder = config.store
+    if old_folder.resolve() == folder:
         return config
-    return config.relocated(place).model_copy(update={"store": folder})
+
+    def new_place(path: Path) -> Path:
+        moved = Path(os.path.normpath(folder / os.path.relpath(path, old_folder)))
+        return moved if moved.exists() else path
+
+    return config.relocated(new_place).model_copy(update={"store": folder})

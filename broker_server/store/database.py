@@ -44,7 +44,13 @@ class Database:
         StorageError: the folder cannot be used, or was written by a newer version of Shoal.
     """
 
-    def __init__(self, folder: Path, *, read_only: bool = False, durable: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        read_only: bool = False,
+        durable: bool = True,
+    ) -> None:
         self.folder = folder
         self.path = folder / "shoal.db"
         self._read_only = read_only
@@ -120,10 +126,17 @@ class Database:
                 task = connection.execute(query.limit(1)).scalar()
                 if task is not None:
                     row = f"id {quoted(str(task))}"
-                    raise damaged_row(table.name, row, column.name, "it is no JSON")
+                    raise damaged_row(
+                        table.name,
+                        row,
+                        column.name,
+                        "it is no JSON",
+                    )
 
     def _write(
-        self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None
+        self,
+        statement: Executable,
+        rows: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Commit a statement, or the same statement for each of some rows, which may be none."""
         if rows is None or rows:
@@ -131,7 +144,10 @@ class Database:
                 connection.execute(statement, rows)
 
     def _later(
-        self, statement: Executable, row: Mapping[str, Any], key: Hashable | None = None
+        self,
+        statement: Executable,
+        row: Mapping[str, Any],
+        key: Hashable | None = None,
     ) -> None:
         """Let a row wait for the next commit.
 
@@ -160,21 +176,38 @@ class Database:
         with self._transaction() as connection:
             return connection.execute(query).all()
 
-    def _values(self, kind: type, names: Sequence[str], query: Select[Any]) -> Iterator[list[Any]]:
+    def _values(
+        self,
+        kind: type,
+        names: Sequence[str],
+        query: Select[Any],
+    ) -> Iterator[list[Any]]:
         """Return the rows of a query for some fields of a kind of record, each value checked."""
         return (values_of(kind, names, row) for row in self._rows(query))
 
-    def _all(self, kind: type[RecordT], query: Select[Any]) -> list[RecordT]:
+    def _all(
+        self,
+        kind: type[RecordT],
+        query: Select[Any],
+    ) -> list[RecordT]:
         """Return the records of a query."""
         with self._transaction() as connection:
             return [from_row(kind, row) for row in connection.execute(query)]
 
-    def _first(self, kind: type[RecordT], query: Select[Any]) -> RecordT | None:
+    def _first(
+        self,
+        kind: type[RecordT],
+        query: Select[Any],
+    ) -> RecordT | None:
         """Return the first record of a query, None if it has none."""
         records = self._all(kind, query.limit(1))
         return records[0] if records else None
 
-    def _readable(self, kind: type[RecordT], query: Select[Any]) -> list[RecordT]:
+    def _readable(
+        self,
+        kind: type[RecordT],
+        query: Select[Any],
+    ) -> list[RecordT]:
         """Return the records of a query that can be read; a warning names each of the others."""
         records = []
         for row in self._rows(query):

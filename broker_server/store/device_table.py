@@ -50,7 +50,13 @@ class DeviceTable(Database):
             row["state"] = message.state
             self._later(_RECORD_STATUS, row, (*device, "status"))
 
-    def set_presence(self, device: str, state: str, *, online: bool = False) -> None:
+    def set_presence(
+        self,
+        device: str,
+        state: str,
+        *,
+        online: bool = False,
+    ) -> None:
         """Remember that a device is away or there again, which it does not say itself."""
         # First what the device said before, which would overwrite this if it was written later.
         self.flush()

@@ -96,7 +96,11 @@ class EventTable(Database):
             query = query.where(_EVENTS.c.run == run)
         return self._all(EventRecord, query.limit(last))[::-1]
 
-    def marked_rounds(self, run: str, kind: str) -> dict[str | None, int]:
+    def marked_rounds(
+        self,
+        run: str,
+        kind: str,
+    ) -> dict[str | None, int]:
         """Return the round that the newest line of one kind names, by device."""
         self.flush()
         query = select(_EVENTS.c.device, _EVENTS.c.round).where(
@@ -105,7 +109,11 @@ class EventTable(Database):
         rows = self._values(EventRecord, ("device", "round"), query.order_by(_EVENTS.c.id))
         return {device: number or 0 for device, number in rows}
 
-    def count_lines(self, run: str, kinds: Collection[str]) -> dict[str, int]:
+    def count_lines(
+        self,
+        run: str,
+        kinds: Collection[str],
+    ) -> dict[str, int]:
         """Return how many lines a run has of each of these kinds."""
         self.flush()
         query = select(_EVENTS.c.kind, func.count())

@@ -52,7 +52,9 @@ class ExportedVersion:
 
 
 def load_version(
-    store: Store, run: str | None = None, version: int | None = None
+    store: Store,
+    run: str | None = None,
+    version: int | None = None,
 ) -> ExportedVersion:
     """Read a global version of a run.
 
@@ -76,15 +78,29 @@ def load_version(
             f" {store.folder}; those of {', '.join(kept) or 'none'} are (keep_versions says how"
             " many stay)"
         )
-    require_whole(blobs, record.number, record.digest, record.statistics_digest)
+    require_whole(
+        blobs,
+        record.number,
+        record.digest,
+        record.statistics_digest,
+    )
     weights = open_tensors(blobs.path(record.digest))
     statistics = {}
     if record.statistics_digest:
         statistics = open_tensors(blobs.path(record.statistics_digest))
-    return ExportedVersion(record, run_record.arch, weights, statistics)
+    return ExportedVersion(
+        record,
+        run_record.arch,
+        weights,
+        statistics,
+    )
 
 
-def _version_record(store: Store, run: RunRecord, number: int | None) -> VersionRecord:
+def _version_record(
+    store: Store,
+    run: RunRecord,
+    number: int | None,
+) -> VersionRecord:
     if number is None:
         promoted_version = promoted(store, run.id)
         if promoted_version is not None:
@@ -97,7 +113,11 @@ def _version_record(store: Store, run: RunRecord, number: int | None) -> Version
     return record
 
 
-def require_whole(blobs: BlobStore, number: int, *digests: str | None) -> None:
+def require_whole(
+    blobs: BlobStore,
+    number: int,
+    *digests: str | None,
+) -> None:
     """Refuse a version one of whose blobs is damaged.
 
     The blob stays, for a user who can repair it.

@@ -23,14 +23,23 @@ _ROUNDS = schema.rounds
 class RoundTable(Database):
     """The rounds of a store."""
 
-    def plan_round(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> None:
+    def plan_round(
+        self,
+        record: RoundRecord,
+        tasks: Sequence[TaskRecord],
+    ) -> None:
         """Store a planned round with all its tasks."""
         with self._begin() as connection:
             connection.execute(insert(_ROUNDS).values(to_row(record)))
             if tasks:
                 connection.execute(insert(schema.tasks), [to_row(task) for task in tasks])
 
-    def rounds(self, run: str, *, last: int | None = None) -> list[RoundRecord]:
+    def rounds(
+        self,
+        run: str,
+        *,
+        last: int | None = None,
+    ) -> list[RoundRecord]:
         """Return the rounds of a run in order, all or the last so many."""
         return self._all(RoundRecord, _newest_first(run).limit(last))[::-1]
 

@@ -23,7 +23,11 @@ _NEWEST_FIRST = text("rowid DESC")
 class RunTable(EventTable):
     """The runs of a store."""
 
-    def add_run(self, run: RunRecord, first: VersionRecord) -> None:
+    def add_run(
+        self,
+        run: RunRecord,
+        first: VersionRecord,
+    ) -> None:
         """Begin a run with its initial version, and the caller's own configuration."""
         problem = save_config(self.folder, run.id, run.config)
         with self._begin() as connection:
@@ -31,15 +35,33 @@ class RunTable(EventTable):
             connection.execute(insert(schema.versions).values(to_row(first)))
         self._log_unsigned(run.id, problem)
 
-    def end_run(self, run: str, status: str, detail: str | None) -> None:
+    def end_run(
+        self,
+        run: str,
+        status: str,
+        detail: str | None,
+    ) -> None:
         """Record how a run ended."""
-        self._set_run(run, status=status, detail=detail, ended_at=time.time())
+        self._set_run(
+            run,
+            status=status,
+            detail=detail,
+            ended_at=time.time(),
+        )
 
-    def set_status(self, run: str, status: str) -> None:
+    def set_status(
+        self,
+        run: str,
+        status: str,
+    ) -> None:
         """Record that a run which has not ended is held, or goes on."""
         self._set_run(run, status=status)
 
-    def record_request(self, run: str, detail: str | None) -> None:
+    def record_request(
+        self,
+        run: str,
+        detail: str | None,
+    ) -> None:
         """Record an operator's request about a run that has not ended, for a server that restarts.
 
         Args:
@@ -51,13 +73,23 @@ class RunTable(EventTable):
         else:
             self._set_run(run, detail=detail)
 
-    def record_config(self, run: str, config: str) -> None:
+    def record_config(
+        self,
+        run: str,
+        config: str,
+    ) -> None:
         """Record the configuration with which a run resumes, which is the caller's own."""
         problem = save_config(self.folder, run, config)
         self._set_run(run, config=config)
         self._log_unsigned(run, problem)
 
-    def add_bytes(self, run: str, *, wire: int, payload: int) -> None:
+    def add_bytes(
+        self,
+        run: str,
+        *,
+        wire: int,
+        payload: int,
+    ) -> None:
         """Add to a run's totals of bytes."""
         columns = schema.runs.c
         self._set_run(
@@ -95,10 +127,18 @@ class RunTable(EventTable):
         query = select(table).where(table.c.fleet == fleet, table.c.status.in_(UNFINISHED))
         return self._rows(query.order_by(_NEWEST_FIRST))
 
-    def _set_run(self, run: str, **values: object) -> None:
+    def _set_run(
+        self,
+        run: str,
+        **values: object,
+    ) -> None:
         self._write(update(schema.runs).where(schema.runs.c.id == run).values(**values))
 
-    def _log_unsigned(self, run: str, problem: str | None) -> None:
+    def _log_unsigned(
+        self,
+        run: str,
+        problem: str | None,
+    ) -> None:
         """Log that the configuration of a run could not be signed, and why."""
         if problem is not None:
             _LOG.warning(problem)

@@ -45,7 +45,13 @@ def _update_of(*columns: str) -> Any:
     return statement.values({name: bindparam(name) for name in columns})
 
 
-_RECEIVE = _update_of("phase", "update_digest", "update_size", "metrics", "received_at")
+_RECEIVE = _update_of(
+    "phase",
+    "update_digest",
+    "update_size",
+    "metrics",
+    "received_at",
+)
 _SETTLE = _update_of("phase", "detail")
 _RECORD_OUTCOME = _update_of("phase", "detail", "screening")
 _RECORD_TIMING = _update_of("timing")
@@ -83,19 +89,34 @@ class TaskTable(Database):
         """Return one task, of whatever run."""
         return self._first(TaskRecord, select(_TASKS).where(_TASKS.c.id == task))
 
-    def tasks(self, run: str, number: int, kind: str | None = None) -> list[TaskRecord]:
+    def tasks(
+        self,
+        run: str,
+        number: int,
+        kind: str | None = None,
+    ) -> list[TaskRecord]:
         """Return the tasks of a round, by device; of one kind or of all."""
         query = select(_TASKS).where(_TASKS.c.run == run, _TASKS.c.round == number)
         if kind is not None:
             query = query.where(_TASKS.c.kind == kind)
         return self._all(TaskRecord, query.order_by(_TASKS.c.device))
 
-    def device_tasks(self, run: str, device: str) -> list[TaskRecord]:
+    def device_tasks(
+        self,
+        run: str,
+        device: str,
+    ) -> list[TaskRecord]:
         """Return the training tasks of a device in a run, by round."""
         query = self._training_tasks(run).where(_TASKS.c.device == device)
         return self._all(TaskRecord, query.order_by(_TASKS.c.round))
 
-    def late_tasks(self, run: str, number: int, *, waiting: bool = False) -> list[TaskRecord]:
+    def late_tasks(
+        self,
+        run: str,
+        number: int,
+        *,
+        waiting: bool = False,
+    ) -> list[TaskRecord]:
         """Return training tasks of earlier rounds that count in a round, by device.
 
         Their updates are in the version of the round or, with `waiting`, may still come to be in
@@ -136,9 +157,12 @@ class TaskTable(Database):
         """
         rounds = schema.rounds
         is_of_round = (_TASKS.c.run == rounds.c.run) & (_TASKS.c.round == rounds.c.number)
-        query = select(_TASKS.c.device, _TASKS.c.phase, _TASKS.c.detail, rounds.c.planned_at).where(
-            is_of_round & _IS_TRAINING, rounds.c.planned_at > min(since.values())
-        )
+        query = select(
+            _TASKS.c.device,
+            _TASKS.c.phase,
+            _TASKS.c.detail,
+            rounds.c.planned_at,
+        ).where(is_of_round & _IS_TRAINING, rounds.c.planned_at > min(since.values()))
         answers = []
         for row in self._rows(query):
             device, phase, detail = values_of(TaskRecord, ("device", "phase", "detail"), row[:3])
@@ -169,7 +193,12 @@ class TaskTable(Database):
         chosen = {name: row[name] for name in _CHOICE}
         self._write(update(_TASKS).where(_TASKS.c.id == task.id).values(chosen))
 
-    def receive(self, tasks: Sequence[TaskRecord], *, later: bool = False) -> None:
+    def receive(
+        self,
+        tasks: Sequence[TaskRecord],
+        *,
+        later: bool = False,
+    ) -> None:
         """Commit that updates are on disk, all or none; acknowledge them only then.
 
         Args:
@@ -184,7 +213,12 @@ class TaskTable(Database):
         for row in rows:
             self._later(_RECEIVE, row, row["task"])
 
-    def settle(self, tasks: Iterable[str], phase: TaskPhase, detail: str | None = None) -> None:
+    def settle(
+        self,
+        tasks: Iterable[str],
+        phase: TaskPhase,
+        detail: str | None = None,
+    ) -> None:
         """Put tasks into a phase."""
         state = {"phase": phase.value, "detail": detail}
         self._write(_SETTLE, [{"task": task, **state} for task in tasks])

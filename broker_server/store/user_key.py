@@ -1,5 +1,6 @@
-"""The key of the user who runs Shoal: it signs backups and kept configurations, and lies in no
-store.
+"""Make and read the key of the user, which signs backups and saved configurations.
+
+The key lies in no store.
 """
 
 import getpass
@@ -21,7 +22,7 @@ _KEY = Path("shoal", "backup.pem")
 
 
 def user_key_path() -> Path:
-    """Where the user's own key lies: in the folder of configurations.
+    """Return the path of the user's own key, in the user's folder of configurations.
 
     Raises:
         ConfigError: the user has no home.
@@ -37,7 +38,7 @@ def user_key_path() -> Path:
 
 
 def user_signer() -> Signer:
-    """The user's own key, which is made on first use, for the user alone.
+    """Return the user's own key; make it on first use, readable only by the user.
 
     Raises:
         ConfigError: the file holds no such key, or others may read it.
@@ -52,14 +53,15 @@ def user_signer() -> Signer:
 
 
 def read_key(path: Path) -> Ed25519PrivateKey:
-    """Read a private key in PEM; a ConfigError where the file holds none."""
+    """Read a private key in PEM.
+
+    Raises:
+        ConfigError: the file holds none.
+    """
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (
-        OSError,
-        TypeError,
-        ValueError,
-    ) as error:  # a TypeError for one with a passphrase
+    except (OSError, TypeError, ValueError) as error:
+        # A TypeError if the key has a passphrase.
         raise ConfigError(f"cannot read the key {path}: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path} is no Ed25519 key")
@@ -74,7 +76,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _make(path: Path) -> None:
-    """Make the key; of two processes that do so at once, the first one's counts."""
+    """Make the key; if two processes do so at once, the key of the first counts."""
     content = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

@@ -18,7 +18,11 @@ _VERSIONS = schema.versions
 class VersionTable(TaskTable):
     """The global versions of a store."""
 
-    def add_version(self, version: VersionRecord, outcomes: Mapping[str, Outcome]) -> None:
+    def add_version(
+        self,
+        version: VersionRecord,
+        outcomes: Mapping[str, Outcome],
+    ) -> None:
         """Store a new global version and, with it, the outcomes of its round's tasks, by id."""
         with self._begin() as connection:
             connection.execute(insert(_VERSIONS).values(to_row(version)))
@@ -77,7 +81,12 @@ class VersionTable(TaskTable):
             closed = update(rounds).where(is_round)
             connection.execute(closed.values(evaluation=encoded, note=note))
 
-    def used_blobs(self, digests: Collection[str], *, beside: str = "") -> set[str]:
+    def used_blobs(
+        self,
+        digests: Collection[str],
+        *,
+        beside: str = "",
+    ) -> set[str]:
         """Return which blobs are the weights of versions.
 
         Equal weights of several runs are one blob.
@@ -91,11 +100,20 @@ class VersionTable(TaskTable):
         )
         return {digest for (digest,) in self._rows(query)}
 
-    def versions(self, run: str, *, last: int | None = None) -> list[VersionRecord]:
+    def versions(
+        self,
+        run: str,
+        *,
+        last: int | None = None,
+    ) -> list[VersionRecord]:
         """Return the global versions of a run in order, all or the last so many."""
         return self._all(VersionRecord, _newest_first(run).limit(last))[::-1]
 
-    def version(self, run: str, number: int | None = None) -> VersionRecord | None:
+    def version(
+        self,
+        run: str,
+        number: int | None = None,
+    ) -> VersionRecord | None:
         """Return one global version, by default the newest."""
         query = _newest_first(run)
         if number is not None:

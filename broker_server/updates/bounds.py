@@ -120,16 +120,21 @@ def _norm_bounds(
 
 
 def _judge(update: Measured, bound: float | None, samples: int, config: RobustConfig) -> Verdict:
-    too_far = bound is not None and update.norm > bound
-    clipped = too_far and config.beyond_norm == "clip" and update.norm <= COLOSSAL
+    colossal = update.norm > COLOSSAL
+    clips = config.beyond_norm == "clip" and not colossal
+    too_far = False
+    scale = 1.0
+    if bound is not None and update.norm > bound:
+        too_far = True
+        scale = bound / update.norm
     screening = Screening(
         norm=update.norm,
         bound=bound,
-        scale=bound / update.norm if clipped and bound is not None else 1.0,
+        scale=scale if clips else 1.0,
         samples=samples,
         declared=update.declared,
     )
-    if update.norm > COLOSSAL or (too_far and not clipped):
+    if colossal or (too_far and not clips):
         allowed = f"{COLOSSAL:g}" if bound is None else f"{bound:.4g}"
         return Verdict(
             screening,

@@ -297,7 +297,7 @@ class Agent:
             self._state.on_chunk(topic.digest, item.payload)
             return
         try:
-            message = parse_server_message(item.payload).told(fleet=ctx.kit.config.fleet)
+            message = parse_server_message(item.payload).completed(fleet=ctx.kit.config.fleet)
         except RefusedError as error:
             ctx.kit.journal.warning(
                 f"ignored a message on {item.topic}: {error.reason.value}: {error}"

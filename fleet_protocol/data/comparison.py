@@ -36,13 +36,11 @@ def find_problems(data: DataSet, fleet: DataSummary | None = None) -> tuple[Data
         data: a board's samples.
         fleet: the fleet's contract, if known.
     """
-    alone = inspect(data, fleet)
+    own_findings = inspect(data, fleet)
     if fleet is None:
-        return alone
-    return (
-        *alone,
-        *compare(summarise(data, tokens=are_tokens(fleet)), fleet, data.column_names),
-    )
+        return own_findings
+    own = summarise(data, tokens=are_tokens(fleet))
+    return (*own_findings, *compare(own, fleet, data.column_names))
 
 
 def compare(
@@ -64,9 +62,9 @@ def compare(
     if own.groups != fleet.groups or min(_values(own), _values(fleet)) < _LEAST_VALUES:
         return ()
     pair = Pair.of(own, fleet, columns)
-    whole = _scale_of_all(pair)
-    if whole is not None:
-        return (whole,)
+    common_scale = _scale_of_all(pair)
+    if common_scale is not None:
+        return (common_scale,)
     if are_tokens(fleet) and not own.whole:
         return (_dtype(own, fleet),)
     return tuple(_by_group(pair))
@@ -88,14 +86,15 @@ def _shape(own: DataSummary, fleet: DataSummary) -> DataFinding:
 def _dtype(own: DataSummary, fleet: DataSummary) -> DataFinding:
     return DataFinding(
         "dtype",
-        f"values have fractions ({own.dtype}, from {min(own.lowest):g} to {max(own.highest):g}), the fleet's "
-        f"are whole numbers ({fleet.dtype}, from {min(fleet.lowest):g} to {max(fleet.highest):g}); leave "
-        "`scale`, `mean` and `std` out of [data], and save integers",
+        f"values have fractions ({own.dtype}, from {min(own.lowest):g} to {max(own.highest):g}), "
+        f"the fleet's are whole numbers ({fleet.dtype}, from {min(fleet.lowest):g} to "
+        f"{max(fleet.highest):g}); leave `scale`, `mean` and `std` out of [data], and save "
+        "integers",
     )
 
 
 def _scale_of_all(pair: Pair) -> DataFinding | None:
-    """Return whether most groups have values many times larger or smaller than the fleet's."""
+    """Return a finding if most groups are many times larger or smaller than the fleet's."""
     spread = pair.vary & pair.fleet.dense
     counted = spread if spread.any() else pair.vary
     if not counted.any():
@@ -103,46 +102,40 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
     times = float(np.median(pair.deviations[counted]))
     if 1 / MUCH < times < MUCH:
         return None
-    own = pair.own
-    fleet = pair.fleet
-    ends = [
-        float(end)
-        for end in (
-            own.lowest.min(),
-            own.highest.max(),
-            fleet.lowest.min(),
-            fleet.highest.max(),
-        )
-    ]
-    at_zero = ends[0] == ends[2] == 0.0
-    remedy = f"multiply `scale` in [data] by {ends[3] / ends[1]:.4g}" if at_zero else _AS_OTHERS
-    more = f"{times:.3g} times larger" if times > 1 else f"{1 / times:.3g} times smaller"
+    own_lowest = float(pair.own.lowest.min())
+    own_highest = float(pair.own.highest.max())
+    fleet_lowest = float(pair.fleet.lowest.min())
+    fleet_highest = float(pair.fleet.highest.max())
+    remedy = _AS_OTHERS
+    if own_lowest == fleet_lowest == 0.0:
+        remedy = f"multiply `scale` in [data] by {fleet_highest / own_highest:.4g}"
+    ratio = f"{times:.3g} times larger" if times > 1 else f"{1 / times:.3g} times smaller"
     return DataFinding(
         "scale",
-        f"values range from {ends[0]:g} to {ends[1]:g}, the fleet's range from {ends[2]:g} to {ends[3]:g} "
-        f"(their deviation is {more}); {remedy}",
+        f"values range from {own_lowest:g} to {own_highest:g}, the fleet's range from "
+        f"{fleet_lowest:g} to {fleet_highest:g} (their deviation is {ratio}); {remedy}",
     )
 
 
 def _by_group(pair: Pair) -> Iterator[DataFinding]:
-    """Return the findings of single columns or channels."""
+    """Yield the findings of single columns or channels."""
     up = np.minimum(pair.deviations, pair.ranges)
     down = np.minimum(1 / pair.deviations, 1 / pair.ranges)
     scaled = (up >= VERY_MUCH) | (down >= VERY_MUCH) | ((up >= MUCH) & pair.fleet.dense)
     distances = np.diagonal(pair.distances)
-    places = _places(pair, scaled | (distances >= ELSEWHERE))
+    places = _match_columns(pair, scaled | (distances >= ELSEWHERE))
     moved = places != np.arange(len(places))
     if moved.any():
         yield _order(pair, places)
-    other_scale = np.flatnonzero(scaled & ~moved).tolist()
-    if other_scale:
-        yield _scale(pair, other_scale)
-    off = np.flatnonzero((distances >= FAR) & ~scaled & ~moved).tolist()
-    if off:
-        yield _mean(pair, off, distances)
+    with_other_scale = np.flatnonzero(scaled & ~moved).tolist()
+    if with_other_scale:
+        yield _scale(pair, with_other_scale)
+    far_off = np.flatnonzero((distances >= FAR) & ~scaled & ~moved).tolist()
+    if far_off:
+        yield _mean(pair, far_off, distances)
 
 
-def _places(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _match_columns(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Match each of the board's columns with one of the fleet's.
 
     The columns are in another order if every column that does not look like itself fits another
@@ -154,69 +147,82 @@ def _places(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
         return own_places
     allowed = pair.alike | np.diag(~misfits)
     allowed[misfits, misfits] = False
-    holders: dict[int, int] = {int(i): int(i) for i in np.flatnonzero(~misfits)}
-    for i in np.flatnonzero(misfits).tolist():
-        if not _seat(i, allowed, holders, set()):
+    holders = {column: column for column in np.flatnonzero(~misfits).tolist()}
+    for column in np.flatnonzero(misfits).tolist():
+        if not _find_place(column, allowed, holders, set()):
             return own_places
     places = np.empty(count, np.int64)
     places[list(holders.values())] = list(holders)
     return places
 
 
-def _seat(
+def _find_place(
     column: int, allowed: NDArray[np.bool_], holders: dict[int, int], tried: set[int]
 ) -> bool:
     """Give a column a possible place, and move the column there to another.
 
-    Return False if there is none.
+    Args:
+        column: of the board.
+        allowed: which columns may be at which places.
+        holders: columns by their places; changed here.
+        tried: places that were tried for this column or the columns it moves.
+
+    Returns:
+        Whether there is a place.
     """
-    free_first = sorted(
-        np.flatnonzero(allowed[column]).tolist(), key=lambda place: place in holders
-    )
+    candidates = np.flatnonzero(allowed[column]).tolist()
+    free_first = sorted(candidates, key=lambda place: place in holders)
     for place in free_first:
         if place in tried:
             continue
         tried.add(place)
-        if place not in holders or _seat(holders[place], allowed, holders, tried):
+        if place not in holders or _find_place(holders[place], allowed, holders, tried):
             holders[place] = column
             return True
     return False
 
 
 def _order(pair: Pair, places: NDArray[np.int64]) -> DataFinding:
-    moved = [(i, j) for i, j in enumerate(places.tolist()) if i != j]
-    shown = [
-        f"{pair.name(i)} (mean {pair.own.mean[i]:.4g}) looks like the fleet's column {j} "
-        f"(mean {pair.fleet.mean[j]:.4g}, and {pair.fleet.mean[i]:.4g} in column {i})"
-        for i, j in moved[:NAMED]
-    ]
-    more = f", and {len(moved) - NAMED} more" if len(moved) > NAMED else ""
+    own = pair.own.mean
+    fleet = pair.fleet.mean
+    descriptions = []
+    for column, place in enumerate(places.tolist()):
+        if column != place:
+            descriptions.append(
+                f"{pair.name(column)} (mean {own[column]:.4g}) looks like the fleet's column "
+                f"{place} (mean {fleet[place]:.4g}, and {fleet[column]:.4g} in column {column})"
+            )
+    hidden = len(descriptions) - NAMED
+    more = f", and {hidden} more" if hidden > 0 else ""
     return DataFinding(
         "order",
-        f"columns are in another order than the fleet's: {', '.join(shown)}{more}; list them in `columns` "
-        "of [data], in the order of the other boards",
+        f"columns are in another order than the fleet's: {', '.join(descriptions[:NAMED])}{more}; "
+        "list them in `columns` of [data], in the order of the other boards",
     )
 
 
 def _scale(pair: Pair, groups: Sequence[int]) -> DataFinding:
-    which = pair.name(*groups)
-    first = f"{pair.name(groups[0])} ranges " if len(groups) > 1 else ""
-    have = f"{which} have another scale: {first}" if first else f"{which} ranges "
+    first = groups[0]
+    subject = f"{pair.name(first)} ranges "
+    if len(groups) > 1:
+        subject = f"{pair.name(*groups)} have another scale: {subject}"
     return DataFinding(
         "scale",
-        f"{have}{pair.shown(groups[0])}; check their units, and the number that replaces missing values there",
+        f"{subject}{pair.describe(first)}; check their units, and the number that replaces missing "
+        "values there",
     )
 
 
 def _mean(pair: Pair, groups: Sequence[int], distances: NDArray[np.float64]) -> DataFinding:
-    i = groups[0]
-    which = f"{pair.name(*groups)} " if pair.noun else ""
-    verb = "are far off" if len(groups) > 1 else "is far off" if which else "values are far off"
-    own = pair.own
-    fleet = pair.fleet
-    of = f"{pair.name(i)} has " if len(groups) > 1 else ""
+    first = groups[0]
+    if len(groups) > 1:
+        subject = f"{pair.name(*groups)} are far off: {pair.name(first)} has "
+    elif pair.noun:
+        subject = f"{pair.name(first)} is far off: "
+    else:
+        subject = "values are far off: "
     return DataFinding(
         "mean",
-        f"{which}{verb}: {of}mean {own.mean[i]:.4g}, the fleet's is {fleet.mean[i]:.4g} ({distances[i]:.3g} "
-        f"deviations away); check their units, or {_AS_OTHERS}",
+        f"{subject}mean {pair.own.mean[first]:.4g}, the fleet's is {pair.fleet.mean[first]:.4g} "
+        f"({distances[first]:.3g} deviations away); check their units, or {_AS_OTHERS}",
     )

@@ -73,8 +73,9 @@ class _Descriptor:
                 raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
             if not count:
                 raise DataChangedError(
-                    f"{self.path} is shorter than when it was opened: it has {self.size} bytes, and its samples"
-                    f" need {offset + len(buffer)}; write a new file beside it and rename it"
+                    f"{self.path} is shorter than when it was opened: it has {self.size} bytes, "
+                    f"and its samples need {offset + len(buffer)}; write a new file beside it and "
+                    "rename it"
                 )
             done += count
 
@@ -140,17 +141,17 @@ class FileRows:
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         """Return the same as numpy; raise a DataChangedError if the file has become too short."""
-        first, *rest = key if isinstance(key, tuple) and key else (key,)
+        first, *inner = key if isinstance(key, tuple) and key else (key,)
         if not _picks_rows(first):
             whole: NDArray[Any] = self[:][key]
             return whole
         numbers = self._numbers(first)
         rows = self._rows(numbers.ravel())
-        if numbers.ndim == 1 and not rest:
+        if numbers.ndim == 1 and not inner:
             return rows
         # Apply the same pattern to the rows that were read.
         place: Any = np.arange(numbers.size).reshape(numbers.shape) if numbers.ndim else 0
-        pattern = (slice(None) if isinstance(first, slice) else place, *rest)
+        pattern = (slice(None) if isinstance(first, slice) else place, *inner)
         picked: NDArray[Any] = rows[pattern]
         return picked
 
@@ -225,17 +226,14 @@ def iterate_blocks(x: Samples) -> Iterator[NDArray[Any]]:
 
 
 def _picks_rows(key: Any) -> bool:
-    """Return whether an index selects only rows: not all of them, a new axis, or a mask over
-    several axes.
-    """
+    """Return whether an index selects rows, and not all of them, a new axis, or by several axes."""
     if key is None or key is Ellipsis or isinstance(key, bool | np.bool_ | tuple):
         return False
     return not (isinstance(key, np.ndarray) and key.dtype == np.bool_ and key.ndim != 1)
 
 
 def read_npy(path: Path) -> Samples:
-    """Read the array of an ``.npy`` file into memory, or leave a large one in its file (see
-    `MEMORY_BYTES`).
+    """Read the array of an ``.npy`` file; a large one stays in its file (see `MEMORY_BYTES`).
 
     Values that are not stored row by row (Fortran's order) are always read into memory.
 
@@ -255,8 +253,8 @@ def read_npy(path: Path) -> Samples:
     needed = offset + math.prod(shape) * dtype.itemsize
     if source.size < needed:
         raise ValueError(
-            f"it has {source.size} bytes, and its array needs {needed}: it was only partly copied, or is"
-            " still being written"
+            f"it has {source.size} bytes, and its array needs {needed}: it was only partly copied, "
+            "or is still being written"
         )
     if fortran or not shape:
         stored: NDArray[Any] = np.asarray(FileRows(source, dtype, (1, *shape[::-1]), offset)[0])
@@ -287,9 +285,8 @@ def unmapped(array: NDArray[Any]) -> Samples:
     root, mapped = _mapping(array)
     if not mapped:
         return array
-    if (
-        root is None or root.filename is None or root.mode == "c"
-    ):  # mode c: values differ from the file's
+    # In mode c the values may differ from the file's.
+    if root is None or root.filename is None or root.mode == "c":
         return np.array(array)
     low, high = _bounds(array)
     source = _opened(Path(str(root.filename)))
@@ -304,9 +301,7 @@ def unmapped(array: NDArray[Any]) -> Samples:
 
 
 def _mapping(array: NDArray[Any]) -> tuple["np.memmap[Any, Any] | None", bool]:
-    """Return numpy's mapped array of which an array is a part, if any, and whether there is any
-    mapping.
-    """
+    """Return the mapped array that an array is a part of, if any, and whether it is mapped."""
     base: Any = array
     root: np.memmap[Any, Any] | None = None
     while isinstance(base, np.ndarray | memoryview):

@@ -76,51 +76,56 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
     if table is None or len(table.rows) < _LEAST_INDEX_ROWS:
         return ()
     answers = _answers(table)
-    counting = tuple(i for i in _counting(table) if i not in answers)
+    counting = [column for column in _counting(table) if column not in answers]
     constant = _constant(table, data, fleet)
-    return tuple(_found(table, answers, counting, constant))
+    return tuple(_describe(table, answers, counting, constant))
 
 
-def _found(
+def _describe(
     table: _Table,
     answers: Sequence[int],
     counting: Sequence[int],
     constant: Mapping[float, Sequence[int]],
 ) -> Iterator[DataFinding]:
+    """Yield a finding for each group of columns that look wrong."""
+    sample_count = len(table.rows)
     if answers:
-        what = f"{named(answers, table.names)} {_s(answers, 'determines', 'determine')} the label"
+        columns = list_columns(answers, table.names)
+        verb = "determines" if len(answers) == 1 else "determine"
         yield DataFinding(
             "answer",
-            f"{what} in all {len(table.rows)} examined samples: a model would read the answer; "
-            "leave it out of `columns` in [data], or out of the file",
+            f"{columns} {verb} the label in all {sample_count} examined samples: a model would "
+            "read the answer; leave it out of `columns` in [data], or out of the file",
         )
     if counting:
         values = table.x[:, counting[0]]
         yield DataFinding(
             "index",
-            f"{named(counting, table.names)} numbers the samples ({len(values)} different whole numbers from "
-            f"{values.min():g} to {values.max():g}), like the index that pandas writes; leave it out of "
-            "`columns` in [data], or write the file with index=False",
+            f"{list_columns(counting, table.names)} numbers the samples ({len(values)} different "
+            f"whole numbers from {values.min():g} to {values.max():g}), like the index that pandas "
+            "writes; leave it out of `columns` in [data], or write the file with index=False",
         )
     for value, group in constant.items():
+        verb = "is" if len(group) == 1 else "are"
         yield DataFinding(
             "constant",
-            f"{named(group, table.names)} {_s(group, 'is', 'are')} {value:g} in all {len(table.rows)} examined "
-            "samples: check the program that writes it, or leave it out of `columns` in [data] of the fleet",
+            f"{list_columns(group, table.names)} {verb} {value:g} in all {sample_count} examined "
+            "samples: check the program that writes it, or leave it out of `columns` in [data] of "
+            "the fleet",
         )
 
 
-def named(columns: Sequence[int], names: Sequence[str], noun: str = "column") -> str:
+def list_columns(columns: Sequence[int], names: Sequence[str], noun: str = "column") -> str:
     """List columns, or channels, for messages, by name or number."""
-    shown = [repr(names[i]) if i < len(names) else str(i) for i in columns[:NAMED]]
-    more = len(columns) - len(shown)
-    parts = [*shown[:-1], f"{shown[-1]}"] if not more else [*shown, f"{more} more"]
-    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{noun}{'s' if len(columns) > 1 else ''} {listed}"
-
-
-def _s(columns: Sequence[int], one: str, many: str) -> str:
-    return one if len(columns) == 1 else many
+    listed = []
+    for column in columns[:NAMED]:
+        listed.append(repr(names[column]) if column < len(names) else str(column))
+    more = len(columns) - len(listed)
+    if more:
+        listed.append(f"{more} more")
+    *first, last = listed
+    text = f"{', '.join(first)} and {last}" if first else last
+    return f"{noun}{'s' if len(columns) > 1 else ''} {text}"
 
 
 def _table(data: DataSet) -> _Table | None:
@@ -130,15 +135,15 @@ def _table(data: DataSet) -> _Table | None:
         return None
     rows = drawn_rows(len(data), min(MOST_LOOKED_AT, _MOST_VALUES // columns))
     targets: NDArray[Any] = data.y[rows].reshape(len(rows), -1)
-    whole = data.y.dtype.kind != "f"
-    if whole and data.y.ndim > 1 and data.x.dtype.kind in "biu":
+    are_labels = data.y.dtype.kind != "f"
+    if are_labels and data.y.ndim > 1 and data.x.dtype.kind in "biu":
         targets = targets[:, :0]  # a language model has its input tokens as targets
     return _Table(
-        data.x[rows].astype(np.float64).reshape(len(rows), columns),
-        targets[:, :MOST_GROUPS].astype(np.float64),
-        rows,
-        whole,
-        data.column_names if len(data.column_names) == columns else (),
+        x=data.x[rows].astype(np.float64).reshape(len(rows), columns),
+        y=targets[:, :MOST_GROUPS].astype(np.float64),
+        rows=rows,
+        labels=are_labels,
+        names=data.column_names if len(data.column_names) == columns else (),
     )
 
 
@@ -148,51 +153,61 @@ def _answers(table: _Table) -> tuple[int, ...]:
         return ()
     answers: set[int] = set()
     for target in table.y.T:
-        if target.min() < target.max():
-            answers.update(np.flatnonzero(_correlation(table.x, target) > _SAME).tolist())
-            if table.labels:
-                answers.update(_one_to_one(table.x, target))
+        if target.min() == target.max():
+            continue
+        equal = _correlation(table.x, target) > _SAME
+        answers.update(np.flatnonzero(equal).tolist())
+        if table.labels:
+            answers.update(_one_to_one(table.x, target))
     return tuple(sorted(answers))
 
 
 def _correlation(x: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
     """Correlate each column with a target, without sign; 0 for a constant column."""
-    apart = x - x.mean(0)
-    aim = target - target.mean()
-    size = np.sqrt(np.square(apart).sum(0) * np.square(aim).sum())
-    return np.asarray(np.abs(aim @ apart) / np.where(size > 0, size, np.inf))
+    x_offsets = x - x.mean(0)
+    target_offsets = target - target.mean()
+    norms = np.sqrt(np.square(x_offsets).sum(0) * np.square(target_offsets).sum())
+    products = np.abs(target_offsets @ x_offsets)
+    return np.asarray(products / np.where(norms > 0, norms, np.inf))
 
 
 def _one_to_one(x: NDArray[np.float64], labels: NDArray[np.float64]) -> Iterator[int]:
-    """Return columns with one value per label and one label per value.
-
-    Few values, each frequent.
-    """
-    known, label = np.unique(labels, return_inverse=True)
+    """Yield columns with one value per label and one label per value, if each label is frequent."""
+    known, label_places = np.unique(labels, return_inverse=True)
     if len(known) * 2 > len(labels):
         return
-    for i, column in enumerate(x.T):
-        values, value = np.unique(column, return_inverse=True)
-        pairs = len(np.unique(value * len(known) + label)) if len(values) == len(known) else 0
-        if pairs == len(known):
-            yield i
+    for place, column in enumerate(x.T):
+        values, value_places = np.unique(column, return_inverse=True)
+        if len(values) != len(known):
+            continue
+        # As many pairs as labels: each value goes with one label only.
+        pairs = np.unique(value_places * len(known) + label_places)
+        if len(pairs) == len(known):
+            yield place
 
 
 def _counting(table: _Table) -> tuple[int, ...]:
     """Return columns of whole numbers that are all different, and too close together for chance."""
-    found = []
-    for i, column in enumerate(table.x.T):
-        if not (column == np.floor(column)).all() or len(np.unique(column)) < len(column):
+    places = []
+    for place, column in enumerate(table.x.T):
+        is_whole = (column == np.floor(column)).all()
+        if not is_whole or len(np.unique(column)) < len(column):
             continue
-        name = table.names[i].strip().lower() if table.names else None
-        span = column.max() - column.min()
-        dense = len(column) >= _LEAST_ROWS and span <= max(len(column), len(column) ** 2 / _CHANCE)
-        follows = len(column) >= _LEAST_ROWS and bool(
-            (column - column[0] == table.rows - table.rows[0]).all()
-        )
-        if name in _INDEX_NAMES or dense or follows:
-            found.append(i)
-    return tuple(found)
+        name = table.names[place].strip().lower() if table.names else None
+        if name in _INDEX_NAMES or _counts_rows(column, table.rows):
+            places.append(place)
+    return tuple(places)
+
+
+def _counts_rows(column: NDArray[np.float64], rows: NDArray[np.int64]) -> bool:
+    """Return whether different whole numbers are dense, or follow the numbers of the rows."""
+    count = len(column)
+    if count < _LEAST_ROWS:
+        return False
+    span = column.max() - column.min()
+    if span <= max(count, count**2 / _CHANCE):
+        return True
+    return bool((column - column[0] == rows - rows[0]).all())
 
 
 def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[float, list[int]]:
@@ -208,29 +223,32 @@ def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[f
     lowest = table.x.min(0)
     constant = lowest == table.x.max(0)
     varied = table.x[:, ~constant]
-    seen = data.batch(table.rows[:1], "float32")[0].reshape(
-        -1
-    )  # in the form of the fleet's figures
+    # In the form of the fleet's figures.
+    first_sample, _ = data.batch(table.rows[:1], "float32")
+    as_seen = first_sample.reshape(-1)
     groups: dict[float, list[int]] = {}
-    for i in np.flatnonzero(constant).tolist():
-        value = float(lowest[i])
-        filler = varied.size > 0 and (varied == value).mean() >= _FILLER
-        if not filler and not (fleet is not None and _usual(float(seen[i]), fleet, i)):
-            groups.setdefault(value, []).append(i)
+    for place in np.flatnonzero(constant).tolist():
+        value = float(lowest[place])
+        is_filler = varied.size > 0 and (varied == value).mean() >= _FILLER
+        is_usual = fleet is not None and _usual(float(as_seen[place]), fleet, place)
+        if not is_filler and not is_usual:
+            groups.setdefault(value, []).append(place)
     return groups
 
 
-def _usual(value: float, fleet: DataSummary, i: int) -> bool:
-    """Return whether a column may be constant: it is constant in the fleet, or has two values
-    there.
+def _usual(value: float, fleet: DataSummary, column: int) -> bool:
+    """Return whether a column may be constant: it is so in the fleet, or has two values there.
 
     All values are at the ends of the range exactly if the variance is (mean - lowest) * (highest -
     mean) (Bhatia, Davis: "A better bound on the variance", 2000).
     """
-    if fleet.groups != "columns" or i >= len(fleet.mean):
+    if fleet.groups != "columns" or column >= len(fleet.mean):
         return False
-    lowest = fleet.lowest[i]
-    highest = fleet.highest[i]
-    mean = fleet.mean[i]
-    two = math.isclose(fleet.deviation[i] ** 2, (mean - lowest) * (highest - mean), rel_tol=1e-3)
-    return two and any(math.isclose(value, end, rel_tol=1e-5) for end in (lowest, highest))
+    lowest = fleet.lowest[column]
+    highest = fleet.highest[column]
+    mean = fleet.mean[column]
+    variance = fleet.deviation[column] ** 2
+    has_two_values = math.isclose(variance, (mean - lowest) * (highest - mean), rel_tol=1e-3)
+    return has_two_values and any(
+        math.isclose(value, end, rel_tol=1e-5) for end in (lowest, highest)
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.data.inspection import named
+from fleet_protocol.data.inspection import list_columns
 from fleet_protocol.data.summary import DataSummary
 
 _SPREAD = 0.1  # deviation as a share of the range; below it, nearly all values are the same
@@ -80,9 +80,7 @@ class Pair:
 
     @property
     def distances(self) -> NDArray[np.float64]:
-        """Distance between each of the board's means and each of the fleet's, in units of the
-        larger deviation.
-        """
+        """Distances between the board's means and the fleet's, in units of the larger deviation."""
         apart = np.abs(self.own.mean[:, None] - self.fleet.mean)
         largest = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
         return _quotient(apart, largest, largest > 0, otherwise=0.0)
@@ -97,15 +95,16 @@ class Pair:
 
     def name(self, *groups: int) -> str:
         """List groups for messages."""
-        return named(groups, self.names, self.noun)
+        return list_columns(groups, self.names, self.noun)
 
-    def shown(self, i: int) -> str:
-        """Range and deviation of a group on both sides."""
+    def describe(self, group: int) -> str:
+        """Return range and deviation of a group on both sides."""
         own = self.own
         fleet = self.fleet
         return (
-            f"from {own.lowest[i]:g} to {own.highest[i]:g}, the fleet's from {fleet.lowest[i]:g} to "
-            f"{fleet.highest[i]:g} (deviation {own.deviation[i]:.3g} for {fleet.deviation[i]:.3g})"
+            f"from {own.lowest[group]:g} to {own.highest[group]:g}, the fleet's from "
+            f"{fleet.lowest[group]:g} to {fleet.highest[group]:g} "
+            f"(deviation {own.deviation[group]:.3g} for {fleet.deviation[group]:.3g})"
         )
 
 

@@ -25,7 +25,7 @@ def describe_positions(
     if contract.columns and not data.column_names:
         by_position.append(("columns", contract.columns))
     clauses = []
-    for what, names in by_position:
+    for kind, names in by_position:
         range_text = f"0 is {names[0]!r}, {len(names) - 1} is {names[-1]!r}"
-        clauses.append(f"{what} are taken by position ({range_text})")
+        clauses.append(f"{kind} are taken by position ({range_text})")
     return ", and ".join(clauses)

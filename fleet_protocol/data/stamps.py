@@ -147,7 +147,7 @@ def _single_files(config: DataConfig, *, labelled: bool) -> Iterator[Path]:
     """Return the files that a source names."""
     for name in (*config.transforms, *config.augment):
         if ":" in name:
-            yield _of_function(name)
+            yield _function_file(name)
     match config:
         case NpzData(path=path, y_path=labels):
             yield path
@@ -163,11 +163,11 @@ def _single_files(config: DataConfig, *, labelled: bool) -> Iterator[Path]:
             elif table is not None:
                 yield table
         case PythonData(entry_point=name, options=options):
-            yield _of_function(name)
-            yield from _named_files(_of_function(name).parent, options.values())
+            yield _function_file(name)
+            yield from _named_files(_function_file(name).parent, options.values())
 
 
-def _of_function(name: str) -> Path:
+def _function_file(name: str) -> Path:
     return Path(name.rpartition(":")[0])
 
 

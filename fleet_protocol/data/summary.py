@@ -23,7 +23,7 @@ MOST_GROUPS = 256
 With more, all values share one row of figures.
 """
 
-_PIECE_VALUES = 2**18  # a piece of float64 takes 2 MB
+_BLOCK_VALUES = 2**18  # a block of float64 takes 2 MB
 _DIGITS = 6  # of a figure with a fraction, to keep messages short
 _LARGEST = float(np.finfo(np.float32).max)
 _EXACT = 2**53
@@ -78,8 +78,8 @@ class DataSummary(FrozenModel):
         return self
 
 
-class _Figuring:
-    """Running figures of groups; needs memory for one piece, regardless of the number of rows."""
+class _RunningFigures:
+    """Figures of groups over all blocks so far; only one block is in memory at a time."""
 
     def __init__(self, groups: int) -> None:
         self.count = 0
@@ -114,7 +114,7 @@ class _Figuring:
 
 
 def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
-    """Summarize samples, in pieces and in float64.
+    """Summarize samples, in blocks and in float64.
 
     At most `MOST_ROWS` samples and `MOST_VALUES` values are examined, so that large data takes no
     longer; of more samples that many are drawn evenly (see `drawn_rows`). Lowest and highest cover
@@ -136,10 +136,10 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
             f"{data.source} holds {len(data)} samples of shape {list(shape)}, which have no value"
         )
     groups, kind = _grouping(shape)
-    figures = _Figuring(groups)
+    figures = _RunningFigures(groups)
     rows = drawn_rows(len(data), MOST_VALUES // max(1, math.prod(shape)))
     with np.errstate(over="ignore"):  # a large scale may overflow float32
-        for values in _pieces(data, rows, groups, tokens=tokens or _is_plain(data)):
+        for values in _blocks(data, rows, groups, tokens=tokens or _is_plain(data)):
             figures.add(values)
     return DataSummary(
         shape=shape,
@@ -148,10 +148,10 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
         drawn=len(rows),
         groups=kind,
         whole=figures.whole,
-        lowest=_written(figures.lowest),
-        highest=_written(figures.highest),
-        mean=_written(figures.mean),
-        deviation=_written(figures.deviation),
+        lowest=_round(figures.lowest),
+        highest=_round(figures.highest),
+        mean=_round(figures.mean),
+        deviation=_round(figures.deviation),
     )
 
 
@@ -183,29 +183,30 @@ def _grouping(shape: tuple[int, ...]) -> tuple[int, Grouping]:
 
 
 def _is_plain(data: DataSet) -> bool:
-    """Return whether whole numbers reach the model unchanged, so that float32 does not round them."""
+    """Return whether whole numbers reach the model unchanged, and need no rounding to float32."""
     changed = data.scale != 1.0 or bool(data.mean.any()) or bool((data.std != 1.0).any())
     return data.x.dtype.kind in "biu" and not changed
 
 
-def _pieces(
+def _blocks(
     data: DataSet, rows: NDArray[np.int64], groups: int, *, tokens: bool
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield values of rows as a model sees them, ``[rows, groups, values of a group]``, in pieces."""
-    size = max(1, _PIECE_VALUES // max(1, math.prod(data.x.shape[1:])))
+    """Yield values as a model sees them, in blocks ``[rows, groups, values of a group]``."""
+    block_rows = max(1, _BLOCK_VALUES // max(1, math.prod(data.x.shape[1:])))
     dtype = "int64" if tokens else "float32"
-    for first in range(0, len(rows), size):
-        chosen = rows[first : first + size]
-        batch: NDArray[Any] = data.batch(chosen, dtype)[0]
+    for first in range(0, len(rows), block_rows):
+        chosen = rows[first : first + block_rows]
+        batch: NDArray[Any]
+        batch, _ = data.batch(chosen, dtype)
         values = batch.astype(np.float64).reshape(len(chosen), groups, -1)
         yield np.clip(values, -_LARGEST, _LARGEST)
 
 
-def _written(figures: NDArray[np.float64]) -> tuple[float, ...]:
+def _round(figures: NDArray[np.float64]) -> tuple[float, ...]:
     """Round figures for messages: whole numbers stay exact, others keep few digits."""
-    return tuple(_short(figure) for figure in figures.tolist())
+    return tuple(_round_figure(figure) for figure in figures.tolist())
 
 
-def _short(figure: float) -> float:
-    whole = figure.is_integer() and abs(figure) <= _EXACT
-    return figure if whole else float(f"{figure:.{_DIGITS}g}")
+def _round_figure(figure: float) -> float:
+    is_exact = figure.is_integer() and abs(figure) <= _EXACT
+    return figure if is_exact else float(f"{figure:.{_DIGITS}g}")

@@ -40,7 +40,7 @@ def is_sample_input(name: str) -> bool:
 
 
 def exposed_outputs(graph: Graph, batch: Iterable[str]) -> tuple[str, ...]:
-    """Return the outputs that the batch reaches without a reduction or a contraction with parameters.
+    """Return outputs that the batch reaches without a reduction or contraction with parameters.
 
     Args:
         graph: a graph whose nodes are in an order in which they can run.
@@ -118,7 +118,7 @@ def _result_kind(node: Node, inputs: list[_Kind]) -> _Kind:
 
 
 def _keeps_batch(node: Node, inputs: Sequence[_Kind]) -> bool:
-    """Return whether entries of the batch may be among the outputs of an operator that keeps them."""
+    """Return whether the outputs of an operator that keeps entries may have some of the batch."""
     place = SELECTORS.get(node.op_type)
     selected = [kind for position, kind in enumerate(inputs) if position != place]
     if any(kind.bare for kind in selected):

@@ -11,8 +11,8 @@ All integers are big-endian:
     ...    claim. A list: epoch of the group's key (4; 0 where nothing is sealed), salt (16), a
            BLAKE3 for each body. A key: X25519 key that the sender made for this blob (32), and that
            of its reader, the server (32)
-    64     Ed25519 signature over purpose, the topic but for its last level, and all of the above but
-           for the number
+    64     Ed25519 signature over purpose, the topic without its last level, and all of the above
+           without the number
     ...    body: the frame of the chunk; sealed, it is under the cipher, with the topic
 
 Down, the server signs a list of the chunks that it sends, a window at a time, so that no member can

@@ -1,4 +1,4 @@
-"""A signed release of the operator: a runtime or artifact sets, for certain boards, until a date."""
+"""A release that the operator has signed: a runtime or artifact sets, for certain boards."""
 
 import platform
 from collections.abc import Mapping

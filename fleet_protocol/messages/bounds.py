@@ -1,10 +1,8 @@
-"""Bounds of what messages may say: nothing that a stranger writes is larger than a fleet can mean.
+"""Bounds of the values in messages, which a stranger may have written.
 
-A message is read by whoever is subscribed, so its numbers are checked where it is parsed and not
-where they are used.
+Values are checked where a message is parsed, so that no code that uses them need check them.
 """
 
-from itertools import pairwise
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -18,7 +16,7 @@ DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers cap a packet at 128 kB
 CHUNKS_LIMIT = 2**20  # of a blob: 96 GiB in chunks of the default size
 
 Count = Annotated[int, Field(ge=0, le=_EXACT)]
-"""Samples, steps, rounds, bytes of memory: a whole number that arithmetic with floats keeps exact."""
+"""Samples, steps, rounds or bytes of memory: a whole number that is exact as a float, too."""
 
 Positive = Annotated[int, Field(ge=1, le=_EXACT)]
 """The same, at least one."""
@@ -30,7 +28,7 @@ Measure = Annotated[float, Field(ge=0, le=1e15)]
 """A time in seconds, or a speed."""
 
 PositiveMeasure = Annotated[float, Field(gt=0, le=1e15)]
-"""The same, above nothing."""
+"""The same, above zero."""
 
 Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
 """A mean over samples; far below the largest float, so that sums over a fleet stay finite."""
@@ -52,12 +50,13 @@ Finding = Annotated[
 
 
 def _ascending(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """See that ranges name every chunk at most once, so that reading them costs no more than the
-    blob has chunks.
-    """
-    if any(start >= stop for start, stop in ranges) or any(
-        a[1] > b[0] for a, b in pairwise(ranges)
-    ):
+    """Check that ranges name every chunk at most once, which bounds the work of reading them."""
+    previous_stop = 0
+    is_valid = True
+    for start, stop in ranges:
+        is_valid = is_valid and previous_stop <= start < stop
+        previous_stop = stop
+    if not is_valid:
         raise ValueError(
             "ranges of chunks are half-open, not empty, and ascend without overlapping"
         )

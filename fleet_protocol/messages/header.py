@@ -1,4 +1,4 @@
-"""What every message carries, and what those about a task carry besides."""
+"""Fields that every message has, and further ones of messages about a task."""
 
 from typing import Literal
 
@@ -28,15 +28,18 @@ class Message(FrozenModel):
 
     @override
     def to_bytes(self) -> bytes:
-        """The message as it travels; what it would be read as if it were not said is left out."""
-        said = self.model_dump_json(exclude_defaults=True)
-        return f'{{"v":{SCHEMA_VERSION},"type":"{self.type}",{said[1:]}'.encode()
+        """Return the message as JSON, without fields that have their defaults."""
+        fields = self.model_dump_json(exclude_defaults=True)
+        # Version and type have their defaults, too, but readers need them first.
+        return f'{{"v":{SCHEMA_VERSION},"type":"{self.type}",{fields[1:]}'.encode()
 
-    def told(self, **known: object) -> Self:
-        """The message with what was left out of it, as its topic or its task says."""
-        return self.model_copy(
-            update={name: value for name, value in known.items() if not getattr(self, name, True)}
-        )
+    def completed(self, **known: object) -> Self:
+        """Return the message with fields that it leaves out, as its topic or task gives them."""
+        missing = {}
+        for name, value in known.items():
+            if not getattr(self, name, True):
+                missing[name] = value
+        return self.model_copy(update=missing)
 
 
 class TaskMessage(Message):

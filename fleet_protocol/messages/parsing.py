@@ -1,4 +1,4 @@
-"""JSON bytes into messages; whatever is wrong with them is a refusal with its reason."""
+"""Reads messages from JSON; whatever is wrong with them is a refusal with its reason."""
 
 import re
 from collections.abc import Callable
@@ -13,39 +13,50 @@ from fleet_protocol.messages.presence import DeviceProfile, DeviceStatus, Presen
 from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
 
-_SPOKEN = re.compile(rb'\{"(?:schema_version|v)":\s*(\d{1,9})')  # the first of them up to version 5
-_OTHER = "a {} of version {} of the protocol, and this Shoal speaks version {}: bring server and boards to the same release"
+# Up to version 5 the key was `schema_version`.
+_VERSION = re.compile(rb'\{"(?:schema_version|v)":\s*(\d{1,9})')
 MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list of a few kB
 
 
 def reader(
     kind: Any, what: str, limit_bytes: int | None = MESSAGE_LIMIT_BYTES
 ) -> Callable[[bytes], Any]:
-    """What reads messages of a kind, which may be a union of several.
+    """Return a function that reads messages of a kind.
 
-    `what` they are is for the refusal.
+    The function raises a RefusedError if a message is malformed, of an unknown type, or larger than
+    the limit.
 
-    It raises RefusedError where a message is malformed, of an unknown type, or larger than the
-    limit.
+    Args:
+        kind: a type, or a union of several.
+        what: name of such a message in a refusal.
+        limit_bytes: most bytes of a message; None for no limit.
     """
     adapter = TypeAdapter(kind)
 
     def read(payload: bytes) -> Any:
         if limit_bytes is not None and len(payload) > limit_bytes:
-            text = f"a {what} of {len(payload)} bytes; the limit is {limit_bytes}"
-            raise RefusedError(RefusalReason.OVERSIZED, text)
+            raise RefusedError(
+                RefusalReason.OVERSIZED,
+                f"a {what} of {len(payload)} bytes; the limit is {limit_bytes}",
+            )
         try:
             return adapter.validate_json(payload)
         except ValidationError as error:
-            spoken = _SPOKEN.match(payload)
-            version = SCHEMA_VERSION if spoken is None else int(spoken[1])
-            same = version == SCHEMA_VERSION
-            text = (
-                problems(error, "message") if same else _OTHER.format(what, version, SCHEMA_VERSION)
-            )
-            raise RefusedError(RefusalReason.MALFORMED, text) from error
+            raise RefusedError(RefusalReason.MALFORMED, _explain(error, payload, what)) from error
 
     return read
+
+
+def _explain(error: ValidationError, payload: bytes, what: str) -> str:
+    """Return why a message could not be read; another version explains everything."""
+    match = _VERSION.match(payload)
+    version = SCHEMA_VERSION if match is None else int(match[1])
+    if version == SCHEMA_VERSION:
+        return problems(error, "message")
+    return (
+        f"a {what} of version {version} of the protocol, and this Shoal speaks version "
+        f"{SCHEMA_VERSION}: bring server and boards to the same release"
+    )
 
 
 parse_server_message: Callable[[bytes], ServerMessage] = reader(ServerMessage, "control message")

@@ -1,20 +1,9 @@
 """What messages carry: blobs by content, evaluations, what a device is and what it measured."""
 
-import base64
-import binascii
-import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, model_validator
 
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import single_line
@@ -33,6 +22,7 @@ from fleet_protocol.messages.bounds import (
     Text,
     Word,
 )
+from fleet_protocol.messages.labels import Labels
 from fleet_protocol.topics import NAME_PATTERN
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -43,61 +33,6 @@ KeyPair = tuple[_PublicKey, _PublicKey]
 """Both keys of a member of a secure sum (`fleet_protocol.secure_sum`) in hexadecimal digits."""
 SHARE_DIGITS = 66  # of a share of one secret
 SUM_LIMIT = 128  # members of a secure sum: what each of them is told stays below 50 kB
-_PREFIX = "bitmap:"
-_MOST = (
-    2**18
-)  # labels of a bitmap, all of the largest vocabularies: each of its bits may become a number
-_READABLE = 1000  # characters; shorter lists stay lists, which people and earlier versions read
-
-
-def _write(labels: tuple[int, ...]) -> list[int] | str:
-    """A list if it is short enough, or shorter; only an ascending set of labels can be a bitmap."""
-    ascending = (
-        bool(labels) and labels[0] >= 0 and all(a < b for a, b in itertools.pairwise(labels))
-    )
-    listed = 1 + len(labels) + sum(len(str(label)) for label in labels)
-    if not ascending or listed <= max(
-        _READABLE, 2 + len(_PREFIX) + -(-(labels[-1] // 8 + 1) // 3) * 4
-    ):
-        return list(labels)
-    present = np.zeros(labels[-1] + 1, np.bool_)
-    present[list(labels)] = True
-    return _PREFIX + base64.b64encode(np.packbits(present, bitorder="little").tobytes()).decode()
-
-
-def _read(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if not value.startswith(_PREFIX):
-        raise ValueError(
-            f"a set of labels is a list of numbers, or a text that starts with {_PREFIX}"
-        )
-    try:
-        data = base64.b64decode(value[len(_PREFIX) :], validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"a bitmap of labels is not base64: {error}") from error
-    if len(data) * 8 > _MOST:
-        raise ValueError(f"a bitmap of {len(data) * 8} labels; {_MOST} are the most")
-    return tuple(
-        np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")).tolist()
-    )
-
-
-Labels = Annotated[
-    tuple[int, ...],
-    BeforeValidator(_read),
-    PlainSerializer(_write, when_used="json"),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "array", "items": {"type": "integer"}},
-                {"type": "string", "pattern": f"^{_PREFIX}[A-Za-z0-9+/]*={{0,2}}$"},
-            ],
-            "description": "a list of labels, or of many the base64 of a bitmap, lowest bit first",
-        }
-    ),
-]
-"""Labels in messages: a tuple in Python, a list or a bitmap in JSON."""
 
 
 class BlobRef(FrozenModel):
@@ -117,7 +52,8 @@ class BlobRef(FrozenModel):
     def _few_chunks(self) -> "BlobRef":
         if self.chunks > CHUNKS_LIMIT:
             raise ValueError(
-                f"a blob of {self.size} bytes is cut into {self.chunks} chunks; {CHUNKS_LIMIT} are the most"
+                f"a blob of {self.size} bytes is cut into {self.chunks} chunks; {CHUNKS_LIMIT} "
+                "are the most"
             )
         return self
 
@@ -231,26 +167,24 @@ class Evaluation(FrozenModel):
 
     @property
     def rank(self) -> float:
-        """What is larger is better: the accuracy, or where there is none the loss with its sign
-        changed.
-        """
+        """A number that is larger for better models: the accuracy, or else the negative loss."""
         return -self.loss if self.accuracy is None else self.accuracy
 
     @property
     def shown(self) -> float:
-        """The one figure of a column: the accuracy, or where there is none the loss."""
+        """The single figure of a column: the accuracy, or else the loss."""
         return self.loss if self.accuracy is None else self.accuracy
 
     def text(self, digits: int = 4) -> str:
-        """The numbers for people: accuracy if there is one, loss, metrics."""
-        shares = {
-            "accuracy": self.accuracy,
-            "loss": self.loss,
-            **{item.name: item.value for item in self.metrics},
-        }
-        return ", ".join(
-            f"{name} {value:.{digits}f}" for name, value in shares.items() if value is not None
-        )
+        """Return the numbers for people: accuracy if there is one, loss, metrics."""
+        numbers = {"accuracy": self.accuracy, "loss": self.loss}
+        for metric in self.metrics:
+            numbers[metric.name] = metric.value
+        texts = []
+        for name, number in numbers.items():
+            if number is not None:
+                texts.append(f"{name} {number:.{digits}f}")
+        return ", ".join(texts)
 
 
 class TaskMetrics(FrozenModel):

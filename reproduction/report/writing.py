@@ -29,15 +29,10 @@ from reproduction.stored import (
     rows_of,
     statement_of,
 )
+from simulation.results.figures import save
 from simulation.results.history import ACCURACY, Quantity
-from simulation.results.plots import (
-    Curve,
-    Widths,
-    accuracy_over,
-    over_rounds,
-    save,
-    widths_by_device,
-)
+from simulation.results.plots import Curve, accuracy_over, over_rounds
+from simulation.results.tier_plots import Widths, widths_by_device
 
 CURVES = ".curves.csv"
 """Ends the name of the file with a table's curves, from which its plots are made."""

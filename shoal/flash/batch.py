@@ -53,8 +53,8 @@ def first_start_of(boot: Boot) -> FirstStart:
         return "firstrun"
     content = ", ".join(sorted(names)[:8]) or "no files"
     raise ConfigError(
-        f"this is no boot partition of Raspberry Pi OS or Ubuntu: it has {content}; name the card's "
-        "first partition, where cmdline.txt and config.txt are"
+        f"this is no boot partition of Raspberry Pi OS or Ubuntu: it has {content}; "
+        "name the card's first partition, where cmdline.txt and config.txt are"
     )
 
 

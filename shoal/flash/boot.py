@@ -18,6 +18,10 @@ from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.identity.enrolment import write_secret
 
 _SECTOR = 512
+# In the first sector: the table of partitions, and its four rows.
+_TABLE_START = 446
+_TABLE_END = 510
+_ROW_BYTES = 16
 _FAT_TYPES = {0x04, 0x06, 0x0B, 0x0C, 0x0E}
 _MARK = b"\x55\xaa"  # at the end of the first sector
 _XZ = b"\xfd7zXZ\x00"
@@ -31,20 +35,29 @@ class Boot:
         self._folder = folder
 
     def names(self) -> set[str]:
-        """What lies at its top."""
+        """Return the names of what lies at its top.
+
+        Raises:
+            ConfigError: the folder cannot be read.
+        """
         try:
             return {path.name for path in self._folder.iterdir()}
         except OSError as error:
             raise ConfigError(
-                f"{self._folder}: {error.strerror}; name the folder where the card's first partition is mounted"
+                f"{self._folder}: {error.strerror}; name the folder where the card's first "
+                "partition is mounted"
             ) from error
 
     def read(self, name: str) -> str:
-        """A text file at its top."""
+        """Return the content of a text file at its top."""
         return (self._folder / name).read_text(encoding="utf-8")
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Put files there in their order, or end with a StorageError where they do not fit."""
+        """Write files in their order.
+
+        Raises:
+            StorageError: they do not fit.
+        """
         for name, data in files.items():
             write_secret(self._folder / name, data)
         os.sync()
@@ -67,8 +80,8 @@ class FatBoot(Boot):
 
     @override
     def names(self) -> set[str]:
-        listed = self._tool("mdir", "-b", "-i", self._drive, "::/").decode()
-        return {line.removeprefix("::/").rstrip("/") for line in listed.splitlines()}
+        listing = self._tool("mdir", "-b", "-i", self._drive, "::/").decode()
+        return {line.removeprefix("::/").rstrip("/") for line in listing.splitlines()}
 
     @override
     def read(self, name: str) -> str:
@@ -76,10 +89,10 @@ class FatBoot(Boot):
 
     @override
     def write(self, files: Mapping[str, bytes]) -> None:
-        for name in sorted(
-            {name.partition("/")[0] for name in files if "/" in name} - self.names()
-        ):
-            self._tool("mmd", "-i", self._drive, f"::/{name}")
+        folders = {name.partition("/")[0] for name in files if "/" in name}
+        for folder_name in sorted(folders - self.names()):
+            self._tool("mmd", "-i", self._drive, f"::/{folder_name}")
+        # mcopy takes files and not bytes.
         with tempfile.TemporaryDirectory() as folder:
             Boot(Path(folder)).write(files)
             for name in files:
@@ -91,29 +104,36 @@ class FatBoot(Boot):
             capture_output=True,
             timeout=_SECONDS,
             check=False,
+            # Images whose size is no multiple of a track are right, too.
             env={**os.environ, "MTOOLS_SKIP_CHECK": "1"},
         )
         if done.returncode:
-            said = " ".join(done.stderr.decode(errors="replace").split())
+            output = " ".join(done.stderr.decode(errors="replace").split())
             raise StorageError(
-                f"{command[0]} on the boot partition of {self._image}: {said}; is it full, or damaged?"
+                f"{command[0]} on the boot partition of {self._image}: {output}; "
+                "is it full, or damaged?"
             )
         return done.stdout
 
 
 def is_image(path: Path) -> bool:
-    """Whether it is a file that begins as the image of a card does."""
+    """Return whether a file begins as the image of a card does."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(_SECTOR)[-2:] == _MARK
     return False
 
 
 def copy_image(source: Path, target: Path) -> None:
-    """Copy an image, unpacked; an error says what is wrong with it, or that there is no room."""
+    """Copy an image, unpacked.
+
+    Raises:
+        ConfigError: it is no image, or damaged.
+        StorageError: it cannot be read, or there is no room.
+    """
     try:
         with source.open("rb") as file:
-            opened = lzma.open if file.read(len(_XZ)) == _XZ else open
-        with opened(source, "rb") as data:
+            open_file = lzma.open if file.read(len(_XZ)) == _XZ else open
+        with open_file(source, "rb") as data:
             first = data.read(_SECTOR)
             if first[-2:] != _MARK:
                 raise ConfigError(
@@ -131,12 +151,15 @@ def copy_image(source: Path, target: Path) -> None:
 
 
 def _fat_offset(image: Path) -> int:
-    """Where the first FAT partition starts, in bytes, by the table in the first sector (MBR)."""
+    """Return where the first FAT partition starts, in bytes, by the table in the first sector."""
     with image.open("rb") as file:
-        table = file.read(_SECTOR)[446:510]
-    for row in (table[index : index + 16] for index in range(0, 64, 16)):
-        if len(row) == 16 and row[4] in _FAT_TYPES:
+        table = file.read(_SECTOR)[_TABLE_START:_TABLE_END]
+    for start in range(0, len(table), _ROW_BYTES):
+        row = table[start : start + _ROW_BYTES]
+        # Of a row (MBR) the fifth byte is the type, and the ninth to twelfth the first sector.
+        if len(row) == _ROW_BYTES and row[4] in _FAT_TYPES:
             return int.from_bytes(row[8:12], "little") * _SECTOR
     raise ConfigError(
-        f"{image} has no FAT partition to start from: is it Raspberry Pi OS, or Ubuntu for Raspberry Pi?"
+        f"{image} has no FAT partition to start from: is it Raspberry Pi OS, "
+        "or Ubuntu for Raspberry Pi?"
     )

@@ -198,7 +198,8 @@ def _download_wheels(board: Board, place: Path, requirements: list[str]) -> None
         last_line = " ".join(output.strip().splitlines()[-1:])
         raise ConfigError(
             f"pip cannot fetch {', '.join(requirements)} for {board.machine} and Python "
-            f"{board.python}: {last_line}; this needs a network and `pip`, or these wheels in {place}"
+            f"{board.python}: {last_line}; this needs a network and `pip`, "
+            f"or these wheels in {place}"
         ) from error
 
 
@@ -265,13 +266,15 @@ def runtime_files(config: FlashConfig, wheels: Path | None = None) -> Iterator[E
 
 
 def release_files(config: FlashConfig, wheels: Path | None = None) -> bytes:
-    """What a release brings to boards of a kind, packed: the part of `runtime_files` that Python
-    runs.
+    """Return what a release brings to boards of a kind, packed.
+
+    It is the part of `runtime_files` that Python runs.
     """
-    tree = [
-        entry for entry in runtime_files(config, wheels) if entry.path.startswith(f"{HOME}/lib/")
-    ]
-    return packed(Entry(entry.path.removeprefix(f"{HOME}/"), entry.data) for entry in tree)
+    tree: list[Entry] = []
+    for entry in runtime_files(config, wheels):
+        if entry.path.startswith(f"{HOME}/lib/"):
+            tree.append(Entry(entry.path.removeprefix(f"{HOME}/"), entry.data))
+    return packed(tree)
 
 
 def settings_files(config: FlashConfig) -> Iterator[Entry]:

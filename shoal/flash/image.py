@@ -122,13 +122,7 @@ def make_card(card: Card, confirm: Callable[[Disk], bool], report: Progress) -> 
         ConfigError: something is missing, or cannot be fetched.
         StorageError: there is no room, or the card is broken.
     """
-    if card.image and not card.to:
-        raise ConfigError("--image names an image to write; name the card with --to")
-    if card.image and not is_image(card.image):
-        raise ConfigError(
-            f"{card.image} is no image of a card; unpack it if it is packed, or build one without "
-            "--image"
-        )
+    _require_image(card)
     if card.to:
         # A wrong card is refused before minutes are spent on an image.
         find_disk(card.to, card.image.stat().st_size if card.image else 1)
@@ -138,21 +132,37 @@ def make_card(card: Card, confirm: Callable[[Disk], bool], report: Progress) -> 
         out = card.out or Path(f"shoal-{config.host}.img")
         image = out.with_suffix("") if out.suffix == ".zst" else out
         yield from _build(card, config, image)
-        if out != image:
-            _compress(image, out)
-            yield f"{out}: {out.stat().st_size / 1e6:.0f} MB, packed"
-        os_list = out.with_name(f"{out.name}.json")
-        os_list.write_text(_os_list(config, image, out))
-        yield (
-            f"{os_list}: for Raspberry Pi Imager, as `rpi-imager --repo {os_list}`; {image}.bmap: "
-            "for bmaptool"
-        )
+        yield from _pack(config, image, out)
     if card.to:
         disk = find_disk(card.to, image.stat().st_size)
         if not card.yes and not confirm(disk):
             raise ConfigError(f"{disk.path} was left as it is")
         write_image(image, disk.path, report)
         yield f"{disk.path}: {image.name} written and read back; take the card out"
+
+
+def _require_image(card: Card) -> None:
+    """Raise a ConfigError if an image that is named cannot be written to a card."""
+    if card.image and not card.to:
+        raise ConfigError("--image names an image to write; name the card with --to")
+    if card.image and not is_image(card.image):
+        raise ConfigError(
+            f"{card.image} is no image of a card; unpack it if it is packed, or build one without "
+            "--image"
+        )
+
+
+def _pack(config: FlashConfig, image: Path, out: Path) -> Iterator[str]:
+    """Pack an image where that is wanted, and list it for Raspberry Pi Imager; yield lines."""
+    if out != image:
+        _compress(image, out)
+        yield f"{out}: {out.stat().st_size / 1e6:.0f} MB, packed"
+    os_list = out.with_name(f"{out.name}.json")
+    os_list.write_text(_os_list(config, image, out))
+    yield (
+        f"{os_list}: for Raspberry Pi Imager, as `rpi-imager --repo {os_list}`; {image}.bmap: "
+        "for bmaptool"
+    )
 
 
 def _compress(image: Path, out: Path) -> None:

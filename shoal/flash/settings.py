@@ -24,14 +24,22 @@ ENROLMENT = "/etc/shoal/enrolment"
 STATE = "/var/lib/shoal"
 DATA = "/var/lib/shoal/data"
 
+# Keys of device.toml that an enrolment brings.
+_ENROLLED_KEYS = {"fleet", "device", "broker", "identity", "tls", "insecure"}
+# In front of public keys of OpenSSH.
+_KEY_KINDS = ("ssh-", "ecdsa-", "sk-")
+
 BoardName = Literal["generic-arm64", "generic-x86-64", "jetson", "rpi3", "rpi4", "rpi5", "zero2w"]
 Python = Literal["3.10", "3.11", "3.12", "3.13"]
 
 
 @dataclass(frozen=True)
 class Board:
-    """A kind of computer: its processor, as ``uname -m`` has it, and the Python of its usual
-    system.
+    """A kind of computer.
+
+    Attributes:
+        machine: its processor, as ``uname -m`` has it.
+        python: that of its usual system.
     """
 
     machine: Literal["aarch64", "x86_64"]
@@ -73,17 +81,19 @@ class Network(FrozenModel):
         # Not ValueError: what pydantic makes of one shows the whole table, the password included.
         if self.country is None:
             raise ConfigError(
-                "[network] country is missing: by law the radio stays off without it; write the two letters of where"
-                ' the board is, such as country = "DE"'
+                "[network] country is missing: by law the radio stays off without it; "
+                'write the two letters of where the board is, such as country = "DE"'
             )
         if len(self.ssid.encode()) > 32 or not self.ssid.isprintable():
             raise ConfigError(
-                "[network] ssid has to have 1 to 32 bytes (an umlaut has two), and none that is not printed"
+                "[network] ssid has to have 1 to 32 bytes (an umlaut has two), "
+                "and none that is not printed"
             )
         word = "8 letters" if self.password is None else self.password.get_secret_value()
         if not 8 <= len(word.encode()) <= 63 or not word.isprintable():
             raise ConfigError(
-                "[network] password has to have 8 to 63 characters; leave it out for an open network"
+                "[network] password has to have 8 to 63 characters; "
+                "leave it out for an open network"
             )
         return self
 
@@ -143,36 +153,38 @@ class FlashConfig(FrozenModel):
     @property
     def host(self) -> str:
         """Name of the board in its network."""
-        return self.hostname or (self.device or self.board).lower().replace("_", "-").replace(
-            ".", "-"
-        )
+        if self.hostname:
+            return self.hostname
+        name = (self.device or self.board).lower()
+        return name.replace("_", "-").replace(".", "-")
 
     def resolved(self, base: Path) -> "FlashConfig":
-        """The same with paths of this computer taken from ``base``, and what the enrolment says."""
+        """Return the same with paths from ``base``, and what the enrolment says.
+
+        Raises:
+            ConfigError: the enrolment says otherwise than this, or a key cannot be read.
+        """
         changes: dict[str, object] = {"files": tuple(base / path for path in self.files)}
         if self.enrolment is not None:
             member = read_enrolment(base / self.enrolment, "device")
-            for key, value, its in (
-                ("fleet", self.fleet, member.fleet),
-                ("device", self.device, member.name),
-            ):
-                if value not in {None, its}:
-                    raise ConfigError(
-                        f"{key} is {value!r}, and in the enrolment {self.enrolment} {its!r}"
-                    )
-            changes |= {
-                "enrolment": base / self.enrolment,
-                "fleet": member.fleet,
-                "device": member.name,
-            }
+            self._require_equal("fleet", self.fleet, member.fleet)
+            self._require_equal("device", self.device, member.name)
+            changes["enrolment"] = base / self.enrolment
+            changes["fleet"] = member.fleet
+            changes["device"] = member.name
         if self.ssh is not None:
-            changes["ssh"] = self.ssh.model_copy(
-                update={"keys": tuple(_public(key, base) for key in self.ssh.keys)}
-            )
+            keys = tuple(_public_key(key, base) for key in self.ssh.keys)
+            changes["ssh"] = self.ssh.model_copy(update={"keys": keys})
         return self.model_copy(update=changes)
 
+    def _require_equal(self, key: str, value: str | None, enrolled: str) -> None:
+        if value not in {None, enrolled}:
+            raise ConfigError(
+                f"{key} is {value!r}, and in the enrolment {self.enrolment} {enrolled!r}"
+            )
+
     def device_toml(self) -> str:
-        """The board's configuration, checked as the board will read it.
+        """Return the board's configuration, checked as the board will read it.
 
         Where neither an enrolment nor a fleet is named, it expects an enrolment that is copied to
         the board later.
@@ -180,39 +192,46 @@ class FlashConfig(FrozenModel):
         Raises:
             ConfigError: a key that device.toml does not have, or one that is missing.
         """
+        document = self._device_document()
+        if self.fleet is None or self.enrolment is not None:
+            self._refuse_idle_settings()
+            # What the enrolment will say on the board.
+            enrolled = {"fleet": "fleet", "device": "device", "broker": "mqtts://broker"}
+            text = tomli_w.dumps({**enrolled, **document})
+            parse_config(text, DeviceConfig, source="flash.toml")
+            return tomli_w.dumps({**document, "identity": {"file": ENROLMENT}})
+        own = {"fleet": self.fleet, "device": self.device, "insecure": self.insecure}
+        text = tomli_w.dumps({**{key: value for key, value in own.items() if value}, **document})
+        parse_config(text, DeviceConfig, source="flash.toml").address()
+        return text
+
+    def _device_document(self) -> dict[str, Any]:
+        """Return device.toml but for who the board is."""
         data = self.data.resolved(Path(DATA))
         document: dict[str, Any] = {"state_dir": STATE, **self.settings}
-        document |= {} if self.server is None else {"broker": self.server}
+        if self.server is not None:
+            document["broker"] = self.server
+        # The user's functions are carried beside the data.
         if data.functions() and "code" not in self.settings:
             document["code"] = [DATA]
         document["data"] = {
             "kind": data.kind,
             **data.model_dump(mode="json", exclude_defaults=True),
         }
-        if self.fleet is None or self.enrolment is not None:
-            idle = {
-                "fleet",
-                "device",
-                "broker",
-                "identity",
-                "tls",
-                "insecure",
-            } & self.settings.keys()
-            if idle or (
-                self.server is not None and BrokerAddress.parse(self.server).username is not None
-            ):
-                what = f"[settings] {min(idle)}" if idle else "the login in server"
-                raise ConfigError(
-                    f"{what} has no effect beside an enrolment, and would end the agent; remove it"
-                )
-            known = {"fleet": "fleet", "device": "device", "broker": "mqtts://broker"}
-            parse_config(tomli_w.dumps({**known, **document}), DeviceConfig, source="flash.toml")
-            return tomli_w.dumps({**document, "identity": {"file": ENROLMENT}})
-        given = {"fleet": self.fleet, "device": self.device, "insecure": self.insecure}
-        named = {key: value for key, value in given.items() if value}
-        text = tomli_w.dumps({**named, **document})
-        parse_config(text, DeviceConfig, source="flash.toml").address()
-        return text
+        return document
+
+    def _refuse_idle_settings(self) -> None:
+        """Refuse settings that an enrolment makes needless, and with which no agent starts."""
+        idle = _ENROLLED_KEYS & self.settings.keys()
+        subject = ""
+        if idle:
+            subject = f"[settings] {min(idle)}"
+        elif self.server is not None and BrokerAddress.parse(self.server).username is not None:
+            subject = "the login in server"
+        if subject:
+            raise ConfigError(
+                f"{subject} has no effect beside an enrolment, and would end the agent; remove it"
+            )
 
 
 def load_flash_config(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> FlashConfig:
@@ -222,26 +241,25 @@ def load_flash_config(path: Path, changes: Mapping[str, Any] = MappingProxyType(
         ConfigError: it is wrong, or names something that is not there.
     """
     document = {**read_toml(path), **changes}
-    config = validate_config(document, FlashConfig, source=str(path)).resolved(
-        path.resolve().parent
-    )
-    config.device_toml()
+    config = validate_config(document, FlashConfig, source=str(path))
+    config = config.resolved(path.resolve().parent)
+    config.device_toml()  # raises where it is wrong, before anything is packed
     return config
 
 
-def _public(key: str, base: Path) -> str:
-    """A public key itself, where a file that holds it was named."""
-    if not key.startswith(("ssh-", "ecdsa-", "sk-")):
-        try:
-            key = (base / Path(key).expanduser()).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"[ssh] keys: {key} is no public key and no file that holds one: {error}"
-            ) from error
-        if not key.startswith(
-            ("ssh-", "ecdsa-", "sk-")
-        ):  # a private one must not leave this computer
-            raise ConfigError(
-                "[ssh] keys: this file holds no public key; name the one of OpenSSH that ends in .pub"
-            )
-    return key
+def _public_key(key: str, base: Path) -> str:
+    """Return a public key itself, where a file that holds it was named."""
+    if key.startswith(_KEY_KINDS):
+        return key
+    try:
+        text = (base / Path(key).expanduser()).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"[ssh] keys: {key} is no public key and no file that holds one: {error}"
+        ) from error
+    # A private one must not leave this computer.
+    if not text.startswith(_KEY_KINDS):
+        raise ConfigError(
+            "[ssh] keys: this file holds no public key; name the one of OpenSSH that ends in .pub"
+        )
+    return text

@@ -58,7 +58,10 @@ def packed(
 
 
 def _add_folders(
-    archive: tarfile.TarFile, path: PurePosixPath, prefix: str, added: set[PurePosixPath]
+    archive: tarfile.TarFile,
+    path: PurePosixPath,
+    prefix: str,
+    added: set[PurePosixPath],
 ) -> None:
     """Add the folders above a path that the archive does not have yet."""
     for folder in reversed(path.parents):

@@ -66,7 +66,8 @@ def find_disk(path: Path, needed_bytes: int, system: Path = Path("/")) -> Disk:
     users = _users_of(device, system)
     if users:
         raise ConfigError(
-            f"{path} is in use ({', '.join(users)}): umount it first, for example: umount {users[0]}"
+            f"{path} is in use ({', '.join(users)}): umount it first, "
+            f"for example: umount {users[0]}"
         )
     size = int(_text(device / "size") or 0) * _SECTOR_BYTES
     if size < needed_bytes:

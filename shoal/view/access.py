@@ -31,8 +31,8 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _NEEDS_READER = (
-    "this needs the token of the server (SHOAL_TOKEN), in view.token of its store, or the file that "
-    "its --token-file names"
+    "this needs the token of the server (SHOAL_TOKEN), in view.token of its store, "
+    "or the file that its --token-file names"
 )
 _NEEDS_OPERATOR = (
     "this needs the operator's token (SHOAL_TOKEN), in operator.token of the store: `shoal view "

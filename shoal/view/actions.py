@@ -91,14 +91,18 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
                     act_on_run(opened, verb, record.id, version, device or "")
                 elif steer is None:
                     raise ConfigError(
-                        "a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume"
+                        "a page of `shoal up --view` does this, and so do `shoal stop`, "
+                        "pause and resume"
                     )
                 else:
                     wish = cast("Wanted", "go" if verb == "resume" else verb)
                     named = steer(wish, record.id)
         return {"done": asked, "run": named}
 
-    about = "A version as the file that `shoal export-weights` writes, whole or a tier of it; for operators."
+    about = (
+        "A version as the file that `shoal export-weights` writes, whole or a tier of it; "
+        "for operators."
+    )
 
     @api.get(
         "/runs/{run}/versions/{version}/weights",

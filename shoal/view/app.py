@@ -222,7 +222,9 @@ def _api(store: Path) -> APIRouter:
 
     @api.get(
         "/events",
-        summary="Lines of the log as they come, as server-sent events; `change` where there is no line.",
+        summary=(
+            "Lines of the log as they come, as server-sent events; `change` where there is no line."
+        ),
     )
     async def _events(
         request: Request,

@@ -64,8 +64,8 @@ def serving(
     port = where.port
     if token_file is None and not _loopback(host):
         raise ConfigError(
-            f"whoever reaches {host}:{port} could read the fleet: name a file with --token-file, which is made with a"
-            " new token where there is none, or leave --host out"
+            f"whoever reaches {host}:{port} could read the fleet: name a file with --token-file, "
+            "which is made with a new token where there is none, or leave --host out"
         )
     token = None if token_file is None else _token(token_file)
     operator = _token(store / "operator.token") if where.actions else None
@@ -74,7 +74,8 @@ def serving(
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise TransportError(
-            f"cannot listen on {host}:{port}: {error.strerror}; is a server of this fleet up? Or take another port"
+            f"cannot listen on {host}:{port}: {error.strerror}; "
+            "is a server of this fleet up? Or take another port"
         ) from error
     app = make_app(store, token, operator, steer)
     server = uvicorn.Server(

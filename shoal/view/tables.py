@@ -1,4 +1,4 @@
-"""Reads the results of `shoal reproduce` in a folder: their tables, and the stores of their runs."""
+"""Reads the results of `shoal reproduce` in a folder: tables, and the stores of their runs."""
 
 import csv
 from contextlib import suppress

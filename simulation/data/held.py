@@ -1,5 +1,4 @@
-"""The samples of virtual devices: arrays on disk that workers map into memory, and who holds which
-of them.
+"""The samples of virtual devices: arrays on disk that workers map into memory.
 
     <folder>/     train_x.npy, train_y.npy, black.npy and test.npz
     parts.npz     indices of every device's training and test samples
@@ -25,8 +24,9 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Parts:
-    """Who holds which samples: indices by device, of test samples those that are like its training
-    samples.
+    """Which samples each device holds: indices, by device.
+
+    Its test samples are like its training samples.
     """
 
     train: tuple[Indices, ...]
@@ -34,14 +34,10 @@ class Parts:
 
     def save(self, path: Path) -> None:
         """Write them to an npz file, atomically."""
-        arrays: dict[str, Any] = {
-            f"{name}_{what}": value
-            for name, parts in (("train", self.train), ("test", self.test))
-            for what, value in (
-                ("index", np.concatenate(parts)),
-                ("offset", np.cumsum([0, *map(len, parts)])),
-            )
-        }
+        arrays: dict[str, Any] = {}
+        for name, parts in (("train", self.train), ("test", self.test)):
+            arrays[f"{name}_index"] = np.concatenate(parts)
+            arrays[f"{name}_offset"] = np.cumsum([0, *map(len, parts)])
         with replacing(path) as file:
             np.savez(file, **arrays)
 
@@ -50,25 +46,21 @@ class Parts:
         """Read what `save` wrote; a DataError where the file is missing or damaged."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                pieces = {  # every access to a file reads the array anew
-                    name: tuple(np.split(file[f"{name}_index"], file[f"{name}_offset"][1:-1]))
-                    for name in ("train", "test")
-                }
+                train = _split(file["train_index"], file["train_offset"])
+                test = _split(file["test_index"], file["test_offset"])
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise DataError(
                 f"cannot read {path}: {error}; remove it and start the simulation again"
             ) from error
-        return Parts(**pieces)
+        return Parts(train, test)
+
+
+def _split(indices: Indices, offsets: Indices) -> tuple[Indices, ...]:
+    return tuple(np.split(indices, offsets[1:-1]))
 
 
 class VirtualData:
-    """The samples of every virtual device, read from one mapped file.
-
-    The tasks, dealt in turn, are what each label is to the devices; None where it is itself.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
+    """The samples of every virtual device, read from one mapped file."""
 
     def __init__(
         self,
@@ -77,6 +69,18 @@ class VirtualData:
         augment: Sequence[str] = (),
         tasks: Sequence[Sequence[int] | None] = (),
     ) -> None:
+        """Open the files.
+
+        Args:
+            folder: with the arrays of `write_data`.
+            parts: the file of `Parts.save`.
+            augment: augmentations of the training samples.
+            tasks: dealt to the devices in turn: what each label of the set is to a device, -1 for
+                none of its own; None where it is itself.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
         try:
             self._x: NDArray[Any] = np.load(
                 folder / "train_x.npy", mmap_mode="r", allow_pickle=False
@@ -99,21 +103,34 @@ class VirtualData:
         )
 
     def examples(self, index: int) -> int:
-        """Number of training samples of a device."""
+        """Return the number of training samples of a device."""
         return len(self._parts.train[index])
 
     def of(self, index: int) -> DataSet:
-        """The training samples of a device, copied out of the file."""
+        """Return the training samples of a device, copied out of the file."""
         chosen = self._parts.train[index]
         return self._dataset(index, self._x[chosen], np.asarray(self._y[chosen]))
 
     def with_test(self, index: int) -> tuple[DataSet, tuple[Indices, Indices]]:
-        """The training samples of a device followed by its own part of the test set, and the
-        indices of the two.
+        """Return the training samples of a device, followed by its part of the test set.
+
+        Returns:
+            The samples, and the indices of the two parts in them.
 
         Raises:
             DataError: the test set cannot be read.
         """
+        test_x, test_y = self._test_set()
+        train = self._parts.train[index]
+        test = self._parts.test[index]
+        x = np.concatenate([self._x[train], test_x[test]])
+        y = np.concatenate([self._y[train], test_y[test]])
+        count = len(train)
+        indices = (np.arange(count), np.arange(count, count + len(test)))
+        return self._dataset(index, x, y), indices
+
+    def _test_set(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the test set, which is read when the first device needs it."""
         if self._test is None:
             try:
                 with np.load(self._folder / "test.npz", allow_pickle=False) as file:
@@ -122,15 +139,7 @@ class VirtualData:
                 raise DataError(
                     f"cannot read the test set in {self._folder}: {error}; remove the folder"
                 ) from error
-        train = self._parts.train[index]
-        test = self._parts.test[index]
-        x = np.concatenate([self._x[train], self._test[0][test]])
-        y = np.concatenate([self._y[train], self._test[1][test]])
-        count = len(train)
-        return self._dataset(index, x, y), (
-            np.arange(count),
-            np.arange(count, count + len(test)),
-        )
+        return self._test
 
     def _dataset(self, index: int, x: NDArray[Any], y: NDArray[np.int64]) -> DataSet:
         task = self._tasks[index % len(self._tasks)] if self._tasks else None
@@ -151,21 +160,19 @@ class VirtualData:
 def write_data(folder: Path, data: Dataset) -> None:
     """Write the arrays that `VirtualData` reads, unless they are there.
 
-    A StorageError where the disk is full.
+    Raises:
+        StorageError: the disk is full.
     """
-    if all(
-        (folder / name).is_file() for name in ("black.npy", "test.npz")
-    ):  # the first and the last
+    # The first and the last that are written.
+    if (folder / "black.npy").is_file() and (folder / "test.npz").is_file():
         return
     arrays = {
         "black": np.asarray(data.black, np.float32),
         "train_x": data.train_x,
         "train_y": data.train_y,
     }
-    for (
-        name,
-        array,
-    ) in arrays.items():  # which may be too large to be held as bytes once more
+    for name, array in arrays.items():
+        # Written to the file, since an array may be too large to be held as bytes once more.
         with replacing(folder / f"{name}.npy") as file:
             np.save(file, array)
     with replacing(folder / "test.npz") as file:
@@ -180,6 +187,7 @@ def _as_task(task: NDArray[np.int64], y: NDArray[np.int64], source: str) -> NDAr
     labels = task[y]
     if len(labels) and labels.min() < 0:
         raise DataError(
-            f"{source} has the label {y[labels.argmin()]}, which its task leaves out; deal it other samples"
+            f"{source} has the label {y[labels.argmin()]}, which its task leaves out; deal it other"
+            " samples"
         )
     return labels

@@ -1,6 +1,4 @@
-"""Who gets which samples: splits of a data set among devices - IID, by Dirichlet, by shards, by
-subject.
-"""
+"""Splits a data set among devices: IID, by Dirichlet, by shards, or by subject."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +13,10 @@ _TRIES = 1000
 
 
 def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
-    """Random equal disjoint parts, indices for each device, floor(samples / devices) each
-    (specification 1.8).
+    """Draw equal disjoint parts (specification 1.8).
+
+    Returns:
+        One sorted array of indices per device, of floor(samples / devices) each.
 
     Raises:
         ConfigError: there are fewer samples than devices.
@@ -46,30 +46,43 @@ def dirichlet(
         raise ConfigError(f"the concentration of a Dirichlet split must be above 0, not {alpha}")
     rng = np.random.default_rng(seed)
     for _ in range(_TRIES):
-        parts: list[list[NDArray[np.int64]]] = [[] for _ in range(devices)]
-        for label in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == label))
-            cuts = (np.cumsum(rng.dirichlet(np.full(devices, alpha)))[:-1] * len(members)).astype(
-                np.int64
-            )
-            for part, piece in zip(parts, np.split(members, cuts), strict=True):
-                part.append(piece)
-        joined = [np.sort(np.concatenate(part)) for part in parts]
-        if min(map(len, joined)) >= at_least:
-            return joined
+        parts = _draw_dirichlet(rng, labels, devices, alpha)
+        if min(map(len, parts)) >= at_least:
+            return parts
     raise ConfigError(
-        f"no Dirichlet({alpha}) split of {len(labels)} samples gives {devices} devices {at_least} samples each; "
-        "take a larger concentration or fewer devices"
+        f"no Dirichlet({alpha}) split of {len(labels)} samples gives {devices} devices {at_least}"
+        " samples each; take a larger concentration or fewer devices"
     )
+
+
+def _draw_dirichlet(
+    rng: np.random.Generator, labels: Targets, devices: int, alpha: float
+) -> list[NDArray[np.int64]]:
+    shares: list[list[NDArray[np.int64]]] = [[] for _ in range(devices)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        proportions = rng.dirichlet(np.full(devices, alpha))
+        cuts = (np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
+        for share, piece in zip(shares, np.split(members, cuts), strict=True):
+            share.append(piece)
+    return [np.sort(np.concatenate(share)) for share in shares]
 
 
 def in_proportion(
     parts: Sequence[NDArray[np.int64]], labels: Targets, others: Targets, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Share ``[m]`` other samples so that a device gets of every class what its part holds of
-    ``[n]`` labels.
+    """Share further samples so that a device gets the share of each class that its part holds.
 
-    Those whose label no device holds go to nobody. Sorted indices, one array per device.
+    Samples whose label no device holds go to nobody.
+
+    Args:
+        parts: indices of each device's samples.
+        labels: of the samples that the parts index, ``[n]``.
+        others: labels of the further samples, ``[m]``.
+        seed: of the draw.
+
+    Returns:
+        One sorted array of indices of the further samples per device.
     """
     rng = np.random.default_rng(seed)
     dealt: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in parts]
@@ -97,17 +110,23 @@ class Shards:
     def split(
         self, targets: Targets, seed: int, *, of: str = "training"
     ) -> list[NDArray[np.int64]]:
-        """Cut every class into shards and hand them out at random, each to one device: sorted
-        indices by device.
+        """Cut every class into shards and deal them at random, each to one device.
 
-        `of` names the samples to people.
+        Args:
+            targets: the label of each sample.
+            seed: of the draw.
+            of: names the samples in messages.
+
+        Returns:
+            One sorted array of indices per device.
 
         Raises:
             ConfigError: a label is outside the classes, or a class has fewer samples than shards.
         """
         if len(targets) and not 0 <= targets.min() <= targets.max() < len(self.counts):
             raise ConfigError(
-                f"labels {targets.min()} to {targets.max()} are outside the {len(self.counts)} classes"
+                f"labels {targets.min()} to {targets.max()} are outside the {len(self.counts)}"
+                " classes"
             )
         rng = np.random.default_rng(seed)
         stacks = []
@@ -115,7 +134,8 @@ class Shards:
             members = np.flatnonzero(targets == label)
             if len(members) < count:
                 raise ConfigError(
-                    f"class {label} has {len(members)} {of} samples for {count} shards; take fewer devices or shards"
+                    f"class {label} has {len(members)} {of} samples for {count} shards; take fewer"
+                    " devices or shards"
                 )
             pieces = cut_shards(members, count)
             stacks.append([pieces[place] for place in rng.permutation(count)])
@@ -135,8 +155,7 @@ def cut_shards(members: NDArray[np.int64], count: int) -> list[NDArray[np.int64]
 def deal_shards(
     classes: int, devices: int, per_device: int, seed: int, *, as_released: bool = False
 ) -> Shards:
-    """Deal shards of single classes to devices: the balanced non-IID split of HeteroFL
-    (specification 1.8).
+    """Deal shards of single classes to devices, the non-IID split of HeteroFL (specification 1.8).
 
     Every class is cut into as many shards as there are, and each device gets `per_device` shards.
     Where the shards cannot be equally many for all classes, some classes that are drawn have one
@@ -158,12 +177,13 @@ def deal_shards(
     least, more = divmod(total, classes)
     if per_device < 1 or least < 1:
         raise ConfigError(
-            f"{devices} devices with {per_device} shards each cannot cover {classes} classes; take more shards"
+            f"{devices} devices with {per_device} shards each cannot cover {classes} classes; take"
+            " more shards"
         )
     if as_released and more:
         raise ConfigError(
-            f"{total} shards are no multiple of {classes} classes, as the released split needs; change the devices or"
-            " shards, or leave as_released off"
+            f"{total} shards are no multiple of {classes} classes, as the released split needs;"
+            " change the devices or shards, or leave as_released off"
         )
     rng = np.random.default_rng(seed)
     counts = np.full(classes, least, np.int64)
@@ -179,7 +199,7 @@ def by_subject(
     """Give every device the samples of one subject, or of a few.
 
     Args:
-        groups: who each sample is of, int64 [n].
+        groups: the subject of each sample, int64 [n].
         devices: number of parts; one for each subject if omitted. With fewer, neighbours in number
             share a device.
 
@@ -194,6 +214,8 @@ def by_subject(
     parts = len(subjects) if devices is None else devices
     if not 1 <= parts <= len(subjects):
         raise ConfigError(
-            f"{len(subjects)} subjects cannot be shared among {parts} devices; take at most one for each"
+            f"{len(subjects)} subjects cannot be shared among {parts} devices; take at most one for"
+            " each"
         )
-    return [np.flatnonzero(np.isin(owners, some)) for some in np.array_split(subjects, parts)]
+    shares = np.array_split(subjects, parts)
+    return [np.flatnonzero(np.isin(owners, share)) for share in shares]

@@ -1,5 +1,4 @@
-"""Human activity from a wrist-worn 6-axis sensor: windows of recordings that 10 people made of 7
-exercises.
+"""Human activity from a wrist-worn 6-axis sensor: 7 exercises, recorded by 10 people.
 
 The data are those of Burns, Leung, Hardisty, Whyne, Henry, McLachlin: "Shoulder physiotherapy
 exercise recognition: machine learning the inertial signals from a smartwatch", Physiological
@@ -7,6 +6,7 @@ Measurement 2018, 50 samples a second.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,16 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.dataset import Dataset, dataset_folder, read_arrays
 
-_Window = NDArray[np.float32]
+_Windows = NDArray[np.float32]
 
 
 def windows(signal: NDArray[np.float32], size: int, step: int) -> NDArray[np.float32]:
-    """Cut a recording, float32 [time, channels], into windows of so many time steps, one every
-    `step`.
+    """Cut a recording into windows.
+
+    Args:
+        signal: float32 [time, channels].
+        size: time steps of a window.
+        step: time steps from window to window.
 
     Returns:
         float32 [n, channels, size]; what is left at the end is dropped, so n may be 0.
@@ -61,61 +65,94 @@ def watch(
         raise ConfigError(
             f"windows of {window} each {step} steps and a holdout of {holdout} cannot be cut"
         )
+    recordings = _read(root)
+    _require_subjects(recordings, test_subjects)
+    train = _Side()
+    test = _Side()
+    for recording in recordings:
+        length = len(recording.signal)
+        # All of a recording is on one side when people are held out.
+        cut = int(length * (1.0 - holdout))
+        if test_subjects:
+            cut = 0 if recording.subject in test_subjects else length
+        train.add(windows(recording.signal[:cut], window, step), recording)
+        test.add(windows(recording.signal[cut:], window, step), recording)
+    if not train.count or not test.count:
+        raise ConfigError(
+            f"no window of {window} steps fits; choose a smaller window or another holdout"
+        )
+    first_subject = min(recording.subject for recording in recordings)
+    train_x = np.concatenate(train.windows)
+    mean = train_x.mean((0, 2), keepdims=True)
+    deviation = train_x.std((0, 2), keepdims=True)
+    return Dataset(
+        "watch",
+        (train_x - mean) / deviation,
+        train.labels,
+        (np.concatenate(test.windows) - mean) / deviation,
+        test.labels,
+        classes=max(recording.label for recording in recordings) + 1,
+        train_group=train.subjects - first_subject,
+        test_group=test.subjects - first_subject,
+    )
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """One person doing one exercise."""
+
+    signal: NDArray[np.float32]  # [time, 6]
+    label: int
+    subject: int
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The windows that are trained on, or tested on, by recording."""
+
+    windows: list[_Windows] = field(default_factory=list)
+    recordings: list[_Recording] = field(default_factory=list)
+
+    def add(self, windows: _Windows, recording: _Recording) -> None:
+        self.windows.append(windows)
+        self.recordings.append(recording)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.windows))
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of each window."""
+        return self._for_windows([recording.label for recording in self.recordings])
+
+    @property
+    def subjects(self) -> NDArray[np.int64]:
+        """Return the person of each window."""
+        return self._for_windows([recording.subject for recording in self.recordings])
+
+    def _for_windows(self, values: Sequence[int]) -> NDArray[np.int64]:
+        return np.repeat(np.array(values, np.int64), list(map(len, self.windows)))
+
+
+def _read(root: Path | None) -> list[_Recording]:
     path = dataset_folder(root, "watch", "watch.npz") / "watch.npz"
     signal, lengths, labels, subjects = read_arrays(path, ("signal", "length", "label", "subject"))
     if int(lengths.sum()) != len(signal):
         raise DataError(
             f"{path} is damaged: recordings of {lengths.sum()} steps in a signal of {len(signal)}"
         )
-    unknown = sorted(set(test_subjects) - set(subjects.tolist()))
-    if unknown:
-        raise ConfigError(
-            f"nobody in the watch data is subject {unknown[0]}; there are {sorted(set(subjects))}"
-        )
-    parts: dict[bool, list[tuple[_Window, int, int]]] = {False: [], True: []}
-    for end, length, label, subject in zip(
-        np.cumsum(lengths), lengths, labels, subjects, strict=True
-    ):
-        recording = signal[end - length : end]
-        # All of a recording is on one side when people are held out.
-        cut = (
-            int(length * (1.0 - holdout))
-            if not test_subjects
-            else (0 if subject in test_subjects else int(length))
-        )
-        for test, piece in ((False, recording[:cut]), (True, recording[cut:])):
-            parts[test].append(
-                (
-                    windows(piece, window, step),
-                    int(label),
-                    int(subject) - int(subjects.min()),
-                )
+    ends = np.cumsum(lengths)
+    recordings = []
+    for end, length, label, subject in zip(ends, lengths, labels, subjects, strict=True):
+        recordings.append(_Recording(signal[end - length : end], int(label), int(subject)))
+    return recordings
+
+
+def _require_subjects(recordings: Sequence[_Recording], wanted: Sequence[int]) -> None:
+    subjects = {recording.subject for recording in recordings}
+    for subject in sorted(wanted):
+        if subject not in subjects:
+            raise ConfigError(
+                f"nobody in the watch data is subject {subject}; there are {sorted(subjects)}"
             )
-    (train_x, train_y, train_group), (test_x, test_y, test_group) = (
-        _joined(parts[test]) for test in (False, True)
-    )
-    if not len(train_y) or not len(test_y):
-        raise ConfigError(
-            f"no window of {window} steps fits; choose a smaller window or another holdout"
-        )
-    mean = train_x.mean((0, 2), keepdims=True)
-    deviation = train_x.std((0, 2), keepdims=True)
-    return Dataset(
-        "watch",
-        (train_x - mean) / deviation,
-        train_y,
-        (test_x - mean) / deviation,
-        test_y,
-        classes=int(labels.max()) + 1,
-        train_group=train_group,
-        test_group=test_group,
-    )
-
-
-def _joined(
-    parts: list[tuple[_Window, int, int]],
-) -> tuple[_Window, NDArray[np.int64], NDArray[np.int64]]:
-    counts = [len(piece) for piece, _, _ in parts]
-    labels = np.repeat(np.array([label for _, label, _ in parts], np.int64), counts)
-    people = np.repeat(np.array([person for _, _, person in parts], np.int64), counts)
-    return np.concatenate([piece for piece, _, _ in parts]), labels, people

@@ -21,13 +21,15 @@ END = 1
 
 
 def token_ids(lines: Iterable[str], known: Mapping[str, int]) -> NDArray[np.int64]:
-    """Turn lines into one stream of the ids of their words, int64 [tokens], each line closed by
-    `END`.
+    """Turn lines into one stream of the ids of their words, int64 [tokens].
+
+    Each line is closed by `END`.
     """
-    return np.array(
-        [known.get(word, UNKNOWN_TOKEN) for line in lines for word in (*line.split(), "<eos>")],
-        np.int64,
-    )
+    ids: list[int] = []
+    for line in lines:
+        ids += [known.get(word, UNKNOWN_TOKEN) for word in line.split()]
+        ids.append(known.get("<eos>", UNKNOWN_TOKEN))
+    return np.array(ids, np.int64)
 
 
 def chunks(
@@ -47,7 +49,8 @@ def chunks(
     """
     if rows < 1 or length < 1 or len(stream) // rows < length:
         raise ConfigError(
-            f"{len(stream)} tokens do not make {rows} rows with chunks of {length}; choose fewer rows"
+            f"{len(stream)} tokens do not make {rows} rows with chunks of {length}; choose fewer"
+            " rows"
         )
     row = len(stream) // rows
     count = row // length
@@ -60,9 +63,17 @@ def mask_tokens(
 ) -> NDArray[np.int64]:
     """Replace each token by the mask symbol with some probability.
 
-    Returns new ones of the same shape, int64.
+    Args:
+        tokens: int64, of any shape.
+        rate: the probability.
+        symbol: id of the mask symbol.
+        seed: of the draw.
+
+    Returns:
+        New tokens of the same shape, int64.
     """
-    return np.where(np.random.default_rng(seed).random(tokens.shape) < rate, symbol, tokens)
+    hidden = np.random.default_rng(seed).random(tokens.shape) < rate
+    return np.where(hidden, symbol, tokens)
 
 
 def wikitext2(
@@ -110,26 +121,13 @@ def wikitext2(
     folder = dataset_folder(
         root, "wikitext2", "wiki.train.tokens and wiki.test.tokens, gzipped or not"
     )
-    path = folder / ("wiki.train.tokens" if train == "train" else "wiki.valid.tokens")
-    try:
-        lines = read_lines(path)
-    except DataError as error:
-        hint = (
-            "; train='validation' trains on the validation text instead" if train == "train" else ""
-        )
-        raise DataError(f"{error}{hint}") from error
-    known: dict[str, int] = {"<ukn>": UNKNOWN_TOKEN, "<eos>": END}
-    for line in lines:
-        for word in line.split():
-            known.setdefault(word, len(known))
+    lines = _read_training_lines(folder, train)
+    known = _vocabulary(lines)
     train_x, train_group = chunks(token_ids(lines, known), rows, length)
-    test_y, test_group = chunks(
-        token_ids(read_lines(folder / "wiki.test.tokens"), known), test_rows, length
-    )
-    count = len(test_y) // test_rows
-    places = (evenly(count, test_chunks)[:, np.newaxis] + count * np.arange(test_rows)).ravel()
-    test_y = test_y[places]
-    test_group = test_group[places]
+    test_stream = token_ids(read_lines(folder / "wiki.test.tokens"), known)
+    test_y, test_group = chunks(test_stream, test_rows, length)
+    order = _chunk_by_chunk(len(test_y) // test_rows, test_rows, test_chunks)
+    test_y = test_y[order]
     return Dataset(
         "wikitext2",
         train_x,
@@ -139,5 +137,35 @@ def wikitext2(
         classes=len(known),
         tokens=len(known) + 1,
         train_group=train_group,
-        test_group=test_group,
+        test_group=test_group[order],
     )
+
+
+def _read_training_lines(folder: Path, train: Literal["train", "validation"]) -> list[str]:
+    whole = train == "train"
+    try:
+        return read_lines(folder / ("wiki.train.tokens" if whole else "wiki.valid.tokens"))
+    except DataError as error:
+        hint = "; train='validation' trains on the validation text instead" if whole else ""
+        raise DataError(f"{error}{hint}") from error
+
+
+def _vocabulary(lines: Iterable[str]) -> dict[str, int]:
+    """Return the id of each word, in order of appearance."""
+    known: dict[str, int] = {"<ukn>": UNKNOWN_TOKEN, "<eos>": END}
+    for line in lines:
+        for word in line.split():
+            known.setdefault(word, len(known))
+    return known
+
+
+def _chunk_by_chunk(count: int, rows: int, limit: int | None) -> NDArray[np.int64]:
+    """Return the indices of chunks that stand row after row, the first of all rows first.
+
+    Args:
+        count: chunks of a row.
+        rows: how many rows there are.
+        limit: chunks of each row at most; None for all.
+    """
+    starts = count * np.arange(rows)
+    return (evenly(count, limit)[:, np.newaxis] + starts).ravel()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typing_extensions import Self
 
-from broker_server.service.broker import EmbeddedBroker
+from broker_server.service.embedded_broker import EmbeddedBroker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.control import RunEvent, RunFinished

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from broker_server.service.authority import Founding, enroll, found_fleet
+from broker_server.service.authority import NewFleet, enroll, found_fleet
 from broker_server.service.membership import hosted_broker
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.errors import TransportError
@@ -25,7 +25,7 @@ def gated(tmp_path):
     """
     folder = tmp_path / "lab"
     port = free_port()
-    found_fleet(folder, Founding("lab", "127.0.0.1", port))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1", port))
     enrolment = read_enrolment(enroll(folder, "pi-1"))
     config = BrokerConfig(identity=folder / "server.enrolment", port=port, listen="127.0.0.1")
     with (

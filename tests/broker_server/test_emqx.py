@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from broker_server.service.authority import Founding, enroll, found_fleet, revoke
+from broker_server.service.authority import NewFleet, enroll, found_fleet, revoke
 from broker_server.service.broker import MAX_PAYLOAD_BYTES
 from broker_server.service.membership import broker_address
 from broker_server.service.mosquitto import access_rules
@@ -35,7 +35,7 @@ ASKED = [
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "broker.local", 8884, "emqx"))
+    found_fleet(folder, NewFleet("lab", "broker.local", 8884, "emqx"))
     for name in ("pi-1", "pi-2", "gone"):
         enroll(folder, name)
     revoke(folder, "gone")

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from broker_server.service import launch, runs
-from broker_server.service.broker import EmbeddedBroker
+from broker_server.service.embedded_broker import EmbeddedBroker
 from broker_server.service.launch import (
     RunRejectedError,
     run_fleet,

@@ -13,7 +13,7 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.other_sets import load_other_sets
 from broker_server.rounds.run_context import prepare_run
-from broker_server.service.authority import Founding, found_fleet
+from broker_server.service.authority import NewFleet, found_fleet
 from broker_server.service.rollout import read_rollout, start_rollout, store_rollout
 from broker_server.service.rollout_service import RolloutService
 from broker_server.store import Store
@@ -99,7 +99,7 @@ def test_tasks_name_them_for_boards_that_have_passed(
     """Until a board fails, or the rollout stops; never in a run of another model."""
     folder = tmp_path / "lab"
     settings = config()
-    found_fleet(folder, Founding("lab", "h"))
+    found_fleet(folder, NewFleet("lab", "h"))
     new = load_other_sets(settings, others(clipped))
     start_rollout(folder, {}, 90, new, stages=(1.0,), within_seconds=60.0, most_failed=0.5, gate=1)
     number = read_rollout(folder).release.number

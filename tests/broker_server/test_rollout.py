@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from broker_server.service.authority import (
-    Founding,
+    NewFleet,
     enroll,
     found_fleet,
     renew,
@@ -74,7 +74,7 @@ def test_a_share_is_of_whole_boards():
 
 def test_more_tiers_than_a_release_takes_are_refused(tmp_path):
     """As an error that says how many do."""
-    found_fleet(tmp_path, Founding(fleet="lab", host="localhost"))
+    found_fleet(tmp_path, NewFleet(fleet="lab", host="localhost"))
     with pytest.raises(
         ConfigError, match="17 tiers do not go into one release; roll out 16 at most"
     ):
@@ -225,7 +225,7 @@ def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
     changes.
     """
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "h"))
+    found_fleet(folder, NewFleet("lab", "h"))
     with pytest.raises(ConfigError, match="shoal rollout start"):
         read_rollout(folder)
     how = {"stages": (1.0,), "within_seconds": 60.0, "most_failed": 0.0}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_server.service.authority import Founding, found_fleet
+from broker_server.service.authority import NewFleet, found_fleet
 from broker_server.service.backup_keys import known_keys, signers, user_key_path, user_signer
 from broker_server.settings.named import list_named_settings
 from broker_server.store import Store
@@ -331,7 +331,7 @@ def test_the_operator_restores_a_fleets_backup_anywhere(tmp_path, monkeypatch, c
     key is at hand.
     """
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     make_store(folder / "store")
     code, said = command(monkeypatch, capsys, "backup", folder / "store", tmp_path / "lab.zip")
     assert code == 0
@@ -352,7 +352,7 @@ def test_the_operator_restores_a_fleets_backup_anywhere(tmp_path, monkeypatch, c
 def test_a_service_without_a_home_signs_with_the_operators_key_alone(tmp_path, monkeypatch):
     """And without that key it says what is missing."""
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     (tmp_path / "me").write_text("no folder")
     assert [signer.words for signer in signers(folder / "store")] == ["the operator of fleet lab"]
     monkeypatch.delenv("XDG_CONFIG_HOME")

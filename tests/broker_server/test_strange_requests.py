@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from broker_server.service.authority import Founding, found_fleet
+from broker_server.service.authority import NewFleet, found_fleet
 from broker_server.service.launch import RunRejectedError, run_fleet, steer, submit
 from broker_server.service.server import Server
 from broker_server.service.visiting import Home, by_broker
@@ -144,7 +144,7 @@ def open_fleet(kind, config, fleet, tmp_path):
     with mosquitto_broker(tmp_path) as broker:
         table = {"url": broker.url, "insecure": True}
         if kind == "enrolled":
-            found_fleet(tmp_path / "lab", Founding(fleet, "127.0.0.1", broker.port))
+            found_fleet(tmp_path / "lab", NewFleet(fleet, "127.0.0.1", broker.port))
             table = {"url": broker.url, "identity": tmp_path / "lab" / "server.enrolment"}
         settings = config(broker=table, round={"rounds": 2, "wait_seconds": 60})
         with Server(fleet, settings.store, settings.broker, own=settings) as server:

@@ -9,8 +9,8 @@ import numpy as np
 
 from broker_server.strategies.accumulator import finish, fold, start
 from broker_server.strategies.fedrolex import plan_window
-from broker_server.strategies.strategy import PlanRequest
-from broker_server.strategies.width_merge import Weighting, layer_factor
+from broker_server.strategies.strategy import PlanRequest, Weighting
+from broker_server.strategies.width_merge import layer_factor
 from fleet_protocol.errors import PlanError
 from models import Axis, Dim, Layout, Plan, Tier, Window, compile_plan, slice_weights
 from tests.conformance.entry import Check, Entry, MismatchError

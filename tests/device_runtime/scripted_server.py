@@ -124,13 +124,13 @@ class ScriptedServer:
                 self._sizes[topic.task] = (chunk.size, chunk.chunk_bytes)
                 self.chunks.setdefault(topic.task, {})[chunk.index] = bytes(chunk.payload)
         elif topic.channel in {"status", "profile"}:
-            said = parse_presence(event.payload).told(device=topic.device)
+            said = parse_presence(event.payload).completed(device=topic.device)
             if isinstance(said, DeviceProfile):
                 self.profiles.append(said.profile)
             else:
                 self.statuses.append(said)
         else:
-            message = parse_device_message(event.payload).told(
+            message = parse_device_message(event.payload).completed(
                 device=topic.device, run=RUN, round=1
             )
             self.messages.append(message)

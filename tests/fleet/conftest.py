@@ -12,7 +12,7 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
-from broker_server.service.authority import Founding, enroll, found_fleet
+from broker_server.service.authority import NewFleet, enroll, found_fleet
 from broker_server.service.server import Server
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
@@ -159,7 +159,7 @@ def lab(ground):
     with contextlib.ExitStack() as stack:
         folder = ground.folder / "lab"
         port = free_port()
-        found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
+        found_fleet(folder, NewFleet("test", "127.0.0.1", port, "mosquitto"))
         config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
         paths = [enroll(folder, f"device-{index}") for index in range(2)]
 

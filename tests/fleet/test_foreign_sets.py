@@ -12,7 +12,7 @@ import time
 import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
-from broker_server.service.authority import Founding, enroll, found_fleet
+from broker_server.service.authority import NewFleet, enroll, found_fleet
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.blobs import decode_chunk
@@ -121,7 +121,7 @@ def test_a_set_that_names_the_operators_key_gives_it_to_nobody(ground, tmp_path,
     """
     folder = ground.folder / "lab"
     with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
-        found_fleet(folder, Founding("test", "127.0.0.1", broker.port, broker.url))
+        found_fleet(folder, NewFleet("test", "127.0.0.1", broker.port, broker.url))
         enrolment = read_enrolment(enroll(folder, "pi-1"))
         shutil.copytree(ground.artifacts, folder / "artifacts")
         tier = folder / "artifacts" / "mlp" / ground.tiers[0]

@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from broker_server.service.authority import (
-    Founding,
+    NewFleet,
     enroll,
     found_fleet,
     renew,
@@ -63,7 +63,7 @@ NAMES = tuple(f"device-{i}" for i in range(len(WIDTHS)))
 def founded(ground, port):
     """A fleet's folder with its devices enrolled."""
     folder = ground.folder / "lab"
-    found_fleet(folder, Founding("test", "127.0.0.1", port))
+    found_fleet(folder, NewFleet("test", "127.0.0.1", port))
     return folder, {name: enroll(folder, name) for name in NAMES}
 
 
@@ -426,7 +426,7 @@ def test_a_broker_that_runs_learns_who_is_a_member(ground, url):
         pytest.skip("mosquitto is not installed")
     port = free_port()
     folder = ground.folder / "lab"
-    found_fleet(folder, Founding("test", "127.0.0.1", port, url))
+    found_fleet(folder, NewFleet("test", "127.0.0.1", port, url))
     config = identified(ground, folder, BrokerConfig(url=url, port=port))
     first = read_enrolment(enroll(folder, "device-0"))
     inboxes: list[queue.SimpleQueue] = []
@@ -486,7 +486,7 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
     port = free_port()
     folder = tmp_path / "lab"
     inbox = queue.SimpleQueue()
-    found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
+    found_fleet(folder, NewFleet("test", "127.0.0.1", port, "mosquitto"))
     enrolment = read_enrolment(enroll(folder, "device-0", days=1))
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * 24 * 3600))
     config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
@@ -536,7 +536,7 @@ def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp
         pytest.skip("mosquitto is not installed")
     folder = tmp_path / "lab"
     port = free_port()
-    found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
+    found_fleet(folder, NewFleet("test", "127.0.0.1", port, "mosquitto"))
     one = read_enrolment(enroll(folder, "device-0"))
     enroll(folder, "device-1")
     config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")

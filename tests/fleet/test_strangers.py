@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from broker_server.service import mosquitto
-from broker_server.service.authority import Founding, enroll, found_fleet, renew
+from broker_server.service.authority import NewFleet, enroll, found_fleet, renew
 from broker_server.service.membership import broker_address, hosted_broker, member_of
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
@@ -46,7 +46,7 @@ def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path
     """
     with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
         folder = tmp_path / "lab"
-        found_fleet(folder, Founding("test", "127.0.0.1", broker.port, broker.url))
+        found_fleet(folder, NewFleet("test", "127.0.0.1", broker.port, broker.url))
         enrolment = read_enrolment(enroll(folder, "pi-1"))
         config = BrokerConfig(url=broker.url, identity=folder / "server.enrolment")
         at_server = queue.SimpleQueue()
@@ -90,7 +90,7 @@ def two_members(tmp_path, kind):
         pytest.skip("mosquitto is not installed")
     folder = tmp_path / "lab"
     port = free_port()
-    found_fleet(folder, Founding("test", "127.0.0.1", port, kind))
+    found_fleet(folder, NewFleet("test", "127.0.0.1", port, kind))
     enrolments = [read_enrolment(enroll(folder, name)) for name in ("pi-1", "pi-2")]
     config = BrokerConfig(url=kind, port=port, identity=folder / "server.enrolment")
     with hosted_broker(config, "test", tmp_path / "broker"):
@@ -176,7 +176,7 @@ def test_a_board_that_is_renewed_after_its_end_says_that_it_is_there(ground, mon
         pytest.skip("mosquitto is not installed")
     port = free_port()
     folder = ground.folder / "lab"
-    found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
+    found_fleet(folder, NewFleet("test", "127.0.0.1", port, "mosquitto"))
     path = enroll(folder, "device-0", days=1)
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * 24 * 3600))
     config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")

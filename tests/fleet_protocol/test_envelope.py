@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew_server, revoke
+from broker_server.service.authority import NewFleet, enroll, found_fleet, renew_server, revoke
 from broker_server.service.registry import RegistryReader
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
@@ -30,7 +30,7 @@ REPLY = TOPICS.reply("pi-1")
 def fleet(tmp_path_factory):
     """A founded fleet: its folder, the server, two devices."""
     folder = tmp_path_factory.mktemp("fleet") / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     return (
         folder,
         read_enrolment(folder / "server.enrolment"),
@@ -93,7 +93,7 @@ def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both
     neither is heard.
     """
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     server = read_enrolment(folder / "server.enrolment")
     one = read_enrolment(enroll(folder, "pi-1"))
     topic = TOPICS.status("pi-1")
@@ -173,7 +173,7 @@ def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
     itself the server.
     """
     _, server, one, _ = fleet
-    found_fleet(tmp_path / "fake", Founding("lab", "127.0.0.1"))
+    found_fleet(tmp_path / "fake", NewFleet("lab", "127.0.0.1"))
     impostor = read_enrolment(tmp_path / "fake" / "server.enrolment")
     verifier = Verifier(one, ReplayGuard())
     assert refused(verifier, TASK, Signer(impostor, 1).seal(TASK, b"x")) is RefusalReason.FORGED
@@ -190,19 +190,19 @@ def test_revoked_expired_and_superseded_members_are_none(tmp_path):
     heard the newer.
     """
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     server = read_enrolment(folder / "server.enrolment")
     old = read_enrolment(enroll(folder, "pi-1"))
     reader = RegistryReader(folder, Membership(server, folder / "server" / "papers.json"))
-    reader._looked = -1e9
+    reader._read_at = -1e9
     verifier = Verifier(server, ReplayGuard(), reader.revoked)
     verifier.open(REPLY, Signer(old, 1).seal(REPLY, b"x"))
     new = read_enrolment(enroll(folder, "pi-1"))
-    reader._looked = -1e9
+    reader._read_at = -1e9
     assert refused(verifier, REPLY, Signer(old, 2).seal(REPLY, b"x")) is RefusalReason.REVOKED
     verifier.open(REPLY, Signer(new, 2).seal(REPLY, b"x"))
     revoke(folder, "pi-1")
-    reader._looked = -1e9
+    reader._read_at = -1e9
     assert refused(verifier, REPLY, Signer(new, 3).seal(REPLY, b"x")) is RefusalReason.REVOKED
     board = Verifier(new, ReplayGuard(tmp_path / "heard.json"))
     renewed = read_enrolment(renew_server(folder))
@@ -280,8 +280,8 @@ def test_what_cannot_be_founded_enrolled_or_revoked(fleet, tmp_path):
     """A folder with something in it, names that are none, a device that never was."""
     folder = fleet[0]
     for wrong in (
-        lambda: found_fleet(folder, Founding("lab", "127.0.0.1")),
-        lambda: found_fleet(tmp_path / "x", Founding("a/b", "127.0.0.1")),
+        lambda: found_fleet(folder, NewFleet("lab", "127.0.0.1")),
+        lambda: found_fleet(tmp_path / "x", NewFleet("a/b", "127.0.0.1")),
         lambda: enroll(folder, "server"),
         lambda: enroll(folder, "a/b"),
         lambda: enroll(tmp_path / "nothing", "pi-1"),

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.messages import Done, TaskMetrics, parse_device_message
+from fleet_protocol.messages.labels import Labels
 from fleet_protocol.messages.parsing import MESSAGE_LIMIT_BYTES
-from fleet_protocol.messages.values import Labels
 from tests.fleet_protocol.test_messages import FROM, METRICS, REF
 
 ADAPTER: TypeAdapter[tuple[int, ...]] = TypeAdapter(Labels)

@@ -135,7 +135,7 @@ def test_what_topic_and_task_say_is_not_said_again_and_may_not_differ():
     """
     said = m.Accept(task="t1")
     assert said.to_bytes() == b'{"v":8,"type":"accept","task":"t1"}'
-    heard = m.parse_device_message(said.to_bytes()).told(
+    heard = m.parse_device_message(said.to_bytes()).completed(
         fleet="lab", device="pi", run="r1", round=3, tier="w1.00-d1"
     )
     assert (heard.fleet, heard.device, heard.run, heard.round, heard.tier) == (
@@ -145,7 +145,7 @@ def test_what_topic_and_task_say_is_not_said_again_and_may_not_differ():
         3,
         "w1.00-d1",
     )
-    assert m.Accept(**FROM).told(fleet="attic", device="nano", run="r2", round=4) == m.Accept(
+    assert m.Accept(**FROM).completed(fleet="attic", device="nano", run="r2", round=4) == m.Accept(
         **FROM
     )
     for nothing in ({"device": ""}, {"round": 0}, {"run": ""}):

@@ -19,7 +19,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from broker_server.service import authority
 from broker_server.service.authority import (
-    Founding,
+    NewFleet,
     enroll,
     found_fleet,
     renew,
@@ -50,7 +50,7 @@ DAY = 24 * 3600
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     return folder
 
 
@@ -174,7 +174,7 @@ def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_p
     with pytest.raises(RefusedError) as caught:
         verifier.open(topic, Signer(old.enrolment, 9).seal(topic, b"x"))
     assert caught.value.reason is RefusalReason.REVOKED
-    for where in ("authority", "registry"):  # as a backup is older than some seconds
+    for where in ("operator_key", "registry"):  # as a backup is older than some seconds
         clock = SimpleNamespace(time=lambda: time.time() + DAY, monotonic=time.monotonic)
         monkeypatch.setattr(f"broker_server.service.{where}.time", clock)
     renew_server(folder)
@@ -191,7 +191,7 @@ def test_an_operator_whose_clock_is_off_by_decades_still_revokes(
     pi = read_enrolment(enroll(folder, "pi-1"))
     clock = SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic)
     with monkeypatch.context() as patched:
-        for where in ("authority", "registry"):
+        for where in ("operator_key", "registry"):
             patched.setattr(f"broker_server.service.{where}.time", clock)
         for _ in range(3):
             enroll(folder, "other", days=5)
@@ -241,7 +241,7 @@ def test_a_board_takes_keys_of_a_fleet_that_was_founded_anew(folder, tmp_path):
     ones.
     """
     old = read_enrolment(enroll(folder, "pi-1"))
-    found_fleet(tmp_path / "again", Founding("lab", "127.0.0.1"))
+    found_fleet(tmp_path / "again", NewFleet("lab", "127.0.0.1"))
     new = read_enrolment(enroll(tmp_path / "again", "pi-1"))
     server = server_of(tmp_path / "again")
     for epoch in (57, 58):
@@ -294,7 +294,7 @@ def test_a_broker_without_its_certificate_is_not_started(folder, tmp_path, damag
             "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
         )
     else:
-        found_fleet(tmp_path / "other", Founding("other", "127.0.0.1"))
+        found_fleet(tmp_path / "other", NewFleet("other", "127.0.0.1"))
         (folder / "broker.key").write_bytes((tmp_path / "other" / "broker.key").read_bytes())
     with pytest.raises(
         ConfigError,
@@ -438,7 +438,7 @@ def test_a_host_that_no_certificate_could_have_founds_nothing(tmp_path, host):
     address of no use.
     """
     with pytest.raises(ConfigError, match="--host"):
-        found_fleet(tmp_path / "lab", Founding("lab", host))
+        found_fleet(tmp_path / "lab", NewFleet("lab", host))
     assert not (tmp_path / "lab").exists()
 
 
@@ -458,7 +458,7 @@ def test_a_fleet_can_be_founded_at_an_address_of_ipv6(tmp_path):
     except OSError:
         pytest.skip("this machine has no IPv6")
     folder = tmp_path / "six"
-    found_fleet(folder, Founding("six", "::1", listen="::"))
+    found_fleet(folder, NewFleet("six", "::1", listen="::"))
     assert read_enrolment(enroll(folder, "pi-1")).broker == "mqtts://[::1]:8883"
     broker = x509.load_pem_x509_certificate((folder / "broker.pem").read_bytes())
     names = broker.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -505,5 +505,5 @@ def test_a_list_of_revocations_that_is_too_long_still_counts_at_the_server(folde
     assert server.revoked(
         certificate_of(read_enrolment(folder / "devices" / "pi-3.enrolment"), tmp_path)
     )
-    found_fleet(tmp_path / "anew", Founding("lab", "127.0.0.1"))
+    found_fleet(tmp_path / "anew", NewFleet("lab", "127.0.0.1"))
     enroll(tmp_path / "anew", "pi-1")

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker_server.service.authority import (
-    Founding,
+    NewFleet,
     enroll,
     found_fleet,
     renew,
@@ -42,7 +42,7 @@ REPLY = Topics("lab").reply("pi-1")
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     return folder
 
 
@@ -254,7 +254,7 @@ def test_who_has_ended_reads_nothing_more(folder, monkeypatch):
         group = member_of(config).group()
         assert set(group.readers) == names
         epochs.append(group.epoch)
-    monkeypatch.setattr("broker_server.service.authority.time", clock)
+    monkeypatch.setattr("broker_server.service.operator_key.time", clock)
     renew(folder, ["pi-1"], days=1)
     group = member_of(config).group()
     assert set(group.readers) == {"pi-1", "pi-2"}
@@ -269,7 +269,7 @@ def test_a_server_that_was_renewed_says_so_when_it_starts_again(folder):
     renew_server(folder)
     again = member_of(BrokerConfig(identity=folder / "server.enrolment"))
     reader = running.papers.__self__
-    reader._looked = -1e9
+    reader._read_at = -1e9
     assert running.papers() == {}
     assert set(again.papers()) == {"pi-1"}
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_server.service.authority import (
-    Founding,
+    NewFleet,
     enroll,
     found_fleet,
     renew,
@@ -74,7 +74,7 @@ class Board:
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     return folder
 
 
@@ -147,7 +147,7 @@ def test_no_changed_chunk_opens(data, envelopes):
 @pytest.fixture(scope="module")
 def envelopes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet") / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     board = read_enrolment(enroll(folder, "pi-1"))
     server = server_of(folder)
     board = Board(board, server.enrolment).told(server.group())

@@ -355,7 +355,7 @@ def test_demo(install, folder, extra):
 ADDED = {
     "broker": """
 from pathlib import Path
-from broker_server.service.broker import EmbeddedBroker
+from broker_server.service.embedded_broker import EmbeddedBroker
 with EmbeddedBroker(Path("broker"), port={port}) as broker:
     print(broker.alive)
 """,

@@ -10,17 +10,10 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import DataError
+from simulation.results.figures import save
 from simulation.results.history import Quantity, RoundRow
-from simulation.results.plots import (
-    Curve,
-    Widths,
-    accuracy_over,
-    over_rounds,
-    plot_run,
-    save,
-    tier_counts,
-    widths_by_device,
-)
+from simulation.results.plots import Curve, accuracy_over, over_rounds, plot_run
+from simulation.results.tier_plots import Widths, tier_counts, widths_by_device
 
 
 def a_run(accuracies, *, seconds: float = 10.0, tiers=None) -> list[RoundRow]:

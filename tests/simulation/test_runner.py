@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from broker_server.settings.fleet import TrainConfig
-from broker_server.store import Store, TaskPhase, task_table
+from broker_server.store import Store, TaskPhase, database
 from broker_server.store.export import load_version
 from broker_server.updates import screens
 from fleet_protocol import control
@@ -92,11 +92,11 @@ def test_a_round_costs_the_same_however_many_were_before(cache, tmp_path, monkey
     read = []
     by_round = []
 
-    def counted(kind, row, made=task_table.from_row):
+    def counted(kind, row, made=database.from_row):
         read.append(kind)
         return made(kind, row)
 
-    monkeypatch.setattr(task_table, "from_row", counted)
+    monkeypatch.setattr(database, "from_row", counted)
     monkeypatch.setattr(screens, "_BACK", 3)  # of 20 rounds at most, where a tier has too few norms
     config = settings(
         tmp_path / "out", cache, round={"rounds": 8}, evaluation={"every": 1, "statistics": "query"}

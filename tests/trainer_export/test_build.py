@@ -19,7 +19,7 @@ from models.registry import Registry
 from models.tier import Tier
 from tests.trainer_export.helpers import TINY
 from tests.trainer_export.test_artifact_set import files_under
-from trainer_export.artifact_set import Others, TierReport, export_architecture
+from trainer_export.artifact_set import TierReport, UnaskedTiers, export_architecture
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
@@ -54,7 +54,7 @@ def export(
     *widths: float,
     scale: float = 1.0,
     recipe: Recipe | None = None,
-    others: Others = "refuse",
+    others: UnaskedTiers = "refuse",
     jobs: int = 1,
 ) -> dict[str, TierReport]:
     tiers = [Tier(width, 1) for width in widths]

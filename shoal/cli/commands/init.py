@@ -93,10 +93,10 @@ def _init(
             "give --host for a fleet with identities, or --template for a project on this machine"
         )
     with needs("server"):
-        from broker_server.service.authority import Founding, found_fleet
+        from broker_server.service.authority import NewFleet, found_fleet
 
     host = host.strip("[]")
-    founding = Founding(fleet, host, port, broker)
+    founding = NewFleet(fleet, host, port, broker)
     found_fleet(place, replace(founding, listen="::") if ":" in host else founding)
     say(f"fleet {fleet} in {place}; operator.pem and ca.key are secrets")
     say(f"start it:       shoal up --config {quote(str(place / 'fleet.toml'))}")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from broker_server.service.authority import Founding, enroll, found_fleet
+from broker_server.service.authority import NewFleet, enroll, found_fleet
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
 from broker_server.settings.rounds import RoundConfig
@@ -44,7 +44,7 @@ def fleet(flash, tmp_path):
     lab = tmp_path / "lab"
     # 10.0.2.2 is what an emulated board calls this computer; its broker listens to this computer
     # alone.
-    found_fleet(lab, Founding("lab", "10.0.2.2", port, url="mosquitto", listen="127.0.0.1"))
+    found_fleet(lab, NewFleet("lab", "10.0.2.2", port, url="mosquitto", listen="127.0.0.1"))
     data = load_dataset("digits")
     images = np.pad(
         np.kron(data.train_x, np.ones((3, 3), np.float32)), [(0, 0), (0, 0), (2, 2), (2, 2)]

@@ -1,0 +1,173 @@
+"""Plots of which device trained which tier, or which width, in each round."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import DataError
+from models.tier import Tier
+from simulation.results.figures import (
+    MARGIN,
+    ORDERED,
+    STEPS,
+    WIDTH,
+    add_legend,
+    add_title,
+    new_figure,
+    tick_rounds,
+)
+from simulation.results.history import RoundRow
+
+_BARS = 200  # of a plot of tiers; more would be thinner than a pixel, so rounds are averaged
+_DEVICE_HEIGHT = 0.1  # inches
+_LIGHTEST = 0.92  # of the colours in order: beyond it they are faint on white
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Which width every device trained in every round of a run.
+
+    Attributes:
+        label: above the picture.
+        devices: the kind of each device; equal ones that follow each other share a label.
+        by_round: a width for each device, None for one that did not take part.
+    """
+
+    label: str
+    devices: Sequence[str]
+    by_round: Mapping[int, Sequence[float | None]]
+
+
+def widths_by_device(runs: Sequence[Widths], *, title: str = "") -> Figure:
+    """Plot the width of every device in every round, a picture for each of at least one run.
+
+    Wide is dark, absent white.
+    """
+    widths = _all_widths(runs)
+    heights = [max(len(run.devices) * _DEVICE_HEIGHT, 1.0) for run in runs]
+    height = sum(heights) + MARGIN * (len(runs) + 1) / 2
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    add_title(figure, title)
+    column = figure.subplots(len(runs), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, run in zip(column, runs, strict=True):
+        mesh = _draw_widths(axes, run, widths)
+        _label_devices(axes, run)
+        axes.set_title(run.label, loc="left", fontsize=9)
+        tick_rounds(axes)
+    axes.set_xlabel("round")
+    bar = figure.colorbar(mesh, ax=figure.axes, label="width", ticks=range(len(widths)))
+    bar.ax.set_yticklabels([f"{width:g}" for width in widths])
+    return figure
+
+
+def _all_widths(runs: Iterable[Widths]) -> list[float]:
+    widths: set[float] = set()
+    for run in runs:
+        for row in run.by_round.values():
+            widths.update(width for width in row if width is not None)
+    return sorted(widths)
+
+
+def _edges(run: Widths) -> NDArray[np.float64]:
+    """Return the borders between rounds, each of which is drawn around its number."""
+    return np.array([*run.by_round, max(run.by_round) + 1]) - 0.5
+
+
+def _draw_widths(axes: Axes, run: Widths, widths: Sequence[float]) -> QuadMesh:
+    """Draw a field for each device and round, with the colour of its place among all widths."""
+    index = {width: float(place) for place, width in enumerate(widths)}
+    places = np.full((len(run.by_round), len(run.devices)), np.nan)
+    for row, in_round in enumerate(run.by_round.values()):
+        for device, width in enumerate(in_round):
+            if width is not None:
+                places[row, device] = index[width]
+    colours = ListedColormap(ORDERED(np.linspace(_LIGHTEST, 0.0, len(widths))))
+    borders = np.arange(len(widths) + 1) - 0.5
+    return axes.pcolormesh(
+        _edges(run),
+        np.arange(len(run.devices) + 1),
+        places.T,
+        cmap=colours,
+        norm=BoundaryNorm(borders, max(len(widths), 1)),
+    )
+
+
+def _label_devices(axes: Axes, run: Widths) -> None:
+    """Separate the kinds of devices by white lines, and label each in its middle."""
+    starts: list[int] = []
+    for position, kind in enumerate(run.devices):
+        if position == 0 or run.devices[position - 1] != kind:
+            starts.append(position)
+    ends = [*starts[1:], len(run.devices)]
+    edges = _edges(run)
+    axes.hlines(starts[1:], edges[0], edges[-1], color="white", linewidth=1.0)
+    axes.set_yticks([(start + end) / 2 for start, end in zip(starts, ends, strict=True)])
+    axes.set_yticklabels([run.devices[start] for start in starts])
+    axes.invert_yaxis()
+
+
+def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
+    """Plot how many devices trained each tier in each round, the largest tier at the bottom.
+
+    Many rounds are shown as means over neighbouring ones; the axis says of how many.
+
+    Raises:
+        DataError: there is no round.
+    """
+    if not rows:
+        raise DataError("there is no round to plot; simulate at least one")
+    size = -(-len(rows) // _BARS)
+    starts = range(0, len(rows), size)
+    # A bar is as wide as the distance to the next one, and a round is drawn around its number.
+    edges = np.array([*(rows[start].round for start in starts), rows[-1].round + 1]) - 0.5
+    figure, (axes,) = new_figure(title)
+    top = _stack_tiers(axes, rows, starts, edges)
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, max(top.max() * 1.05, 1))
+    axes.set_xlabel("round")
+    axes.set_ylabel("devices" if size == 1 else f"devices, mean of {size} rounds")
+    tick_rounds(axes)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=STEPS))
+    handles, labels = axes.get_legend_handles_labels()
+    # From top to bottom, as the tiers are stacked.
+    add_legend(axes, handles[::-1], labels[::-1], title="tier")
+    return figure
+
+
+def _stack_tiers(
+    axes: Axes, rows: Sequence[RoundRow], starts: Sequence[int], edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Draw the tiers one above the other, and return the height of each bar."""
+    names = {tier for row in rows for tier in row.tiers}
+    tiers = sorted(names, key=Tier.parse, reverse=True)
+    colours = ORDERED(np.linspace(0.0, _LIGHTEST, len(tiers)))
+    rounds = np.diff([*starts, len(rows)])  # in each bar
+    below = np.zeros(len(starts))
+    for tier, colour in zip(tiers, colours, strict=True):
+        counts = np.array([row.tiers.get(tier, 0) for row in rows], dtype=np.float64)
+        top = below + np.add.reduceat(counts, starts) / rounds
+        axes.stairs(
+            top,
+            edges,
+            baseline=below,
+            fill=True,
+            color=colour,
+            label=_tier_label(tier),
+            linewidth=0,
+        )
+        below = top
+    return below
+
+
+def _tier_label(tier: str) -> str:
+    shape = Tier.parse(tier)
+    if shape.depth == 1:
+        return f"width {shape.width:g}"
+    return f"width {shape.width:g}, depth {shape.depth}"
