@@ -1,6 +1,4 @@
-"""A server under light devices: what a round takes beside training, its processor time, and what
-goes over the wire.
-"""
+"""Measure a server under light devices: a round without training, processor time, and the wire."""
 
 import tempfile
 from pathlib import Path
@@ -19,9 +17,7 @@ CASES = (
     (200, SMALL, 1.05, None),
     (6, LARGE, 1.01, None),
 )
-"""Devices, bytes of an update, and what the wire may be of the payload and a round may take,
-seconds.
-"""
+"""Devices, bytes of an update, budget of wire to payload, and budget of a round in seconds."""
 
 CPU_BUDGET_MS = 5.0
 COPIES_BUDGET = 1.02
@@ -35,47 +31,47 @@ def rows() -> list[Row]:
 
 def _measured(devices: int, size: int, wire_budget: float, seconds: float | None) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        found = bench_fleet(
+        result = bench_fleet(
             FleetBench(devices, ROUNDS, size, port=free_port(), folder=Path(folder))
         )
-    what = f"{devices} light devices, {size / 1e3:.0f} kB"
+    title = f"{devices} light devices, {size / 1e3:.0f} kB"
     tasks = ROUNDS * devices
-    note = f"bare paho {found.paho_seconds:.2f} s"
+    note = f"bare paho {result.paho_seconds:.2f} s"
     ratio_budget = PAHO_BUDGET if devices >= 200 else None  # DESIGN's is for 200 to 1,000
     return [
         Row(
-            f"{what}: round without training",
-            found.round_seconds,
+            f"{title}: round without training",
+            result.round_seconds,
             "s, clock",
             seconds,
             note=note,
         ),
         Row(
-            f"{what}: round",
-            found.round_seconds / found.paho_seconds,
+            f"{title}: round",
+            result.round_seconds / result.paho_seconds,
             "x bare paho",
             ratio_budget,
         ),
         Row(
-            f"{what}: server",
-            found.cpu_ms_per_update,
+            f"{title}: server",
+            result.cpu_ms_per_update,
             "ms CPU an update",
             CPU_BUDGET_MS if devices > 6 else None,
         ),
         Row(
-            f"{what}: received weights",
-            found.bytes_by_kind["blobs received"] / (tasks * found.update_bytes),
+            f"{title}: received weights",
+            result.bytes_by_kind["blobs received"] / (tasks * result.update_bytes),
             "x what it lacks",
             COPIES_BUDGET,
         ),
         Row(
-            f"{what}: wire of the server",
-            found.wire_bytes / found.payload_bytes,
+            f"{title}: wire of the server",
+            result.wire_bytes / result.payload_bytes,
             "x payload",
             wire_budget,
         ),
         *(
-            Row(f"{what}: {kind}", count / tasks, "bytes a device and round")
-            for kind, count in found.bytes_by_kind.items()
+            Row(f"{title}: {kind}", count / tasks, "bytes a device and round")
+            for kind, count in result.bytes_by_kind.items()
         ),
     ]

@@ -1,6 +1,4 @@
-"""What identities cost: an update put into sealed envelopes and taken out, beside the TLS wire that
-carries it.
-"""
+"""Measure the cost of identities: an update is sealed and opened, beside the TLS wire it takes."""
 
 import contextlib
 import os
@@ -22,7 +20,7 @@ from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk, iter_chunks
 from fleet_protocol.identity.certificate import read_certificate
 from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier
-from fleet_protocol.identity.enrolment import read_enrolment
+from fleet_protocol.identity.enrolment import Enrolment, read_enrolment
 from fleet_protocol.identity.envelope import Verifier
 from fleet_protocol.identity.group import KnownKeys
 from fleet_protocol.identity.replay_guard import ReplayGuard
@@ -36,7 +34,7 @@ TOPICS = Topics("bench")
 
 
 def _cpu_ms(work: Callable[[], object]) -> float:
-    """Processor time of this process, all threads: the best of some tries."""
+    """Return the processor time of this process, all threads: the best of some tries."""
     return 1000 * min(timeit.repeat(work, timer=time.process_time, number=1, repeat=REPEATS))
 
 
@@ -46,72 +44,90 @@ def rows() -> list[Row]:
     There is no budget, as a wire is cheaper than any signature.
     """
     data = os.urandom(UPDATE_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        wire, device, server = _measure_wire(Path(folder) / "fleet", data)
+    ends = _measure_ends(data, device, server)
+    added = (
+        ends["cut, signed and sealed"]
+        - ends["cut"]
+        + ends["opened, verified and taken"]
+        - ends["taken"]
+    )
+    title = f"update of {UPDATE_BYTES / 1e6:.0f} MB"
+    rows = [Row(f"{title}: wire, TLS", wire, "ms CPU")]
+    rows.extend(Row(f"{title}: {name}", value, "ms CPU") for name, value in ends.items())
+    rows.append(Row(f"{title}: what signing and sealing add", added / wire, "x wire"))
+    return rows
+
+
+def _frames(data: bytes, *, digests: bool = True) -> Iterator[tuple[str, bytes]]:
+    """Cut an update into frames, each with its topic."""
+    for index, frame in iter_chunks(data, DEFAULT_CHUNK_BYTES, ((0, 2**20),), digests=digests):
+        yield TOPICS.upload("t1", index), frame
+
+
+def _measure_wire(folder: Path, data: bytes) -> tuple[float, Enrolment, Enrolment]:
+    """Send an update through a broker over TLS.
+
+    Returns:
+        Processor time in ms, and the enrolments of the device and the server of the new fleet.
+    """
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def framed(*, digests: bool = True) -> Iterator[tuple[str, bytes]]:
-        for index, frame in iter_chunks(data, DEFAULT_CHUNK_BYTES, ((0, 2**20),), digests=digests):
-            yield TOPICS.upload("t1", index), frame
-
-    def carry() -> None:
-        left = sender.publish_stream(framed(), time.monotonic() + 60)
-        while left:
-            event = inbox.get(timeout=60)
-            if isinstance(event, Received):
-                decode_chunk(event.payload)
-                left -= 1
-
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "fleet"
         port = free_port()
         found_fleet(folder, NewFleet("bench", "127.0.0.1", port))
         device = read_enrolment(enroll(folder, "pi-1"))
         server = read_enrolment(folder / "server.enrolment")
         config = BrokerConfig(port=port, identity=folder / "server.enrolment")
-        stack.enter_context(
-            hosted_broker(config, "bench", folder / "broker") or contextlib.nullcontext()
-        )
+        broker = hosted_broker(config, "bench", folder / "broker")
+        stack.enter_context(broker or contextlib.nullcontext())
         sender = open_transport(device.address(folder / "device"), "device", queue.SimpleQueue())
         receiver = open_transport(server.address(folder / "server"), "server", inbox)
         for link in (sender, receiver):
             stack.callback(link.close)
             link.connect(10)
         receiver.subscribe(TOPICS.upload("+", "+"))
-        wire = _cpu_ms(carry)
+
+        def carry() -> None:
+            missing = sender.publish_stream(_frames(data), time.monotonic() + 60)
+            while missing:
+                event = inbox.get(timeout=60)
+                if isinstance(event, Received):
+                    decode_chunk(event.payload)
+                    missing -= 1
+
+        return _cpu_ms(carry), device, server
+
+
+def _measure_ends(data: bytes, device: Enrolment, server: Enrolment) -> dict[str, float]:
+    """Return the processor time in ms of both ends, with and without signatures and seals."""
     keys = KnownKeys(device)
     operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(server.operator))
     keys.record_signer(read_certificate(bytes.fromhex(server.certificate), operator))
-
     verifier = Verifier(server, ReplayGuard())
 
-    def sealed() -> Iterator[tuple[str, bytes]]:
-        signer = ChunkSigner(device, keys)  # with a key of its own, as for every update
-        return (
-            (topic, signer.seal_to_server(topic, frame)) for topic, frame in framed(digests=False)
-        )
+    def seal() -> Iterator[tuple[str, bytes]]:
+        # A signer of its own, with a new key, as for every update.
+        signer = ChunkSigner(device, keys)
+        for topic, frame in _frames(data, digests=False):
+            yield topic, signer.seal_to_server(topic, frame)
 
-    def opened() -> None:
-        reader = ChunkVerifier(
-            server, verifier, KnownKeys(server)
-        )  # which has not heard of this update before
+    frames = list(_frames(data))
+    envelopes = list(seal())
+
+    def open_all() -> None:
+        # A new verifier, which has not seen this update before.
+        reader = ChunkVerifier(server, verifier, KnownKeys(server))
         for topic, envelope in envelopes:
             decode_chunk(reader.open(topic, envelope).payload)
 
-    frames = list(framed())
-    envelopes = list(sealed())
-    parts = {
-        "cut": _cpu_ms(lambda: deque(framed(), 0)),
-        "cut, signed and sealed": _cpu_ms(lambda: deque(sealed(), 0)),
-        "taken": _cpu_ms(lambda: [decode_chunk(frame) for _, frame in frames]),
-        "opened, verified and taken": _cpu_ms(opened),
+    def decode_all() -> None:
+        for _, frame in frames:
+            decode_chunk(frame)
+
+    return {
+        "cut": _cpu_ms(lambda: deque(_frames(data), 0)),
+        "cut, signed and sealed": _cpu_ms(lambda: deque(seal(), 0)),
+        "taken": _cpu_ms(decode_all),
+        "opened, verified and taken": _cpu_ms(open_all),
     }
-    cut, cut_sealed, taken, taken_sealed = parts.values()
-    found = [(name, value, "ms CPU") for name, value in {"wire, TLS": wire, **parts}.items()]
-    found.append(
-        (
-            "what signing and sealing add",
-            (cut_sealed - cut + taken_sealed - taken) / wire,
-            "x wire",
-        )
-    )
-    what = f"update of {UPDATE_BYTES / 1e6:.0f} MB"
-    return [Row(f"{what}: {name}", value, unit) for name, value, unit in found]

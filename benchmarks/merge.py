@@ -1,4 +1,4 @@
-"""Merging: throughput as a share of memcpy of the same bytes, and memory for 8, 64 and 256 updates."""
+"""Measure merging: throughput as a share of memcpy, and memory for 8, 64 and 256 updates."""
 
 import itertools
 import json
@@ -19,12 +19,8 @@ from models.layout import HEAD, Layout, Parameter, block_name
 from models.plan import compile_plan, make_plan
 from models.slicing import CompiledPlan
 
-CHANNELS = (
-    176,
-    352,
-    704,
-    1408,
-)  # 11.7 million parameters, 47 MB: the size DESIGN decision 6 was measured with
+# 11.7 million parameters, 47 MB: the size DESIGN decision 6 was measured with.
+CHANNELS = (176, 352, 704, 1408)
 WIDTHS = (1.0, 0.5, 0.25)
 CLASSES = 10
 THROUGHPUT_BUDGET = 0.6
@@ -35,49 +31,50 @@ REPEATS = 5
 
 
 def conv_layout(channels: tuple[int, ...] = CHANNELS) -> Layout:
-    """A layout like the zoo's ``conv``: 3x3 convolutions with norms, then one linear layer."""
+    """Return a layout like the zoo's ``conv``: 3x3 convolutions with norms, one linear layer."""
     axes = {
         "image": Axis("image", 1, AxisKind.FIXED),
         "kernel": Axis("kernel", 3, AxisKind.FIXED),
+        "classes": Axis("classes", CLASSES, AxisKind.FIXED),
     }
-    axes["classes"] = Axis("classes", CLASSES, AxisKind.FIXED)
     parameters = []
     before = "image"
     for number, size in enumerate(channels, 1):
         out = f"conv{number}.out"
         axes[out] = Axis(out, size)
         dims = (Dim(out), Dim(before), Dim("kernel"), Dim("kernel"))
-        shapes = {
+        dims_by_name = {
             "conv.weight": dims,
             "conv.bias": (Dim(out),),
             "norm.weight": (Dim(out),),
             "norm.bias": (Dim(out),),
         }
-        for name, place in shapes.items():
-            shape = tuple(axes[dim.axis].size for dim in place)
-            parameters.append(Parameter(f"blocks.{number}.{name}", shape, place, block_name(1)))
+        for name, parameter_dims in dims_by_name.items():
+            shape = tuple(axes[dim.axis].size for dim in parameter_dims)
+            full_name = f"blocks.{number}.{name}"
+            parameters.append(Parameter(full_name, shape, parameter_dims, block_name(1)))
         before = out
     parameters.append(
         Parameter("head.weight", (CLASSES, channels[-1]), (Dim("classes"), Dim(before)), HEAD)
     )
     parameters.append(Parameter("head.bias", (CLASSES,), (Dim("classes"),), HEAD))
     return Layout(
-        "bench",
-        {},
-        axes,
-        tuple(parameters),
-        (),
-        1,
-        (1,),
-        ("classes",),
-        (1, 28, 28),
-        "float32",
-        CLASSES,
+        arch="bench",
+        settings={},
+        axes=axes,
+        parameters=tuple(parameters),
+        statistics=(),
+        depth=1,
+        depths=(1,),
+        label_axes=("classes",),
+        input_shape=(1, 28, 28),
+        input_dtype="float32",
+        classes=CLASSES,
     )
 
 
 def plans_of(layout: Layout, kind: PlanKind, widths: tuple[float, ...]) -> list[CompiledPlan]:
-    """Of a round, one for each width."""
+    """Return the plans of one round, one for each width."""
     return [
         compile_plan(layout, make_plan(layout, layout.tier(width), kind, round_index=37))
         for width in widths
@@ -92,37 +89,41 @@ def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, NDArray
 def _throughput(
     kind: PlanKind, widths: tuple[float, ...], updates: int, weight: float
 ) -> tuple[float, float]:
-    """Seconds of the processor to merge and to copy the same bytes.
+    """Measure the processor time of merging and of copying the same bytes.
 
     Every update is merged and copied in turn, and of each step the fastest of some repeats counts,
-    so that whatever else the machine does disturbs both alike.
+    so that other work of the machine disturbs both alike.
+
+    Returns:
+        Seconds of merging, and of copying.
     """
     layout = conv_layout()
     plans = plans_of(layout, kind, widths)
     old = _weights(layout.shapes(layout.tier(1.0)), 0)
-    given = [
-        _weights({n: t.local_shape for n, t in plan.tensors.items()}, 1 + i)
-        for i, plan in enumerate(plans)
-    ]
-    copies = [{name: np.zeros_like(value) for name, value in one.items()} for one in given]
+    sent = []
+    copies = []
+    for seed, plan in enumerate(plans, 1):
+        shapes = {name: tensor.local_shape for name, tensor in plan.tensors.items()}
+        sent.append(_weights(shapes, seed))
+        copies.append({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     merging = np.full((REPEATS, updates + 1), np.inf)
     copying = np.full((REPEATS, updates), np.inf)
     for repeat in range(REPEATS):
         state = start(layout)
         for index in range(updates):
-            at = index % len(plans)
+            number = index % len(plans)
             began = time.process_time()
             fold(
                 state,
-                str(at),
-                plans[at],
-                given[at],
+                str(number),
+                plans[number],
+                sent[number],
                 weight=weight,
                 labels=range(index % 3, CLASSES),
             )
             between = time.process_time()
-            for name, value in given[at].items():
-                np.copyto(copies[at][name], value)
+            for name, value in sent[number].items():
+                np.copyto(copies[number][name], value)
             merging[repeat, index] = between - began
             copying[repeat, index] = time.process_time() - between
         began = time.process_time()
@@ -132,8 +133,10 @@ def _throughput(
 
 
 def _memory(updates: int) -> dict[str, float]:
-    """Resident memory of merging this many updates of mixed tiers, as multiples of the model; for a
-    fresh process.
+    """Measure the resident memory of merging updates of mixed tiers, in a fresh process.
+
+    Returns:
+        The memory in sizes of the model.
     """
     layout = conv_layout()
     plans = plans_of(layout, "rolling", WIDTHS)
@@ -143,10 +146,9 @@ def _memory(updates: int) -> dict[str, float]:
     state = start(layout)
     for index in range(updates):
         plan = plans[index % len(plans)]
-        update = {
-            name: np.full(item.local_shape, index, np.float32)
-            for name, item in plan.tensors.items()
-        }
+        update = {}
+        for name, tensor in plan.tensors.items():
+            update[name] = np.full(tensor.local_shape, index, np.float32)
         fold(
             state,
             plan.title,
@@ -157,68 +159,57 @@ def _memory(updates: int) -> dict[str, float]:
         )
         del update
     # As in the server, which reads the old weights back from its store when the round closes.
-    finish(
-        state,
-        {name: np.ones(shape, np.float32) for name, shape in layout.shapes(tier).items()},
-    )
+    old = {name: np.ones(shape, np.float32) for name, shape in layout.shapes(tier).items()}
+    finish(state, old)
     return {"models": (peak_resident_bytes() - before) / size}
 
 
+# Name, plans, widths, number of updates, and weight of each.
+_CASES: tuple[tuple[str, PlanKind, tuple[float, ...], int, float], ...] = (
+    ("full tiers, 60 updates", "static", (1.0,), 60, 1.0),
+    ("static, tiers 1, 1/2, 1/4, 60 updates", "static", WIDTHS, 60, 1.0),
+    ("static, tiers 1, 1/2, 1/4, 8 updates", "static", WIDTHS, 8, 1.0),
+    ("rolling, tiers 1, 1/2, 1/4, 60 updates", "rolling", WIDTHS, 60, 1.0),
+    ("weighted by samples, tiers 1, 1/2, 1/4, 60 updates", "static", WIDTHS, 60, 3.0),
+)
+
+
 def rows() -> list[Row]:
-    """Measure."""
-    found = []
-    cases: list[tuple[str, PlanKind, tuple[float, ...], int, float]] = [
-        ("full tiers, 60 updates", "static", (1.0,), 60, 1.0),
-        ("static, tiers 1, 1/2, 1/4, 60 updates", "static", WIDTHS, 60, 1.0),
-        ("static, tiers 1, 1/2, 1/4, 8 updates", "static", WIDTHS, 8, 1.0),
-        ("rolling, tiers 1, 1/2, 1/4, 60 updates", "rolling", WIDTHS, 60, 1.0),
-        (
-            "weighted by samples, tiers 1, 1/2, 1/4, 60 updates",
-            "static",
-            WIDTHS,
-            60,
-            3.0,
-        ),
-    ]
-    for name, kind, widths, updates, weight in cases:
+    """Measure throughput, then memory."""
+    return [*_throughput_rows(), *_memory_rows()]
+
+
+def _throughput_rows() -> list[Row]:
+    rows = []
+    for name, kind, widths, updates, weight in _CASES:
         merging, copying = _throughput(kind, widths, updates, weight)
-        budget = ROLLING_BUDGET if kind == "rolling" else THROUGHPUT_BUDGET
-        found.append(
-            Row(
-                f"merge throughput / memcpy: {name}",
-                copying / merging,
-                "ratio, CPU",
-                budget,
-                at_least=True,
-            )
+        row = Row(
+            f"merge throughput / memcpy: {name}",
+            copying / merging,
+            "ratio, CPU",
+            ROLLING_BUDGET if kind == "rolling" else THROUGHPUT_BUDGET,
+            at_least=True,
         )
-    memory = {
-        updates: json.loads(printed("-m", "benchmarks.merge", str(updates)))["models"]
-        for updates in (8, 64, 256)
-    }
-    for updates, models in memory.items():
+        rows.append(row)
+    return rows
+
+
+def _memory_rows() -> list[Row]:
+    rows = []
+    sizes = []
+    for updates in (8, 64, 256):
+        models = json.loads(printed("-m", "benchmarks.merge", str(updates)))["models"]
         if models < 1.0:
             raise RuntimeError(
                 f"{updates} updates took {models:.2f} models of memory, so the measurement is wrong"
             )
-        found.append(
-            Row(
-                f"merge memory: {updates} updates of mixed tiers",
-                models,
-                "model sizes",
-                MEMORY_BUDGET,
-            )
-        )
-    growth = max(abs(b - a) for a, b in itertools.pairwise(memory.values()))
-    return [
-        *found,
-        Row(
-            "merge memory growth between 8, 64 and 256 updates",
-            growth,
-            "model sizes",
-            GROWTH_BUDGET,
-        ),
-    ]
+        name = f"merge memory: {updates} updates of mixed tiers"
+        rows.append(Row(name, models, "model sizes", MEMORY_BUDGET))
+        sizes.append(models)
+    growth = max(abs(later - earlier) for earlier, later in itertools.pairwise(sizes))
+    name = "merge memory growth between 8, 64 and 256 updates"
+    rows.append(Row(name, growth, "model sizes", GROWTH_BUDGET))
+    return rows
 
 
 if __name__ == "__main__":

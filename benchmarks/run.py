@@ -1,5 +1,4 @@
-"""Runs every benchmark, prints one table with what was measured before, and says what got worse
-since.
+"""Run every benchmark, print one table beside earlier figures, and report what became worse.
 
 python -m benchmarks.run [name ...]
 
@@ -8,7 +7,7 @@ Each row is added to benchmarks/history.csv. Exit code 1 when a budget is missed
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +27,10 @@ BENCHMARKS = (
     "export",
 )
 SHOWN = 3  # entries of the history
+COLUMNS = ("benchmark", "value", "quartiles", "unit", "budget", "ok", "before")
+
+History = Mapping[str, Sequence[Mapping[str, str]]]
+"""Earlier entries by name of the row, oldest first."""
 
 
 def _shown(value: float | None) -> str:
@@ -37,7 +40,7 @@ def _shown(value: float | None) -> str:
 
 
 def measured(name: str) -> list[Row]:
-    """The rows of a benchmark, or one that says what it lacks."""
+    """Return the rows of a benchmark, or one row that says why it cannot run here."""
     try:
         rows: list[Row] = importlib.import_module(f"benchmarks.{name}").rows()
     except (ModuleNotFoundError, ConfigError) as error:
@@ -46,8 +49,10 @@ def measured(name: str) -> list[Row]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run the named benchmarks, or all; 0 when every budget is met, 1 when one is missed, 2 for an
-    unknown name.
+    """Run the named benchmarks, or all.
+
+    Returns:
+        0 when every budget is met, 1 when one is missed, 2 for an unknown name.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
@@ -56,49 +61,54 @@ def main(names: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    # Read before the first new entry is written.
     past = history.before()
-    rows = list[Row]()
+    rows: list[Row] = []
     for name in names or BENCHMARKS:
         print(f"running {name} ...", file=sys.stderr, flush=True)
-        found = measured(name)
-        history.keep(found)
-        rows += found
-    table = Table(
-        "benchmark",
-        "value",
-        "quartiles",
-        "unit",
-        "budget",
-        "ok",
-        "before",
-        title="budgets",
-    )
+        new_rows = measured(name)
+        history.keep(new_rows)
+        rows += new_rows
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(_table(rows, past))
+    _print_worse(console, rows, past)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _table(rows: Sequence[Row], past: History) -> Table:
+    table = Table(*COLUMNS, title="budgets")
     for row in rows:
-        verdict = "" if row.budget is None else ("[green]yes[/]" if row.ok else "[bold red]NO[/]")
-        spread = "" if row.low is None else f"{_shown(row.low)} to {_shown(row.high)}"
-        earlier = ", ".join(
-            _shown(float(entry["value"])) for entry in past.get(row.name, ())[-SHOWN:]
-        )
-        name = f"{row.name} ({row.note})" if row.note else row.name
+        newest = past.get(row.name, ())[-SHOWN:]
         table.add_row(
-            name,
+            f"{row.name} ({row.note})" if row.note else row.name,
             _shown(row.value),
-            spread,
+            "" if row.low is None else f"{_shown(row.low)} to {_shown(row.high)}",
             row.unit,
             _shown(row.budget),
-            verdict,
-            earlier,
+            _verdict(row),
+            ", ".join(_shown(float(entry["value"])) for entry in newest),
         )
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table)
+    return table
+
+
+def _verdict(row: Row) -> str:
+    if row.budget is None:
+        return ""
+    return "[green]yes[/]" if row.ok else "[bold red]NO[/]"
+
+
+def _print_worse(console: Console, rows: Sequence[Row], past: History) -> None:
+    """Print the rows that became worse since their last entry."""
     for row in rows:
-        last = past.get(row.name, [None])[-1]
-        if last is not None and history.worse(row, last):
-            since = f"{last['date']} ({last['commit']}, load {last['load']})"
-            console.print(
-                f"[bold red]worse[/] {row.name}: {float(last['value']):.4g} on {since}, now {row.value:.4g}"
-            )
-    return 0 if all(row.ok for row in rows) else 1
+        entries = past.get(row.name)
+        if not entries or not history.worse(row, entries[-1]):
+            continue
+        last = entries[-1]
+        since = f"{last['date']} ({last['commit']}, load {last['load']})"
+        console.print(
+            f"[bold red]worse[/] {row.name}: {float(last['value']):.4g} on {since},"
+            f" now {row.value:.4g}"
+        )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,65 +130,78 @@ def speed(root: Path, data: Path) -> list[Row]:
 
 
 def _note(seen: list[float], _row: RoundRow) -> None:
-    """Add the processor time of this process and its children so far, those that have ended
-    included.
-    """
-    me = psutil.Process()
-    times = (
-        me.cpu_times(),
-        *(child.cpu_times() for child in me.children(recursive=True)),
-    )
-    seen.append(
-        sum(one.user + one.system for one in times)
-        + times[0].children_user
-        + times[0].children_system
-    )
+    """Add the processor time of this process and its children so far, also of ended children."""
+    process = psutil.Process()
+    own = process.cpu_times()
+    seconds = own.user + own.system
+    for child in process.children(recursive=True):
+        times = child.cpu_times()
+        seconds += times.user + times.system
+    seen.append(seconds + own.children_user + own.children_system)
 
 
 def loop_seconds(config: SimulationConfig, result: SimulationResult) -> float:
-    """Processor time of the plain loop over the devices and levels that the simulation had in its
-    timed rounds.
+    """Return the processor time of a plain loop over the same devices and levels.
+
+    They are those that the simulation had in its timed rounds.
     """
     prepared = prepare(config)
     x = torch.from_numpy(np.load(prepared.data / "train_x.npy"))
     y = torch.from_numpy(np.load(prepared.data / "train_y.npy"))
-    parts = [torch.from_numpy(part) for part in Parts.load(prepared.parts).train]
-    names = {name: index for index, name in enumerate(config.devices.ids)}
+    samples = [torch.from_numpy(indices) for indices in Parts.load(prepared.parts).train]
+    device_numbers = {name: number for number, name in enumerate(config.devices.ids)}
     arch = Registry.zoo().get("conv")
     layout = infer_layout(arch, prepared.settings)
     plans = {width: compile_plan(layout, make_plan(layout, layout.tier(width))) for width in WIDTHS}
-    start = build(arch, settings=prepared.settings)
-    weights = {name: value.detach().numpy().copy() for name, value in start.named_parameters()}
+    first_model = build(arch, settings=prepared.settings)
+    weights = {}
+    for name, value in first_model.named_parameters():
+        weights[name] = value.detach().numpy().copy()
     seconds = 0.0
     for number in range(2, TIMED + 1):
-        asked = [
-            (names[row.device], row.tier)
-            for row in read_devices(result.folder)
-            if row.round == number
-        ]
+        asked = [row for row in read_devices(result.folder) if row.round == number]
         began = time.process_time()
-        sums = {name: np.zeros_like(value) for name, value in weights.items()}
-        counts = {name: np.zeros_like(value) for name, value in weights.items()}
-        for device, tier in asked:
-            plan = plans[Tier.parse(tier).width]
-            module = build(arch, Tier.parse(tier).width, settings=prepared.settings)
-            trained = local_training(
-                module, plan.slice(weights), x[parts[device]], y[parts[device]]
-            )
-            for name, value in trained.items():
-                corner = tuple(slice(0, size) for size in value.shape)
-                sums[name][corner] += value
-                counts[name][corner] += 1
-        weights = {
-            name: np.where(
-                counts[name] > 0,
-                sums[name] / np.maximum(counts[name], 1),
-                weights[name],
-            )
-            for name in weights
-        }
+        sums = _Sums.zeros_like(weights)
+        for row in asked:
+            width = Tier.parse(row.tier).width
+            module = build(arch, width, settings=prepared.settings)
+            indices = samples[device_numbers[row.device]]
+            slices = plans[width].slice(weights)
+            sums.add(local_training(module, slices, x[indices], y[indices]))
+        weights = sums.mean(weights)
         seconds += time.process_time() - began
     return seconds
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The sums of a plain HeteroFL merge, and how many devices hold each entry."""
+
+    values: dict[str, NDArray[Any]]
+    counts: dict[str, NDArray[Any]]
+
+    @classmethod
+    def zeros_like(cls, weights: Mapping[str, NDArray[Any]]) -> "_Sums":
+        sums = cls({}, {})
+        for name, value in weights.items():
+            sums.values[name] = np.zeros_like(value)
+            sums.counts[name] = np.zeros_like(value)
+        return sums
+
+    def add(self, trained: Mapping[str, NDArray[Any]]) -> None:
+        for name, value in trained.items():
+            corner = tuple(slice(0, size) for size in value.shape)
+            self.values[name][corner] += value
+            self.counts[name][corner] += 1
+
+    def mean(self, old: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the mean of every entry; entries that no device holds stay as they were."""
+        weights = {}
+        for name, value in old.items():
+            count = self.counts[name]
+            mean = self.values[name] / np.maximum(count, 1)
+            weights[name] = np.where(count > 0, mean, value)
+        return weights
 
 
 def local_training(

@@ -26,7 +26,11 @@ _PRIVATE = 0o700
 _RESERVED_BYTES = 1 << 20  # for smaller files the call costs as much as it saves
 
 
-def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
+def write_atomically(
+    path: Path,
+    *parts: bytes | memoryview,
+    durable: bool = True,
+) -> None:
     """Replace the content of a file by several buffers, in order; see `replacing`."""
     with replacing(path, durable=durable) as file:
         _reserve(file.fileno(), sum(map(len, parts)))
@@ -197,7 +201,13 @@ class BlobStore:
         """
         return PartFile(ref, self.root / "parts" / (key or ref.digest))
 
-    def place(self, source: Path, digest: str, *, durable: bool = True) -> Path:
+    def place(
+        self,
+        source: Path,
+        digest: str,
+        *,
+        durable: bool = True,
+    ) -> Path:
         """Move a file that a digest is known to name to its place, and return that.
 
         It is as durable as it was before. Without `durable`, `sync` waits until it survives a power

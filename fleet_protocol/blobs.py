@@ -109,10 +109,20 @@ def iter_chunks(
 
     Ranges beyond the blob are skipped. The other arguments are those of `encode_chunk`.
     """
+    # Rounded up: the last chunk may be shorter.
     count = -(-len(data) // chunk_bytes)
     for start, stop in ranges:
         for index in range(max(start, 0), min(stop, count)):
-            yield index, encode_chunk(data, index, chunk_bytes, digest=digests, pack=pack)
+            yield (
+                index,
+                encode_chunk(
+                    data,
+                    index,
+                    chunk_bytes,
+                    digest=digests,
+                    pack=pack,
+                ),
+            )
 
 
 def decode_chunk(frame: bytes) -> Chunk:
@@ -137,6 +147,7 @@ def decode_chunk(frame: bytes) -> Chunk:
             "taken"
         )
     payload = memoryview(frame)[start:]
+    # Negative for an index beyond the blob, which no payload matches.
     expected = min(chunk_bytes, size - index * chunk_bytes)
     if magic == _PACKED:
         payload = _unpack(payload, index, expected)
@@ -157,7 +168,11 @@ def _is_worth_packing(payload: memoryview) -> bool:
     return len(zlib.compress(probe, 1)) < _WORTH * len(probe)
 
 
-def _unpack(packed: memoryview, index: int, expected: int) -> memoryview:
+def _unpack(
+    packed: memoryview,
+    index: int,
+    expected: int,
+) -> memoryview:
     """Unpack a payload, at most a byte more than expected, however much a stranger packed."""
     inflate = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:

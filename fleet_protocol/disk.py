@@ -9,7 +9,11 @@ from pathlib import Path
 from fleet_protocol.errors import StorageError
 
 
-def storage_error(action: str, path: Path, error: OSError) -> StorageError:
+def storage_error(
+    action: str,
+    path: Path,
+    error: OSError,
+) -> StorageError:
     """Return the explanation of a failed disk operation, of which `action` is the verb."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
@@ -28,7 +32,11 @@ def disk_errors(action: str, path: Path) -> Iterator[None]:
         raise storage_error(action, path, error) from error
 
 
-def write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
+def write_all(
+    descriptor: int,
+    data: bytes | memoryview,
+    at: int,
+) -> None:
     """Write a whole buffer at a position of a file.
 
     A disk with little room may accept only a part of it before it refuses.

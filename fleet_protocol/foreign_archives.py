@@ -64,7 +64,12 @@ class _Listing(io.RawIOBase):
     zipfile reads that list in one piece, with the size that the archive claims.
     """
 
-    def __init__(self, file: BinaryIO, source: Path, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        source: Path,
+        bounds: Bounds,
+    ) -> None:
         super().__init__()
         self._file = file
         self._source = source
@@ -135,6 +140,7 @@ class Archive:
         try:
             with self._archive.open(info) as member:
                 while piece := member.read(PIECE_BYTES):
+                    # zipfile itself stops at the size in the list.
                     left -= len(piece)
                     yield piece
         except _BROKEN as error:
@@ -166,6 +172,7 @@ def open_archive(path: Path, bounds: Bounds | None = None) -> Iterator[Archive]:
     with open_regular(path.resolve()) as file:  # the user chose the archive's own name
         size = os.fstat(file.fileno()).st_size
         try:
+            # Reads the list of members, and no content.
             archive = ZipFile(_Listing(file, path, allowed))
         except _BROKEN as error:
             raise BlobError(f"{path} is not a complete zip archive: {error}") from error
@@ -221,7 +228,12 @@ def _member_problem(info: ZipInfo) -> str | None:
     return None
 
 
-def _check_sizes(archive: ZipFile, source: Path, size: int, bounds: Bounds) -> None:
+def _check_sizes(
+    archive: ZipFile,
+    source: Path,
+    size: int,
+    bounds: Bounds,
+) -> None:
     unpacked = sum(info.file_size for info in archive.infolist())
     if unpacked > bounds.unpacked_bytes:
         raise BeyondBoundsError(

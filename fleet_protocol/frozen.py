@@ -108,7 +108,11 @@ def _relocate(value: Any, move: Callable[[Path], Path]) -> Any:
     return move(value) if isinstance(value, Path) else value
 
 
-def problems(error: ValidationError, whole: str, most: int = 3) -> str:
+def problems(
+    error: ValidationError,
+    whole: str,
+    most: int = 3,
+) -> str:
     """Describe the first problems of a value, each with its place.
 
     A stranger may have chosen a key: it is shown short, and without control characters.

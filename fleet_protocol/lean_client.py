@@ -189,7 +189,12 @@ class LeanClient(paho.Client):
             _LOG.exception("the connection to the broker failed, and is made again")
             return self._loop_rc_handle(MQTTErrorCode.MQTT_ERR_UNKNOWN)
 
-    def _packet_queue(self, command: int, packet: Any, *about: Any) -> MQTTErrorCode:
+    def _packet_queue(
+        self,
+        command: int,
+        packet: Any,
+        *about: Any,
+    ) -> MQTTErrorCode:
         """Queue a packet as a view: paho slices it for each write, which would copy bytes."""
         view: Any = memoryview(packet)
         return super()._packet_queue(command, view, *about)
@@ -201,7 +206,11 @@ class LeanClient(paho.Client):
         super()._sock_close()
 
 
-def _packet_extent(buffer: bytearray, start: int, filled: int) -> tuple[int, int]:
+def _packet_extent(
+    buffer: bytearray,
+    start: int,
+    filled: int,
+) -> tuple[int, int]:
     """Return where the body of a packet begins and ends.
 
     As long as the length of the packet has not arrived, the end is beyond `filled`.

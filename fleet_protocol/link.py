@@ -46,7 +46,11 @@ _MOST_DOUBLINGS = 16  # of the back-off; more would overflow a float at last
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
+def publish_packet_bytes(
+    topic: str,
+    payload_bytes: int,
+    qos: int,
+) -> int:
     """Return the size of an MQTT 5 PUBLISH packet without properties."""
     identifier_bytes = 2 if qos else 0
     remaining = 2 + len(topic.encode()) + identifier_bytes + 1 + payload_bytes
@@ -140,7 +144,11 @@ class Link:
     # Methods that paho's thread calls.
 
     @staticmethod
-    def _on_socket_open(_client: paho.Client, _data: object, connection: Any) -> None:
+    def _on_socket_open(
+        _client: paho.Client,
+        _data: object,
+        connection: Any,
+    ) -> None:
         connection.setsockopt(*_NO_DELAY)
 
     def _choose_delay(self) -> None:
@@ -210,12 +218,23 @@ class Link:
         self._choose_delay()
         self._inbox.put(Disconnected(str(reason)))
 
-    def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+    def _on_message(
+        self,
+        _client: paho.Client,
+        _data: object,
+        message: paho.MQTTMessage,
+    ) -> None:
         # A topic that is not UTF-8 must not end paho's thread.
         with contextlib.suppress(UnicodeDecodeError):
             self._receive(message.topic, bytes(message.payload), bool(message.retain), message.qos)
 
-    def _receive(self, topic: str, payload: bytes, retained: bool, qos: int = 1) -> None:
+    def _receive(
+        self,
+        topic: str,
+        payload: bytes,
+        retained: bool,
+        qos: int = 1,
+    ) -> None:
         self._received += publish_packet_bytes(topic, len(payload), qos)
         self._sent += PUBACK_BYTES if qos else 0
         self._inbox.put(Received(topic, payload, retained))
@@ -288,7 +307,12 @@ class Link:
             f"{self._failure}. Is it running, and are address and login right?"
         )
 
-    def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
+    def subscribe(
+        self,
+        topic_filter: str,
+        qos: int = 1,
+        timeout_seconds: float = 10.0,
+    ) -> None:
         """Subscribe, now and after every reconnect, and wait until the broker has confirmed it."""
         with self._changed:
             self._filters[topic_filter] = qos
@@ -311,7 +335,14 @@ class Link:
             self._filters.pop(topic_filter, None)
         self._client.unsubscribe(topic_filter)
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+    ) -> None:
         """Hand a message to the network thread; while the broker is away it waits there."""
         size = publish_packet_bytes(topic, len(payload), qos)
         if size > self.packet_bytes:

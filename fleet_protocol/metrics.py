@@ -36,7 +36,11 @@ def _exponential(total: Array, count: Array) -> float:
     return math.exp(min(_ratio(total, count), _LARGEST_EXPONENT))
 
 
-def _f1(hits: Array, predicted: Array, present: Array) -> float:
+def _f1(
+    hits: Array,
+    predicted: Array,
+    present: Array,
+) -> float:
     """Return the mean over the classes that occur or are predicted."""
     seen = predicted + present > 0
     if not seen.any():
@@ -44,7 +48,11 @@ def _f1(hits: Array, predicted: Array, present: Array) -> float:
     return float((2 * hits[seen] / (predicted + present)[seen]).mean())
 
 
-def _iou(hits: Array, predicted: Array, present: Array) -> float:
+def _iou(
+    hits: Array,
+    predicted: Array,
+    present: Array,
+) -> float:
     """Return intersection over union, the mean over the classes that occur or are predicted."""
     seen = predicted + present > 0
     if not seen.any():
@@ -52,7 +60,11 @@ def _iou(hits: Array, predicted: Array, present: Array) -> float:
     return float((hits[seen] / (predicted + present - hits)[seen]).mean())
 
 
-def _matthews(hits: Array, predicted: Array, present: Array) -> float:
+def _matthews(
+    hits: Array,
+    predicted: Array,
+    present: Array,
+) -> float:
     """Return Gorodkin's correlation for any number of classes; of two it is that of Matthews."""
     total = float(present.sum())
     predicted_spread = total**2 - float(predicted @ predicted)
@@ -80,13 +92,18 @@ _CLASS_RULES = frozenset({"f1", "iou", "matthews"})
 
 def summed_outputs(recipe: RecipeSpec) -> tuple[str, ...]:
     """Return the outputs of an eval graph that was exported with a recipe."""
+    # In order and once each, since graphs name their outputs by these.
     outputs = list(recipe.loss.metrics)
     for metric in recipe.metrics:
         outputs += [name for name in metric.sums if name != EXAMPLES]
     return tuple(dict.fromkeys(outputs))
 
 
-def evaluation_of(sums: Sums, examples: int, recipe: RecipeSpec) -> Evaluation:
+def evaluation_of(
+    sums: Sums,
+    examples: int,
+    recipe: RecipeSpec,
+) -> Evaluation:
     """Return loss and metrics.
 
     Args:
@@ -94,6 +111,7 @@ def evaluation_of(sums: Sums, examples: int, recipe: RecipeSpec) -> Evaluation:
         examples: samples, or labels that count; at least one.
         recipe: of the model.
     """
+    # A metric may name the number of samples as one of its sums.
     known_sums = {**sums, EXAMPLES: np.asarray(float(examples))}
     metrics = []
     for metric in recipe.metrics:
@@ -108,7 +126,11 @@ def evaluation_of(sums: Sums, examples: int, recipe: RecipeSpec) -> Evaluation:
     )
 
 
-def _measure(name: str, rule: str, sums: Sequence[Array]) -> Measured:
+def _measure(
+    name: str,
+    rule: str,
+    sums: Sequence[Array],
+) -> Measured:
     numbers = tuple(tuple(np.atleast_1d(array).tolist()) for array in sums)
     return Measured(name=name, rule=rule, value=RULES[rule](*sums), sums=numbers)
 

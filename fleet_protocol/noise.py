@@ -49,7 +49,11 @@ def gaussian(draw: Draw, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return values[:size].reshape(shape)
 
 
-def bounded(update: Tensors, sent: Tensors, clip: float) -> dict[str, NDArray[np.float32]]:
+def bounded(
+    update: Tensors,
+    sent: Tensors,
+    clip: float,
+) -> dict[str, NDArray[np.float32]]:
     """Return an update's difference to the weights that were sent, with a bounded norm.
 
     It is scaled down if its Euclidean norm over all tensors exceeds `clip`. It is not finite where

@@ -32,7 +32,12 @@ class RateSchedule(FrozenModel):
     factor: float = Field(default=0.1, gt=0, le=1)
     per: Literal["round", "step"] = "round"
 
-    def multiplier(self, position: float, rounds: float, tick: float = 1.0) -> float:
+    def multiplier(
+        self,
+        position: float,
+        rounds: float,
+        tick: float = 1.0,
+    ) -> float:
         """Return the multiplier of one round or step.
 
         Args:

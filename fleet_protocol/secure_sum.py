@@ -65,10 +65,16 @@ class Member:
             vector can be masked.
     """
 
-    def __init__(self, name: str, place: str, least: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        place: str,
+        least: int,
+    ) -> None:
         self._name = name
         self._place = place
         self._least = least
+        # Each of the three secrets is for one purpose and for this sum alone.
         self._seal_key = new_key()
         self._mask_key = new_key()
         self._own_secret = new_key()
@@ -113,11 +119,17 @@ class Member:
         self._require(message.keys.get(self._name) == self.keys, names)
         for keys in message.keys.values():
             check_keys(keys)
+        # Own mask and mask key are shared apart, because only one of them may be revealed.
         needed = majority(len(names))
         own_shares = split_secret(int(self._own_secret, 16), needed, len(names))
         mask_shares = split_secret(int(self._mask_key, 16), needed, len(names))
         sealed = {}
-        for name, own, mask in zip(names, own_shares, mask_shares, strict=True):
+        for name, own, mask in zip(
+            names,
+            own_shares,
+            mask_shares,
+            strict=True,
+        ):
             shares = bytes.fromhex(f"{own:0{SHARE_DIGITS}x}{mask:0{SHARE_DIGITS}x}")
             seal_key, _ = message.keys[name]
             sealed[name] = seal(shares, seal_key, f"{self._place}/{self._name}/{name}").hex()
@@ -159,7 +171,13 @@ class Member:
             if name != self._name:
                 _, public = self._cohort[name]
                 pair = (self._name, name)
-                total += _pair_mask(pair, self._mask_key, public, self._place, total.size)
+                total += _pair_mask(
+                    pair,
+                    self._mask_key,
+                    public,
+                    self._place,
+                    total.size,
+                )
         return encode_weights({MASKED: total}, metadata)
 
 
@@ -185,6 +203,7 @@ def unmasked(
     size = len(next(iter(vectors.values())))
     needed = majority(len(cohort))
     places = {name: at for at, name in enumerate(sorted(cohort), 1)}
+    # Unsigned whole numbers wrap around, as the masks need.
     total = np.zeros(size, np.uint32)
     for vector in vectors.values():
         total += vector
@@ -195,13 +214,20 @@ def unmasked(
                 shares.append((places[member], int(shares_of[name], 16)))
         if len(shares) < needed:
             raise _refused(f"{len(shares)} shares of {name} were revealed, {needed} are needed")
+        # The prime is larger than 2^256, and every secret is below that.
         secret = f"{join_secret(dict(shares[:needed])) % 2**256:064x}"
         if name in vectors:
             total -= _own_mask(secret, place, size)
             continue
         for partner in vectors:
             _, public = cohort[partner]
-            total -= _pair_mask((partner, name), secret, public, place, size)
+            total -= _pair_mask(
+                (partner, name),
+                secret,
+                public,
+                place,
+                size,
+            )
     return total
 
 
@@ -214,7 +240,11 @@ def majority(count: int) -> int:
     return count // 2 + 1
 
 
-def split_secret(secret: int, needed: int, count: int) -> list[int]:
+def split_secret(
+    secret: int,
+    needed: int,
+    count: int,
+) -> list[int]:
     """Return shares of a secret, at the places 1, 2 and so on, modulo a prime.
 
     Shamir, "How to Share a Secret", CACM 1979: the shares are values of a random polynomial.
@@ -255,7 +285,11 @@ def check_keys(keys: KeyPair) -> None:
         raise _refused(f"with the keys {', '.join(keys)} nobody can agree on a secret") from error
 
 
-def whole_numbers(update: Tensors, sent: Tensors, clip: float) -> Words:
+def whole_numbers(
+    update: Tensors,
+    sent: Tensors,
+    clip: float,
+) -> Words:
     """Return an update's difference to the weights that were sent, in whole numbers modulo 2^32.
 
     Tensors are in the order of their names. The Euclidean norm over all tensors is `clip` at most,
@@ -272,11 +306,21 @@ def restored(total: Words, clip: float) -> NDArray[np.float64]:
     return total.view(np.int32).astype(np.float64) * (clip / STEPS)
 
 
-def _own_mask(secret: str, place: str, size: int) -> Words:
+def _own_mask(
+    secret: str,
+    place: str,
+    size: int,
+) -> Words:
     return _key_stream(derive_key(bytes.fromhex(secret), f"shoal sum own {place}".encode()), size)
 
 
-def _pair_mask(names: tuple[str, str], private: str, public: str, place: str, size: int) -> Words:
+def _pair_mask(
+    names: tuple[str, str],
+    private: str,
+    public: str,
+    place: str,
+    size: int,
+) -> Words:
     """Return what the first of two members adds; the second adds the opposite."""
     purpose = f"shoal sum pair {place}".encode()
     key = agreed_key(private_key(private), bytes.fromhex(public), purpose)
@@ -291,6 +335,7 @@ def _key_stream(key: bytes, size: int) -> Words:
     A key serves for one stream only, so its nonce is zero.
     """
     stream = ChaCha20Poly1305(key).encrypt(bytes(12), bytes(4 * size), None)
+    # Little-endian on every machine, or masks of two boards would not cancel.
     return np.frombuffer(stream, "<u4", size).astype(np.uint32)
 
 

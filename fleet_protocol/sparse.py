@@ -49,7 +49,11 @@ def encode_gaps(places: Places) -> NDArray[np.uint8]:
     return gaps
 
 
-def decode_gaps(gaps: NDArray[Any], sizes: Sequence[int], kept: Sequence[int]) -> Places:
+def decode_gaps(
+    gaps: NDArray[Any],
+    sizes: Sequence[int],
+    kept: Sequence[int],
+) -> Places:
     """Return the places that `encode_gaps` has written.
 
     Args:

@@ -5,7 +5,12 @@ import re
 from collections.abc import Iterable
 
 
-def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+def closest(
+    name: str,
+    known: Iterable[str],
+    *,
+    cutoff: float = 0.6,
+) -> str | None:
     """Return the known name that is most like another one; None if none is like it.
 
     Args:

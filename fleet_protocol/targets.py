@@ -19,7 +19,11 @@ def counted(y: Targets) -> int:
     return len(y) if y.dtype.kind == "f" else int(np.count_nonzero(y >= 0))
 
 
-def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
+def check_labels(
+    source: str,
+    y: NDArray[np.int64],
+    classes: int,
+) -> None:
     """Check that labels lie in ``[0, classes)``.
 
     If a sample has several labels, negative ones are allowed and do not count.
@@ -37,7 +41,11 @@ def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
         )
 
 
-def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
+def fit_targets(
+    source: str,
+    y: Targets,
+    manifest: Manifest,
+) -> Targets:
     """Return targets in the type and shape that a model's loss takes.
 
     Args:
@@ -66,16 +74,22 @@ def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
             f"targets in {source} are not whole numbers, but {loss.name} takes labels; export "
             "with a loss of numbers, such as --loss mean-squared-error, or write labels from 0"
         )
+    # Without a copy where the type fits: targets may be large.
     labels = y.astype(np.int64, copy=False)
     if loss.ignored is None:
         check_labels(source, labels, manifest.classes)
         return labels
+    # The ignored label may lie outside the classes.
     is_ignored = labels == loss.ignored
     check_labels(source, np.where(is_ignored, 0, labels), manifest.classes)
     return np.where(is_ignored, -1, labels)
 
 
-def _fit_numbers(source: str, y: Targets, loss: LossSpec) -> NDArray[np.float32]:
+def _fit_numbers(
+    source: str,
+    y: Targets,
+    loss: LossSpec,
+) -> NDArray[np.float32]:
     _check_whole(source, y, loss)
     numbers = y.astype(np.float32, copy=False)
     if loss.bounds is None or not len(numbers):
@@ -89,7 +103,11 @@ def _fit_numbers(source: str, y: Targets, loss: LossSpec) -> NDArray[np.float32]
     return numbers
 
 
-def _check_whole(source: str, y: Targets, loss: LossSpec) -> None:
+def _check_whole(
+    source: str,
+    y: Targets,
+    loss: LossSpec,
+) -> None:
     """Check the targets that a loss takes as labels, which stay whole numbers as float32."""
     flat = y.reshape(len(y), -1)
     start = 0

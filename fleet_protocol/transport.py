@@ -206,7 +206,12 @@ class Transport(Protocol):
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time."""
 
-    def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
+    def subscribe(
+        self,
+        topic_filter: str,
+        qos: int = 1,
+        timeout_seconds: float = 10.0,
+    ) -> None:
         """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
 
         Without a connection, or without a time to wait, the subscription is only noted.
@@ -215,7 +220,14 @@ class Transport(Protocol):
     def unsubscribe(self, topic_filter: str) -> None:
         """End the subscription to a topic filter."""
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+    ) -> None:
         """Send a message; without a connection it waits here, unless no more can wait."""
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
@@ -284,7 +296,13 @@ def open_transport(
     if member is not None:
         # This module needs cryptography.
         module = import_needed("an enrolled fleet", "fleet_protocol.identity.signed_transport")
-        opened = module.open_signed(address, client_id, inbox, member, **settings)
+        opened = module.open_signed(
+            address,
+            client_id,
+            inbox,
+            member,
+            **settings,
+        )
         return opened
     scheme = SCHEMES[address.scheme]
     module = import_needed(f"{address.scheme}://", scheme.module)

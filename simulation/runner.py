@@ -158,7 +158,7 @@ class _Simulation:
         if not runs:
             self._store.add_run(context.initial_record(), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)
-        fleet = VirtualFleet.of(
+        fleet = VirtualFleet.from_table(
             self._config.devices,
             [len(indices) for indices in parts.train],
             load_clock(self._config.clock),

@@ -1,4 +1,4 @@
-"""The devices of a simulation: what each would say about itself, and how long it would take."""
+"""The devices of a simulation: what each would tell about itself, and how long it would take."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,16 @@ _FLEET = "simulation"
 
 @dataclass(frozen=True)
 class VirtualBoard:
-    """A virtual device; `dropout` is the chance that it leaves in the middle of a round."""
+    """A virtual device.
+
+    Attributes:
+        id: its name.
+        index: its place among all devices.
+        examples: samples that it has.
+        max_width: of the largest tier that it can train.
+        max_depth: likewise; None for any.
+        dropout: the chance that it leaves in the middle of a round.
+    """
 
     id: str
     index: int
@@ -26,16 +35,16 @@ class VirtualBoard:
     dropout: float = 0.0
 
     def leaves(self, seed: int, number: int) -> float | None:
-        """After which share of its time it leaves a round, in [0, 1); None if it stays."""
+        """Return after which share of its time it leaves a round, in [0, 1); None if it stays."""
         draw = random.Random(f"{seed}/drop-out/{self.id}/{number}")  # noqa: S311  (a reproducible draw, not a secret)
         return draw.random() if draw.random() < self.dropout else None
 
     def status(self, *, online: bool = True) -> DeviceStatus:
-        """What it would say it does."""
+        """Return what it would tell about what it does."""
         return DeviceStatus(fleet=_FLEET, device=self.id, online=online, state="idle")
 
     def profile(self) -> DeviceProfile:
-        """What it would say it is."""
+        """Return what it would tell about itself."""
         profile = Profile(
             arch="virtual",
             system="simulation",
@@ -60,7 +69,7 @@ class VirtualFleet:
     times: BoardTimes
 
     @classmethod
-    def of(
+    def from_table(
         cls,
         table: DevicesTable,
         examples: Sequence[int],
@@ -69,7 +78,18 @@ class VirtualFleet:
         *,
         seed: int,
     ) -> "VirtualFleet":
-        """The devices as configured; a ConfigError where the clock has no such type or link."""
+        """Return the devices as configured.
+
+        Args:
+            table: the types of devices.
+            examples: how many samples each device has.
+            clock: how long types of boards take.
+            layout: of the global model.
+            seed: of what is drawn.
+
+        Raises:
+            ConfigError: the clock has no such type or link.
+        """
         boards = tuple(
             VirtualBoard(name, index, count, kind.max_width, kind.max_depth, kind.dropout)
             for index, (name, kind, count) in enumerate(

@@ -293,7 +293,7 @@ def _write_weights(
     weights = initial_weights(export.arch, settings, export.seed)
     if start is not None:
         weights = start.put_into(weights, further_names(export.arch, settings))
-    frozen = {item.name: weights.pop(item.name) for item in export.layout.base}
+    frozen = {tensor.name: weights.pop(tensor.name) for tensor in export.layout.base}
     bases = _bases(export.layout, frozen, tiers)
     write_file(folder / "init.safetensors", encode_weights(weights))
     return bases

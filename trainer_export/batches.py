@@ -11,7 +11,7 @@ from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.losses.own import OwnLoss
 from trainer_export.model_inputs import Signature
 
-# of one sample's training step: a model that is compared on fewer samples, for a third of the time
+# Of one sample's training step: a model above is compared on fewer samples, in a third of the time.
 _LARGE_FLOPS = 2e9
 _IGNORED = 0.2  # share of the labels of tokens that count for nothing
 _CROSS_ENTROPY = MaskedCrossEntropy()
@@ -19,9 +19,12 @@ _CROSS_ENTROPY = MaskedCrossEntropy()
 
 @dataclass(frozen=True)
 class SizedBatches:
-    """Random batches of so many samples each, in turn, for a model and a loss.
+    """Random batches for a model and a loss.
 
-    Tokens are below the vocabulary.
+    Attributes:
+        vocabulary: tokens are below it.
+        sizes: samples of each batch, in turn.
+        steps: of a training that is compared.
     """
 
     signature: Signature
@@ -32,13 +35,17 @@ class SizedBatches:
     steps: int = 6
 
     def sized_for(self, flops: int) -> "SizedBatches":
-        """Two steps of unlike sizes for a large model, by the FLOPs of a training step for one
-        sample.
+        """Return two steps of unlike sizes for a large model.
+
+        Args:
+            flops: of a training step for one sample.
         """
-        return replace(self, sizes=(3, 2), steps=2) if flops > _LARGE_FLOPS else self
+        if flops <= _LARGE_FLOPS:
+            return self
+        return replace(self, sizes=(3, 2), steps=2)
 
     def take(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """That many pairs of samples and targets."""
+        """Yield some pairs of samples and targets, the same ones for the same seed."""
         generator = torch.Generator().manual_seed(self.seed)
         for i in range(count):
             shape = (self.sizes[i % len(self.sizes)], *self.signature.input_shape)
@@ -68,15 +75,18 @@ class SizedBatches:
         return y
 
     def again(self, attempt: int) -> "SizedBatches":
-        """Other batches of the same kind, the same ones for attempt 0."""
+        """Return other batches of the same kind, the same ones for attempt 0."""
         return replace(self, seed=self.seed + attempt)
 
     def noise(
         self, shapes: Mapping[str, tuple[int, ...]], count: int, step: int
     ) -> dict[str, Tensor]:
-        """Random numbers for layers that need them, by path, of the shapes for one sample.
+        """Return random numbers for layers that need them, other ones at each step.
 
-        Others at each step.
+        Args:
+            shapes: for one sample, by path of the layer.
+            count: number of samples.
+            step: number of the step.
         """
         generator = torch.Generator().manual_seed(1000 * self.seed + step)
         return {
@@ -84,7 +94,7 @@ class SizedBatches:
         }
 
     def mask(self) -> Tensor:
-        """A label mask with one label missing, so that masking is compared too."""
+        """Return a label mask with one label missing, so that masking is compared too."""
         mask = torch.ones(self.signature.classes)
         mask[-1] = 0.0
         return mask

@@ -66,7 +66,7 @@ class Worst:
         exact: Mapping[str, NDArray[Any]] | None = None,
         kind: str = "",
     ) -> None:
-        """Take tensors of one kind into account.
+        """Add the deviations of tensors of one kind.
 
         Args:
             outputs: of the graph, these tensors among them.

@@ -1,6 +1,4 @@
-"""Graphs that read parameters and change nothing: one run of the model with given statistics, and
-what follows it.
-"""
+"""Graphs that read parameters and change nothing: a run with statistics, and what follows it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,26 +37,30 @@ def trace_forward(
     extra: tuple[Port, ...],
     outputs: tuple[Port, ...],
 ) -> Trace:
-    """Trace a run of the model, which is not changed, in evaluation mode, and what a pure function
-    makes of its output.
+    """Trace a run of the model in evaluation mode, and what a pure function makes of its output.
 
-    The inputs are ``param.*``, ``stat.*``, ``x`` and the extra ones, which the function is given
-    behind the output.
+    The model is not changed. Inputs are ``param.*``, ``stat.*``, ``x`` and the extra ones.
+
+    Args:
+        model: what is run.
+        signature: of the model.
+        finish: takes the output of the model, then the extra inputs.
+        extra: inputs of `finish`.
+        outputs: of `finish`.
     """
     model = prepared(model, "eval")
     names = parameter_names(model)
     layers = norms(model)
-    given = [
-        *names,
-        *[f"{path}.{kind}" for path, _ in layers for kind in ("running_mean", "running_var")],
-    ]
+    for path, _ in layers:
+        names += [f"{path}.running_mean", f"{path}.running_var"]
+    count = len(names)
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        output = call_model(model, given, tensors[: len(given)], tensors[len(given)])
+        output = call_model(model, names, tensors[:count], tensors[count])
         check_output(output, signature)
-        return finish(output, *tensors[len(given) + 1 :])
+        return finish(output, *tensors[count + 1 :])
 
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     inputs = (
         *parameter_ports(shapes),
         *statistic_ports(layers),
@@ -75,23 +77,29 @@ def check_forward(
     graph: str,
     expected: Callable[[Tensor, Tensor], dict[str, Tensor]],
 ) -> CheckSpec:
-    """Compare a forward graph with the module as it was written, not changed.
+    """Compare a forward graph with the module as it was written, which is not changed.
 
-    An ExportError where it deviates.
+    Args:
+        model: the graph.
+        module: what it must agree with.
+        batches: what both are run on.
+        graph: its name in the report.
+        expected: from the module's output and the targets what the graph must return.
 
-    What the graph must return is `expected` of the module's output and the targets.
+    Raises:
+        ExportError: it deviates.
     """
     session = open_session(model)
     worst = Worst()
     reference = prepared(module, "eval")
-    feed = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
+    feed = {}
+    for name, parameter in reference.named_parameters():
+        feed[parameter_input(name)] = parameter.detach().numpy()
     feed |= _random_statistics(reference, batches.seed)
     for x, y in batches.take(len(batches.sizes)):
         worst.sizes.append(len(y))
-        outputs = run_session(
-            session,
-            {**feed, "x": x.numpy(), "y": y.numpy(), "mask": batches.mask().numpy()},
-        )
+        batch = {"x": x.numpy(), "y": y.numpy(), "mask": batches.mask().numpy()}
+        outputs = run_session(session, {**feed, **batch})
         with torch.no_grad():
             for name, value in expected(reference(x), y).items():
                 worst.compare(outputs, {name: value.numpy()})
@@ -99,9 +107,7 @@ def check_forward(
 
 
 def _random_statistics(module: nn.Module, seed: int) -> dict[str, NDArray[Any]]:
-    """Statistics that no norm could have by accident, set in the module and returned as graph
-    inputs.
-    """
+    """Set statistics that no norm has by accident, and return them as inputs of a graph."""
     generator = torch.Generator().manual_seed(seed)
     feed: dict[str, NDArray[Any]] = {}
     for path, norm in norms(module):

@@ -162,5 +162,5 @@ def loss_named(
     Raises:
         ConfigError: there is no such loss or number, or a number is out of its range.
     """
-    known: Mapping[str, type[Loss]] = discover("trainer_export.losses", "LOSSES")
-    return make_record("loss", known, name, settings, own)
+    classes: Mapping[str, type[Loss]] = discover("trainer_export.losses", "LOSSES")
+    return make_record("loss", classes, name, settings, own)

@@ -104,5 +104,5 @@ def metric_named(
     Raises:
         ConfigError: there is no such metric or number, or a number is out of its range.
     """
-    known: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
-    return make_record("metric", known, name, settings, own)
+    classes: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
+    return make_record("metric", classes, name, settings, own)

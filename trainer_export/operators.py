@@ -1,5 +1,4 @@
-"""Torch operators that stand for a whole layer in a traced program, so that a lowering finds it in
-one piece.
+"""Torch operators that stand for a whole layer in a traced program, for a lowering to find it.
 
 Static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021) written out in PyTorch leaves some
 thirty element-wise nodes in a traced step, its gradient most of them. As one operator with a
@@ -41,7 +40,7 @@ def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Te
 def static_batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`static_batch_norm` with respect to ``x``, ``weight`` and ``bias``.
+    """Return gradients of :func:`static_batch_norm`: of ``x``, ``weight`` and ``bias``.
 
     With ``d = x - mean``, ``r = 1 / sqrt(var + eps)`` and means over batch and space:
     ``grad_x = w r (g - mean(g) - d r^2 mean(g d))``.
@@ -85,9 +84,9 @@ static_batch_norm.register_autograd(_gradient, setup_context=_save)
 
 @torch.library.custom_op("shoal::take", mutates_args=())
 def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
-    """Elements along a dimension, at least 0, by their places, known before anything runs.
+    """Return elements along a dimension by their places, which are known before anything runs.
 
-    -1 is for zeros.
+    The dimension counts from 0; a place of -1 gives zeros.
     """
     places = torch.tensor(index, device=x.device)
     shape = [-1 if axis == dim else 1 for axis in range(x.dim())]
@@ -106,18 +105,20 @@ def _save_take(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradient_of_take(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    """The first use of each element, plus the second, and so on: each is a look-up in the gradient
-    again.
+    """Return the first use of each element, plus the second, and so on.
+
+    Each of these is a look-up in the gradient again.
     """
     uses: list[list[int]] = [[] for _ in range(ctx.size)]
     for place, source in enumerate(ctx.index):
         if source >= 0:
             uses[source].append(place)
     most = max(1, *map(len, uses))
-    found = [
-        take(grad, ctx.dim, [use[i] if i < len(use) else -1 for use in uses]) for i in range(most)
-    ]
-    return functools.reduce(torch.add, found), None, None
+    slopes = []
+    for i in range(most):
+        places = [use[i] if i < len(use) else -1 for use in uses]
+        slopes.append(take(grad, ctx.dim, places))
+    return functools.reduce(torch.add, slopes), None, None
 
 
 take.register_autograd(_gradient_of_take, setup_context=_save_take)
@@ -144,30 +145,31 @@ def _group_norm(
 
 
 def _remainder(x: Tensor, divisor: Any) -> Tensor:
-    rest = torch.fmod(x, divisor)
-    return torch.where(rest * divisor < 0, rest + divisor, rest)
+    # fmod has the sign of x, the remainder that of the divisor.
+    truncated = torch.fmod(x, divisor)
+    return torch.where(truncated * divisor < 0, truncated + divisor, truncated)
 
 
 def _eye(
     rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
-    """PyTorch's own decomposition counts in bytes, which graphs have not."""
+    """Return an identity matrix; PyTorch's own decomposition has bytes, which graphs lack."""
     places = torch.arange(rows).unsqueeze(1) == torch.arange(rows if columns is None else columns)
     return places.to(dtype or torch.get_default_dtype())
 
 
 def _triangle(rows: int, columns: int, offset: int = 0, *, upper: bool, **_: Any) -> Tensor:
-    """Places on and below a diagonal, or on and above it, int64 [2, places]."""
-    places = [
-        (i, j)
-        for i in range(rows)
-        for j in range(columns)
-        if j - i == offset or (j - i > offset) == upper
-    ]
+    """Return places on and below a diagonal, or on and above it, int64 [2, places]."""
+    places = []
+    for i in range(rows):
+        for j in range(columns):
+            if j - i == offset or (j - i > offset) == upper:
+                places.append((i, j))
     return torch.tensor(places, dtype=torch.int64).view(-1, 2).t()
 
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    # The quotient says the angle up to half a turn, and nothing where x is 0.
     angle = torch.atan(y / torch.where(x == 0, 1, x))
     behind = angle + torch.where(y < 0, -math.pi, math.pi)
     return torch.where(x == 0, torch.sign(y) * (math.pi / 2), torch.where(x < 0, behind, angle))

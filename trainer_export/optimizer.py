@@ -121,5 +121,5 @@ def optimizer_named(name: str, settings: Mapping[str, Any] | None = None) -> Opt
     Raises:
         ConfigError: there is no such optimizer or number, or a number is out of its range.
     """
-    known: Mapping[str, type[Optimizer]] = discover("trainer_export.optimizers", "OPTIMIZERS")
-    return make_record("optimizer", known, name, settings)
+    classes: Mapping[str, type[Optimizer]] = discover("trainer_export.optimizers", "OPTIMIZERS")
+    return make_record("optimizer", classes, name, settings)

@@ -276,7 +276,7 @@ def _adaptor_start(model: PairModel, seed: int, adaptor: Sequence[str]) -> SetFi
 def _adaptor(pair: Pair, sent: Export) -> tuple[str, ...]:
     """Return names of the parameters of the sent model that stay on the device."""
     chosen = parameters_in(sent.layout, pair.adaptor)
-    kept = [item.name for item in sent.layout.kept(pair.sent.tier)]
+    kept = [parameter.name for parameter in sent.layout.kept(pair.sent.tier)]
     if chosen and set(kept) <= set(chosen):
         raise ConfigError(
             f"the adaptor {', '.join(pair.adaptor)} is all of {pair.sent.arch.name}, so nothing"

@@ -1,8 +1,7 @@
-"""The step of a pair: a device's own model and the one it was sent, trained on the same batch in
-one graph.
+"""The step of a pair: a device's own model and the one it was sent, trained in one graph.
 
 The step is simultaneous: both models are run on the batch, then both are stepped; neither sees the
-other's new weights. What the two tell each other is the loss of a routine
+other's new weights. What each learns from the other is the loss of a routine
 (`trainer_export.routines`), which is found there by its row in the module's table
 ``PAIR_ROUTINES``.
 """
@@ -37,8 +36,10 @@ from trainer_export.update import Trained, changing_ports, update
 
 @dataclass(frozen=True)
 class Knob:
-    """A number that a task sets for the loss of one of two models, and its value while the graph is
-    checked.
+    """A number that a task sets for the loss of one of two models.
+
+    Attributes:
+        checked_with: its value while the graph is checked.
     """
 
     name: str
@@ -65,28 +66,33 @@ class PairRoutine:
 
 
 def pair_routine(name: str | None = None) -> PairRoutine:
-    """A routine of `trainer_export.routines` by its name; None where there is but one.
+    """Return a routine of `trainer_export.routines` by its name; None if there is but one.
 
     Raises:
         ConfigError: there is no such routine, or several to choose from.
     """
-    known: Mapping[str, PairRoutine] = discover("trainer_export.routines", "PAIR_ROUTINES")
-    if name is None and len(known) == 1:
-        return next(iter(known.values()))
-    if name is None or name not in known:
-        raise ConfigError(f"no routine {name!r} for a pair; name one of {', '.join(known)}")
-    return known[name]
+    routines: Mapping[str, PairRoutine] = discover("trainer_export.routines", "PAIR_ROUTINES")
+    if name is None and len(routines) == 1:
+        return next(iter(routines.values()))
+    if name is None or name not in routines:
+        raise ConfigError(f"no routine {name!r} for a pair; name one of {', '.join(routines)}")
+    return routines[name]
 
 
 @dataclass(frozen=True)
 class Learner:
-    """One of the two models of a step."""
+    """One of the two models of a step.
 
-    # computes logits [batch, classes] from the parameters and a batch
+    Attributes:
+        call: computes logits [batch, classes] from the parameters and a batch.
+        knob: value of its routine's knob.
+        lr: learning rate, float [].
+    """
+
     call: Callable[[Sequence[Tensor], Tensor], Tensor]
     trained: Trained
-    knob: Tensor | float  # value of its routine's knob
-    lr: Tensor  # learning rate, float []
+    knob: Tensor | float
+    lr: Tensor
     recipe: Recipe
 
 
@@ -103,37 +109,40 @@ def pair_step(
 ) -> tuple[Learnt, Learnt]:
     """Train both models, the device's own and the one it was sent, on one batch, simultaneously."""
     runs = [_run(learner, x) for learner in learners]
-    logits = [made.detach() for _, made in runs]
-    own, sent = (
-        _step(routine, learner, run, y, logits[1 - position])
-        for position, (learner, run) in enumerate(zip(learners, runs, strict=True))
-    )
+    # Before either is stepped, and without gradients: each learns from the other as it was.
+    logits = [run.logits.detach() for run in runs]
+    own = _step(routine, learners[0], runs[0], y, logits[1])
+    sent = _step(routine, learners[1], runs[1], y, logits[0])
     return own, sent
 
 
-def _run(learner: Learner, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    leaves = [parameter.detach().requires_grad_() for parameter in learner.trained.parameters]
-    return leaves, learner.call(leaves, x)
+@dataclass(frozen=True)
+class _Run:
+    """A model's logits for a batch, and the parameters that their gradient is taken of."""
+
+    parameters: list[Tensor]
+    logits: Tensor
 
 
-def _step(
-    routine: PairRoutine,
-    learner: Learner,
-    run: tuple[list[Tensor], Tensor],
-    y: Tensor,
-    other: Tensor,
-) -> Learnt:
-    leaves, logits = run
-    loss, slope = routine.value_and_slope(logits.detach(), other, y, learner.knob)
+def _run(learner: Learner, x: Tensor) -> _Run:
+    parameters = [parameter.detach().requires_grad_() for parameter in learner.trained.parameters]
+    return _Run(parameters, learner.call(parameters, x))
+
+
+def _step(routine: PairRoutine, learner: Learner, run: _Run, y: Tensor, peer: Tensor) -> Learnt:
+    """Return a model after a step, which reads the logits of its peer."""
+    loss, slope = routine.value_and_slope(run.logits.detach(), peer, y, learner.knob)
     # A parameter that the loss does not depend on has the gradient zero: weight decay and momentum
     # still move it.
     gradients = torch.autograd.grad(
-        logits, leaves, slope, allow_unused=True, materialize_grads=True
+        run.logits, run.parameters, slope, allow_unused=True, materialize_grads=True
     )
-    still = Trained(
-        [leaf.detach() for leaf in leaves], learner.trained.states, learner.trained.step
+    before = Trained(
+        [parameter.detach() for parameter in run.parameters],
+        learner.trained.states,
+        learner.trained.step,
     )
-    return Learnt(loss, update(still, gradients, learner.lr, learner.recipe))
+    return Learnt(loss, update(before, gradients, learner.lr, learner.recipe))
 
 
 @dataclass(frozen=True)
@@ -148,17 +157,12 @@ class _Half:
     def call(
         self, signature: Signature, drawn: Sequence[Tensor]
     ) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
-        """The model as a function of its parameters and a batch, with its noise given."""
+        """Return the model as a function of its parameters and a batch, with its noise drawn."""
         names = parameter_names(self.model)
 
         def run(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-            logits: Tensor = call_model(
-                self.model,
-                names,
-                parameters,
-                x,
-                dict(zip(self.noise, drawn, strict=True)),
-            )
+            noise = dict(zip(self.noise, drawn, strict=True))
+            logits: Tensor = call_model(self.model, names, parameters, x, noise)
             check_output(logits, signature)
             return logits
 
@@ -171,7 +175,7 @@ def trace_pair(
     signature: Signature,
     recipe: Recipe,
 ) -> Trace:
-    """The step of two models, the device's own and the one it was sent, on one batch.
+    """Trace the step of two models, the device's own and the one it was sent, on one batch.
 
     Neither is changed.
 
@@ -186,11 +190,13 @@ def trace_pair(
     """
     if recipe.proximal or recipe.accumulate:
         raise ConfigError(
-            "a pair has no proximal term and no batches in pieces; export it with a recipe without them"
+            "a pair has no proximal term and no batches in pieces; export it with a recipe without"
+            " them"
         )
     if not isinstance(recipe.loss, MaskedCrossEntropy):
         raise ConfigError(
-            f"a pair has the loss of its routine, not {recipe.loss.name}; leave the recipe's loss out"
+            f"a pair has the loss of its routine, not {recipe.loss.name}; leave the recipe's loss"
+            " out"
         )
     require_one_output(signature, recipe.loss)
     halves = [
@@ -198,64 +204,65 @@ def trace_pair(
     ]
 
     def step(*tensors: Tensor) -> list[Tensor]:
-        given = iter(tensors)
-        trained = [
-            Trained.from_tensors([next(given) for _ in half.changing], recipe.optimizer)
-            for half in halves
-        ]
-        x = next(given)
-        y = next(given)
-        drawn = [[next(given) for _ in half.noise] for half in halves]
-        *knobs, lr = given
+        inputs = iter(tensors)
+        trained = []
+        for half in halves:
+            changing = [next(inputs) for _ in half.changing]
+            trained.append(Trained.from_tensors(changing, recipe.optimizer))
+        x = next(inputs)
+        y = next(inputs)
+        drawn = [[next(inputs) for _ in half.noise] for half in halves]
+        *knobs, lr = inputs
         own, sent = (
             Learner(half.call(signature, numbers), values, knob, lr, recipe)
             for half, values, numbers, knob in zip(halves, trained, drawn, knobs, strict=True)
         )
         learnt = pair_step(routine, (own, sent), x, y)
-        return [
-            *(new.loss for new in learnt),
-            *(t for new in learnt for t in new.trained.tensors()),
-        ]
+        outputs = [new.loss for new in learnt]
+        for new in learnt:
+            outputs += new.trained.tensors()
+        return outputs
 
-    inputs = (
-        *(port for half in halves for port in half.changing),
-        *batch_ports(signature, recipe.loss)[:2],
-        *(
-            port
-            for half in halves
-            for port in noise_ports(
-                {side_name(half.side, path): shape for path, shape in half.noise.items()}
-            )
-        ),
-        *(Port(name, "float32", ()) for name in (*(knob.name for knob in routine.knobs), "lr")),
-    )
-    outputs = (
-        *(Port(loss_name(side), "float32", ()) for side in SIDES),
-        *(
-            Port(next_name(port.name), port.dtype, port.shape)
-            for half in halves
-            for port in half.changing
-        ),
-    )
-    return trace_program(routine.name, step, inputs, outputs, signature.known)
+    inputs = _inputs(halves, signature, recipe)
+    inputs += [Port(knob.name, "float32", ()) for knob in routine.knobs]
+    inputs.append(Port("lr", "float32", ()))
+    return trace_program(routine.name, step, tuple(inputs), _outputs(halves), signature.known)
+
+
+def _inputs(halves: Sequence[_Half], signature: Signature, recipe: Recipe) -> list[Port]:
+    """Return what changes in both models, the batch, and the noise of both."""
+    ports: list[Port] = []
+    for half in halves:
+        ports += half.changing
+    ports += batch_ports(signature, recipe.loss)[:2]  # a pair has no label mask
+    for half in halves:
+        shapes = {side_name(half.side, path): shape for path, shape in half.noise.items()}
+        ports += noise_ports(shapes)
+    return ports
+
+
+def _outputs(halves: Sequence[_Half]) -> tuple[Port, ...]:
+    """Return the losses of both, and all that changes in them."""
+    ports = [Port(loss_name(side), "float32", ()) for side in SIDES]
+    for half in halves:
+        ports += [Port(next_name(port.name), port.dtype, port.shape) for port in half.changing]
+    return tuple(ports)
 
 
 def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) -> _Half:
-    frozen = next(
-        (name for name, parameter in model.named_parameters() if not parameter.requires_grad),
-        None,
-    )
-    if frozen is not None:
-        raise ExportError(
-            f"parameter {frozen} of the model {side} is frozen, and a pair trains all there is: give"
-            " it requires_grad = True, or use another method than that of pairs, which may have frozen parameters"
-        )
+    """Return a model as one of a pair; it must not have frozen parameters."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            raise ExportError(
+                f"parameter {name} of the model {side} is frozen, and a pair trains all there is:"
+                " give it requires_grad = True, or use another method than that of pairs, which may"
+                " have frozen parameters"
+            )
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
-    ports = changing_ports({name: tuple(p.shape) for name, p in model.named_parameters()}, recipe)
-    return _Half(
-        side,
-        model,
-        noise,
-        tuple(Port(side_name(side, p.name), p.dtype, p.shape) for p in ports),
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    changing = tuple(
+        Port(side_name(side, port.name), port.dtype, port.shape)
+        for port in changing_ports(shapes, recipe)
     )
+    return _Half(side, model, noise, changing)

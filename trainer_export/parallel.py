@@ -2,7 +2,7 @@
 
 Their only result is what they write.
 
-A process is a copy of this one (fork): a model that is a function in somebody's file needs no name
+A process is a copy of this one (fork): a model that is a function in a user's file needs no name
 by which another process would find it, and what was loaded is loaded once. PyTorch must be on one
 thread before.
 """

@@ -82,12 +82,12 @@ def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
 def unchanged(folder: Path, facts: Mapping[str, Any]) -> bool:
     """Return whether a tier's files are whole and made from these facts, by :func:`record_of`."""
     try:
-        known = json.loads((folder / MADE_FROM).read_bytes())
+        record = json.loads((folder / MADE_FROM).read_bytes())
     except (OSError, ValueError):
         return False
     files = _digests(folder)
     files.pop(MADE_FROM)  # which does not hold its own digest
-    return bool(known == {"facts": facts, "files": files})
+    return bool(record == {"facts": facts, "files": files})
 
 
 def _digests(folder: Path) -> dict[str, str]:

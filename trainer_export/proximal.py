@@ -15,7 +15,7 @@ from torch import Tensor
 def proximal_loss(
     parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float
 ) -> Tensor:
-    """``mu / 2`` times the squared distance of all parameters from their anchors, float []."""
+    """Return ``mu / 2`` times the squared distance of parameters from their anchors, float []."""
     squares = [
         torch.square(parameter - anchor).sum()
         for parameter, anchor in zip(parameters, anchors, strict=True)
@@ -29,10 +29,7 @@ def proximal_gradients(
     anchors: Sequence[Tensor],
     mu: Tensor | float,
 ) -> list[Tensor]:
-    """The gradients of the loss with those of the proximal term, ``mu * (w - w_sent)``.
-
-    Arguments as there.
-    """
+    """Return the gradients of the loss with those of the proximal term, ``mu * (w - w_sent)``."""
     return [
         gradient + (parameter - anchor) * mu
         for gradient, parameter, anchor in zip(gradients, parameters, anchors, strict=True)

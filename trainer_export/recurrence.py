@@ -1,6 +1,6 @@
 """Recurrent cells as one operator over all steps, whose gradient is one operator too.
 
-A graph holds each as a loop.
+A graph has each as a loop.
 
 A cell is what one step does to its states; the gradient of a step is traced from that. What the
 weights of the states add to the gates, ``a = h W^T + b``, is the same for all cells, so the
@@ -20,25 +20,34 @@ States = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Cell:
-    """A kind of recurrent layer."""
+    """A kind of recurrent layer.
 
-    gates: int  # how many times the size of a state its pre-activations are
-    states: int  # number of states; the first is the output
-    # from what the input adds to the gates [batch, gates * size], what the states add to them, and
-    # the states [batch, size], to the new states
+    Attributes:
+        gates: how many times the size of a state its pre-activations are.
+        states: number of states; the first is the output.
+        step: from what the input adds to the gates [batch, gates * size], what the states add to
+            them, and the states [batch, size], to the new states.
+    """
+
+    gates: int
+    states: int
     step: Callable[[Tensor, Tensor, States], list[Tensor]]
 
 
 def _lstm(z: Tensor, a: Tensor, states: States) -> list[Tensor]:
-    taken, kept, new, shown = (z + a).chunk(4, 1)
-    memory = torch.sigmoid(kept) * states[1] + torch.sigmoid(taken) * torch.tanh(new)
-    return [torch.sigmoid(shown) * torch.tanh(memory), memory]
+    # c' = sigmoid(f) * c + sigmoid(i) * tanh(g), h' = sigmoid(o) * tanh(c').
+    i, f, g, o = (z + a).chunk(4, 1)
+    memory = torch.sigmoid(f) * states[1] + torch.sigmoid(i) * torch.tanh(g)
+    return [torch.sigmoid(o) * torch.tanh(memory), memory]
 
 
 def _gru(z: Tensor, a: Tensor, states: States) -> list[Tensor]:
-    (z_reset, z_kept, z_new), (a_reset, a_kept, a_new) = z.chunk(3, 1), a.chunk(3, 1)
+    # n = tanh(z_n + sigmoid(r) * a_n), h' = n + sigmoid(u) * (h - n): the reset gate acts on what
+    # the states add, as in PyTorch.
+    z_reset, z_update, z_new = z.chunk(3, 1)
+    a_reset, a_update, a_new = a.chunk(3, 1)
     new = torch.tanh(z_new + torch.sigmoid(z_reset + a_reset) * a_new)
-    return [new + torch.sigmoid(z_kept + a_kept) * (states[0] - new)]
+    return [new + torch.sigmoid(z_update + a_update) * (states[0] - new)]
 
 
 CELLS: Mapping[str, Cell] = MappingProxyType(
@@ -52,7 +61,7 @@ CELLS: Mapping[str, Cell] = MappingProxyType(
 
 
 def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -> list[Tensor]:
-    """One step: the new states.
+    """Return the new states after one step.
 
     Args:
         cell: what it does.
@@ -67,20 +76,24 @@ def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -
 def back(
     cell: Cell, slopes: States, z: Tensor, weight: Tensor, bias: Tensor, states: States
 ) -> list[Tensor]:
-    """The gradient of :func:`forth`: with respect to the states, ``z`` and what the states add to
-    the gates.
+    """Return the gradient of :func:`forth`.
+
+    It is with respect to the states, ``z`` and what the states add to the gates.
     """
     with torch.enable_grad():
         leaves = [z, torch.addmm(bias, states[0], weight.t()), *states]
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
         new = cell.step(leaves[0], leaves[1], leaves[2:])
-        found = torch.autograd.grad(new, leaves, list(slopes), allow_unused=True)
-    slope_of: list[Tensor | None] = list(found)
+        slope_of: list[Tensor | None] = list(
+            torch.autograd.grad(new, leaves, list(slopes), allow_unused=True)
+        )
     to_z, to_gates, *before = [
         torch.zeros_like(leaf) if slope is None else slope
         for slope, leaf in zip(slope_of, leaves, strict=True)
     ]
-    before[0] = to_gates @ weight if slope_of[2] is None else before[0] + to_gates @ weight
+    # The first state reaches the cell through the gates, too.
+    through_gates = to_gates @ weight
+    before[0] = through_gates if slope_of[2] is None else before[0] + through_gates
     return [*before, to_z, to_gates]
 
 
@@ -88,7 +101,7 @@ def back(
 def recurrence(
     kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]
 ) -> list[Tensor]:
-    """All steps of a cell.
+    """Run all steps of a cell.
 
     Args:
         kind: of `CELLS`.
@@ -117,10 +130,15 @@ def recurrence_backward(
     bias: Tensor,
     before: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The gradient of :func:`recurrence`.
+    """Return the gradient of :func:`recurrence`.
 
-    The slopes are those of each state after every step, None for one that nothing else depends on;
-    `before` has each state before every step, float32 [steps, batch, size].
+    Args:
+        kind: of `CELLS`.
+        slopes: of each state after every step, None for one that nothing else depends on.
+        z: as of :func:`recurrence`, as `weight` and `bias`.
+        weight: of the first state.
+        bias: of the gates.
+        before: each state before every step, float32 [steps, batch, size].
 
     Returns:
         With respect to the first states, ``z``, and what the states add to the gates.

@@ -71,7 +71,7 @@ class SizedGraph:
         return str(tensor.name)
 
     def replace(self, nodes: Sequence[onnx.NodeProto]) -> None:
-        """Set the nodes, without those whose results nobody uses, and forget unused constants."""
+        """Set the nodes, without those whose results nothing reads, and drop unused constants."""
         needed = {value.name for value in self.proto.output}
         kept = live_nodes(nodes, needed)
         constants = [tensor for tensor in self.proto.initializer if tensor.name in needed]

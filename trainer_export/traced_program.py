@@ -263,8 +263,8 @@ def _decompositions() -> dict[Any, Any]:
 
     PyTorch takes a tenth of a second to list its own.
     """
-    known: dict[Any, Any] = {**core_aten_decompositions(), **DECOMPOSITIONS}
-    return {operator: rule for operator, rule in known.items() if operator not in LOWERINGS}
+    rules: dict[Any, Any] = {**core_aten_decompositions(), **DECOMPOSITIONS}
+    return {operator: rule for operator, rule in rules.items() if operator not in LOWERINGS}
 
 
 def _without_mutation(

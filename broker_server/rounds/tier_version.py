@@ -32,8 +32,8 @@ def stored_context(
         store: the store of the run.
         run: the run's id, or the beginning of it.
         artifacts: folder of exported sets; by default the folder of the run's server. If that is
-            unknown, as in a store
-            from a backup, this argument is required: the database is not trusted for paths.
+            unknown, as in a store from a backup, this argument is required: the database is not
+            trusted for paths.
 
     Raises:
         ConfigError: there is no such run, its artifacts no longer exist, or their folder is
@@ -44,8 +44,9 @@ def stored_context(
     kept = saved_config(store.folder, record.id)
     if kept is None and artifacts is None:
         raise ConfigError(
-            f"the folder of the artifact sets of run {record.id} is unknown, because its store is from a backup or"
-            " an earlier Shoal: name the folder with `shoal export-weights --artifacts FOLDER`"
+            f"the folder of the artifact sets of run {record.id} is unknown, because its store is"
+            " from a backup or an earlier Shoal: name the folder with `shoal export-weights"
+            " --artifacts FOLDER`"
         )
     config = kept or _numbers_of(record.config)
     folder = artifacts or config.model.artifacts
@@ -94,33 +95,27 @@ class TierVersion:
     def own_class(self) -> tuple[OwnClass, Tensors] | None:
         """Return the exporter's description of the user's class, with its constants.
 
-        None for an older exporter.
+        It is None for an older exporter.
 
-        Raises a BlobError if the file is damaged, or lies elsewhere.
+        Raises:
+            BlobError: the file is damaged, or lies elsewhere.
         """
         folder = self.artifacts.folder
         return read_own_class(folder) if os.path.lexists(folder / OWN_CLASS) else None
 
     def own_state(self) -> Tensors:
-        """Return the state of the user's class, with every parameter and buffer, by the names of
-        the class.
+        """Return the state of the user's class, by its names for every parameter and buffer.
 
         Raises:
             ConfigError: a faithful state is not possible: statistics are missing, the class has no
                 place for them, or an older exporter did not record what the class has.
             BlobError: the exporter's description is damaged, or does not fit the run's tensors.
         """
-        found = self.own_class
-        norms = self.artifacts.manifest.statistics
-        if found is None and norms:
-            raise ConfigError(
-                f"{self.artifacts.folder} is from an older `shoal export`, which did not record what the"
-                f" class of the model calls the mean and variance of {norms[0].name}; run the same `shoal export`"
-                " again, and this command"
-            )
-        if found is None:
+        described = self.own_class
+        if described is None:
+            self._require_no_statistics()
             return self.exported.weights
-        own, constants = found
+        own, constants = described
         if own.problem:
             raise ConfigError(f"{self._title}: {own.problem}")
         missing = own.missing(self.tensors)
@@ -132,14 +127,26 @@ class TierVersion:
             path = self.artifacts.folder / OWN_CLASS
             raise BlobError(f"{path}: {error}; run `shoal export` again") from error
 
+    def _require_no_statistics(self) -> None:
+        # Without a description nobody knows how the class calls its statistics.
+        norms = self.artifacts.manifest.statistics
+        if norms:
+            raise ConfigError(
+                f"{self.artifacts.folder} is from an older `shoal export`, which did not record"
+                f" what the class of the model calls the mean and variance of {norms[0].name}; run"
+                " the same `shoal export` again, and this command"
+            )
+
     def require_statistics(self) -> None:
-        """Raise a ConfigError, with names and reason, if statistics that the model needs are
-        missing.
+        """Check that there are the statistics that the model needs.
+
+        Raises:
+            ConfigError: they are missing; it says which, and why.
         """
         if self.lacking:
-            missing = [
-                name for spec in self.artifacts.manifest.statistics for name in statistics_of(spec)
-            ]
+            missing: list[str] = []
+            for spec in self.artifacts.manifest.statistics:
+                missing += statistics_of(spec)
             raise ConfigError(f"{self._title} lacks {', '.join(missing)}: {self.lacking}")
 
     @property
@@ -183,41 +190,41 @@ def tier_version(
         raise ConfigError(
             f"--tier: {tier!r} is not exported; exported are {', '.join(artifacts.tiers)}"
         )
-    found = artifacts.full if tier is None else artifacts.tiers[tier]
-    weights = {
-        **found.base(),
-        **model_of(context, found.tier, exported.record, BlobStore(store.folder / "blobs")),
-    }
+    chosen = artifacts.full if tier is None else artifacts.tiers[tier]
     record = exported.record
-    if record.evaluation is not None and not _is_judged(
-        context, found
-    ):  # of this tier, or nothing is known about it
-        record = replace(record, evaluation=record.evaluation.of(found.tier.id))
-    version = TierVersion(replace(exported, record=record, weights=weights), found, context.config)
-    return _with_statistics(version, context)
+    blobs = BlobStore(store.folder / "blobs")
+    weights = {**chosen.base(), **model_of(context, chosen.tier, record, blobs)}
+    # What is known of the judged tier says nothing about another one.
+    if record.evaluation is not None and not _is_judged(context, chosen):
+        record = replace(record, evaluation=record.evaluation.of(chosen.tier.id))
+    exported = replace(exported, record=record, weights=weights)
+    return _with_statistics(TierVersion(exported, chosen, context.config), context)
 
 
-def _is_judged(context: RunContext, found: TierArtifacts) -> bool:
+def _is_judged(context: RunContext, tier: TierArtifacts) -> bool:
     """Return whether a tier is the judged one, which need not be exported if nothing is judged."""
-    wanted = context.config.evaluation.tier or context.artifacts.layout.tier(1.0).id
-    return found.tier.id == wanted
+    judged = context.config.evaluation.tier or context.artifacts.layout.tier(1.0).id
+    return tier.tier.id == judged
 
 
 def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
     """Return the version with the statistics that fit its tier."""
-    found = version.artifacts
-    kept = version.exported.statistics if _is_judged(context, found) else {}
-    if kept or not found.manifest.statistics:
-        return replace(version, exported=replace(version.exported, statistics=kept))
+    tier = version.artifacts
+    stored = version.exported.statistics if _is_judged(context, tier) else {}
+    if stored or not tier.manifest.statistics:
+        return replace(version, exported=replace(version.exported, statistics=stored))
     try:
-        taken = _over_test_set(version, context)
+        computed = _over_test_set(version, context)
     except ShoalError as error:
-        lacking = f"the store has no statistics for it, and they cannot be computed over the server's test set: {error}"
+        lacking = (
+            "the store has no statistics for it, and they cannot be computed over the server's test"
+            f" set: {error}"
+        )
         return replace(version, exported=replace(version.exported, statistics={}), lacking=lacking)
     return replace(
         version,
-        exported=replace(version.exported, statistics=dict(taken)),
-        note=f"the batch norms of {found.tier.id} have their statistics from the server's test set",
+        exported=replace(version.exported, statistics=dict(computed)),
+        note=f"the batch norms of {tier.tier.id} have their statistics from the server's test set",
     )
 
 

@@ -56,7 +56,7 @@ class BetweenRuns:
             # Chunks of a run that is over, or that a restarted server has not resumed yet.
             chunk=_ignore_chunk,
             request=request,
-            server_status=self._note_rival,
+            server_status=self._note_other_server,
             refused=self.refused,
         )
 
@@ -78,8 +78,8 @@ class BetweenRuns:
         elif isinstance(reply, Predicted):
             self.predictions.receive(reply)
 
-    def _note_rival(self, payload: bytes) -> None:
-        why = self.outbox.find_rival(payload, None)
+    def _note_other_server(self, payload: bytes) -> None:
+        why = self.outbox.find_other_server(payload, None)
         if why:
             self.store.log("another-server", why)
 

@@ -97,7 +97,7 @@ class MqttDispatcher:
             reply=self._receive_reply,
             chunk=self._receive_chunk,
             request=handle_request,
-            server_status=self._note_rival,
+            server_status=self._note_other_server,
             refused=self._count_refused,
         )
         self._router = Router(connection.topics, connection.limits, parts.fleet.knows, handlers)
@@ -259,8 +259,8 @@ class MqttDispatcher:
         reason = RefusalReason.LATE if task_id in self._past else RefusalReason.UNKNOWN_TASK
         raise RefusedError(reason, f"chunks of task {task_id}, which is not open")
 
-    def _note_rival(self, payload: bytes) -> None:
-        why = self._outbox.find_rival(payload, self.reporter.run)
+    def _note_other_server(self, payload: bytes) -> None:
+        why = self._outbox.find_other_server(payload, self.reporter.run)
         if why:
             self.reporter.note("another-server", why, self._offers.round_number)
 

@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from broker_server.rounds.reporting import Listener
-from broker_server.service.alone import another
 from broker_server.service.local_requests import AnotherRun, OwnRun
 from broker_server.service.membership import broker_address, member_of
+from broker_server.service.other_servers import is_other_server
 from broker_server.service.server import Server
 from broker_server.service.visiting import (
     ANSWER_SECONDS,
@@ -335,7 +335,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
                 address, config.fleet, connect_seconds=PROBE_SECONDS, member=member
             )
     # A status that a killed server left with the broker is no server.
-    if another(status, config.store):
+    if is_other_server(status, config.store):
         return submit(config, listener=listener)
     with (
         Server(config.fleet, config.store, config.broker, own=config, listener=listener) as server,
@@ -376,7 +376,7 @@ def serve_fleet(
             connect_seconds=wait,
             member=member_of(broker, fleet),
         )
-        if status is not None and another(status, store):
+        if status is not None and is_other_server(status, store):
             raise TransportError(
                 f"fleet {fleet} already has a server on {broker_address(broker)}, store "
                 f"{status.store or 'unknown'}; give it runs with `shoal run`, stop it first, or "

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from broker_server.service.alone import name_of, rival
+from broker_server.service.other_servers import describe_store, other_store
 from broker_server.store import TaskRecord
 from fleet_protocol.control import RunEvent
 from fleet_protocol.errors import RefusalReason, TransportError
@@ -15,7 +15,7 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
 _LOG = logging.getLogger(__name__)
-_MOST_RIVALS = 10  # that are named in the log
+_MOST_NAMED = 10  # other servers that are named in the log
 
 
 class Outbox:
@@ -42,8 +42,8 @@ class Outbox:
         self._also = also
         self._link = link
         self._topics = topics
-        self._store = name_of(folder)
-        self._rivals: set[str] = set()
+        self._store = describe_store(folder)
+        self._named_stores: set[str] = set()
 
     def send(self, device: str, message: TaskMessage) -> None:
         """Send a message to a device."""
@@ -58,7 +58,7 @@ class Outbox:
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
 
-    def find_rival(self, payload: bytes, run: str | None) -> str:
+    def find_other_server(self, payload: bytes, run: str | None) -> str:
         """Return a warning about another server of the fleet, from a status on its topic.
 
         The farewell of a server that ends replaces this server's retained status, which is then
@@ -71,13 +71,13 @@ class Outbox:
         Returns:
             What to do about it, once for each server; empty if the status is this server's.
         """
-        store = rival(payload, self._store)
+        store = other_store(payload, self._store)
         if store == "":
             self.publish_status(run)
         # Anybody at an open broker can invent servers: few are named, each once.
-        if not store or store in self._rivals or len(self._rivals) >= _MOST_RIVALS:
+        if not store or store in self._named_stores or len(self._named_stores) >= _MOST_NAMED:
             return ""
-        self._rivals.add(store)
+        self._named_stores.add(store)
         why = (
             f"another server has fleet {self._topics.fleet}, too (store {store}): stop one of the "
             "two"

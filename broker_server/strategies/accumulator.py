@@ -66,9 +66,9 @@ class Accumulator:
 
 def start(layout: Layout, factor: Factor = _no_factor) -> Accumulator:
     """Return an empty accumulator."""
-    sums = {
-        parameter.name: np.zeros(parameter.shape, np.float32) for parameter in layout.parameters
-    }
+    sums = {}
+    for parameter in layout.parameters:
+        sums[parameter.name] = np.zeros(parameter.shape, np.float32)
     return Accumulator(layout, sums, factor=factor)
 
 

@@ -96,11 +96,12 @@ def _dimensions(
     shape: tuple[int, ...],
     tensors: Sequence[CompiledTensor],
 ) -> _Dimensions:
+    labelled = [False] * len(shape)
     if tensors:
+        # All plans have the same dimensions; they cut them at different lengths.
         label_axes = layout.labelled
-        labelled = [dim.axis in label_axes for dim in tensors[0].dims]
-    else:
-        labelled = [False] * len(shape)
+        for axis, dim in enumerate(tensors[0].dims):
+            labelled[axis] = dim.axis in label_axes
     shared = []
     for axis, size in enumerate(shape):
         uncut = (Run(0, 0, size),)

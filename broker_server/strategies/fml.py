@@ -157,7 +157,8 @@ def _names_of(layout: Layout) -> list[str]:
 def _axes_of(parameters: Sequence[Parameter]) -> Collection[str]:
     axes: set[str] = set()
     for parameter in parameters:
-        axes.update(dim.axis for dim in parameter.dims)
+        for dim in parameter.dims:
+            axes.add(dim.axis)
     return axes
 
 

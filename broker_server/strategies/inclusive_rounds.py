@@ -96,8 +96,10 @@ class GroupSums:
         """Add the weights of one device."""
         sums = self.sums.get(group)
         if sums is None:
-            first = {name: np.array(value, np.float32) for name, value in weights.items()}
-            self.sums[group] = first
+            # A copy, as an update's tensors are views of a file.
+            self.sums[group] = {
+                name: np.array(value, np.float32) for name, value in weights.items()
+            }
         else:
             for name, total in sums.items():
                 np.add(total, weights[name], out=total)
@@ -351,8 +353,9 @@ class _LocalRounds:
         for device, weights in sums.means().items():
             for name, value in weights.items():
                 state[f"{device}/{name}"] = value
-        copies = {name: np.array(value) for name, value in old.weights.items()}
-        return GlobalModel(copies, state)
+        # A copy, as the old arrays may be views of a mapped file.
+        weights = {name: np.array(value) for name, value in old.weights.items()}
+        return GlobalModel(weights, state)
 
 
 STRATEGIES = {"inclusivefl": Method(build, InclusiveTable)}

@@ -228,7 +228,7 @@ def apply(
         )
         if group in momenta:
             momenta[group] = _momentum(state, group, distilled[group])
-    models = {**state.models, **stepped}
+    models: Mapping[str, Tensors] = {**state.models, **stepped}
     if settings.sharing:
         models = _share(state, models, counts)
     frozen = {group: MappingProxyType(dict(model)) for group, model in models.items()}
@@ -293,7 +293,7 @@ def _share(
     state: InclusiveState,
     models: Mapping[str, Tensors],
     counts: Mapping[str, int],
-) -> dict[str, Tensors]:
+) -> Mapping[str, Tensors]:
     """Average every layer over the groups that own it as a shared one, and write it back to all."""
     shared: dict[str, dict[str, Array]] = {group: dict(model) for group, model in models.items()}
     # Layer 0 stands for the parameters below layer 1: the embeddings, which every group shares.
@@ -309,7 +309,7 @@ def _share(
                     np.add(total, models[group][name] * total.dtype.type(share), out=total)
             for group in owners:
                 shared[group][name] = total
-    return {group: MappingProxyType(model) for group, model in shared.items()}
+    return shared
 
 
 def _check_update(

@@ -38,8 +38,8 @@ class Ladder:
                 f"groups need different positive depths, not {dict(depths)}; join groups of one"
                 " depth"
             )
-        groups = tuple(sorted(depths, key=lambda group: depths[group]))
-        return cls(groups, MappingProxyType({group: depths[group] for group in groups}))
+        ordered = dict(sorted(depths.items(), key=lambda entry: entry[1]))
+        return cls(tuple(ordered), MappingProxyType(ordered))
 
     @property
     def deepest(self) -> int:
@@ -99,11 +99,17 @@ class Ladder:
             By owner, shares that add up to 1; None if no owner had devices, and then the layer
             keeps its values.
         """
-        owners = self.owners(layer)
-        total = sum(counts.get(group, 0) for group in owners)
+        shares: dict[str, float] = {}
+        total = 0
+        for group in self.owners(layer):
+            count = counts.get(group, 0)
+            shares[group] = count
+            total += count
         if not total:
             return None
-        return {group: counts.get(group, 0) / total for group in owners}
+        for group in shares:
+            shares[group] /= total
+        return shares
 
 
 @dataclass(frozen=True)
@@ -153,21 +159,28 @@ def stack_of(layout: Layout) -> Stack:
             f"{layout.arch} has no layers to stack: its builder does not ask for cut.depth."
             " InclusiveFL needs a model cut by depth, such as text_encoder"
         )
-    _check_alike(layout, layers)
+    shapes = {parameter.name: parameter.shape for parameter in layout.parameters}
+    _check_alike(layout.arch, layers, shapes)
     return Stack(
         stem=tuple(blocks.get(STEM, ())),
         layers=tuple(layers),
         head=tuple(blocks.get(HEAD, ())),
-        order=tuple(parameter.name for parameter in layout.parameters),
+        order=tuple(shapes),
     )
 
 
-def _check_alike(layout: Layout, layers: Sequence[tuple[str, ...]]) -> None:
+def _check_alike(
+    arch: str,
+    layers: Sequence[tuple[str, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
     """Refuse layers whose parameters have other shapes than those of layer 1."""
-    shapes = {parameter.name: parameter.shape for parameter in layout.parameters}
-    first = [shapes[name] for name in layers[0]]
+    first = None
     for number, names in enumerate(layers, 1):
-        if [shapes[name] for name in names] != first:
+        layer_shapes = [shapes[name] for name in names]
+        if first is None:
+            first = layer_shapes
+        if layer_shapes != first:
             raise PlanError(
-                f"{layout.arch}: layer {number} is not shaped like layer 1, so it cannot teach it"
+                f"{arch}: layer {number} is not shaped like layer 1, so it cannot teach it"
             )

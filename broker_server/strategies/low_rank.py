@@ -110,11 +110,17 @@ def adapters_of(layout: Layout) -> tuple[Adapter, ...]:
 
 def _rank_dimension(layout: Layout, parameter: Parameter) -> int | None:
     """Return which dimension of a matrix a width cuts; None if it is no half of an adapter."""
-    cut = [place for place, dim in enumerate(parameter.dims) if layout.is_cut(dim)]
-    if len(parameter.dims) != 2 or len(cut) != 1:
+    if len(parameter.dims) != 2:
         return None
-    dim = parameter.dims[cut[0]]
-    return cut[0] if dim.is_plain and dim.inner == 1 else None
+    up_dim = parameter.dims[_UP_AXIS]
+    down_dim = parameter.dims[_DOWN_AXIS]
+    # Exactly one of the two is the rank.
+    if layout.is_cut(up_dim) == layout.is_cut(down_dim):
+        return None
+    rank_dimension = _UP_AXIS if layout.is_cut(up_dim) else _DOWN_AXIS
+    dim = parameter.dims[rank_dimension]
+    # A rank is no concatenation of axes, and each unit of it is one row or column.
+    return rank_dimension if dim.is_plain and dim.inner == 1 else None
 
 
 @dataclass

@@ -109,11 +109,12 @@ def apply(
             target,
             "update",
         )
+    new: dict[str, Array] = {}
     if merged and settings.name == "plain" and eta == 1.0:
         # old + (merged - old) would lose the last bit.
-        exact = {name: target[name] if donate else np.array(target[name]) for name in weights}
-        return exact, replace(state, steps=state.steps + 1)
-    new: dict[str, Array] = {}
+        for name in weights:
+            new[name] = target[name] if donate else np.array(target[name])
+        return new, replace(state, steps=state.steps + 1)
     first = dict(state.first)
     second = dict(state.second)
     for name, old in weights.items():

@@ -58,8 +58,12 @@ def tiers_within(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
     Raises:
         PlanError: there is no such tier.
     """
-    same_depth = [tier for tier in set(allowed) if tier.depth == maximum.depth]
-    within = sorted((tier for tier in same_depth if tier.width <= maximum.width), reverse=True)
+    within = []
+    for tier in sorted(set(allowed), reverse=True):
+        # Another depth is another model, whatever its width.
+        if tier.depth != maximum.depth or tier.width > maximum.width:
+            continue
+        within.append(tier)
     if not within:
         known = ", ".join(tier.id for tier in sorted(set(allowed)))
         raise PlanError(

@@ -113,23 +113,34 @@ def _norm_bounds(
         peers += earlier.get(tier, ())
         middle = lower_median(peers) if len(peers) >= PEERS else 0.0
         if len(roots) > 1 and len(own) < PEERS:
-            middle = max(middle, lower_median(roots) * math.sqrt(own[0].values))
+            usual = lower_median(roots) * math.sqrt(own[0].values)
+            middle = max(middle, usual)
         # Where most have changed nothing there is nothing to compare with.
         bounds[tier] = factor * middle if factor and middle else None
     return bounds
 
 
-def _judge(update: Measured, bound: float | None, samples: int, config: RobustConfig) -> Verdict:
-    too_far = bound is not None and update.norm > bound
-    clipped = too_far and config.beyond_norm == "clip" and update.norm <= COLOSSAL
+def _judge(
+    update: Measured,
+    bound: float | None,
+    samples: int,
+    config: RobustConfig,
+) -> Verdict:
+    colossal = update.norm > COLOSSAL
+    clips = config.beyond_norm == "clip" and not colossal
+    too_far = False
+    scale = 1.0
+    if bound is not None and update.norm > bound:
+        too_far = True
+        scale = bound / update.norm
     screening = Screening(
         norm=update.norm,
         bound=bound,
-        scale=bound / update.norm if clipped and bound is not None else 1.0,
+        scale=scale if clips else 1.0,
         samples=samples,
         declared=update.declared,
     )
-    if update.norm > COLOSSAL or (too_far and not clipped):
+    if colossal or (too_far and not clips):
         allowed = f"{COLOSSAL:g}" if bound is None else f"{bound:.4g}"
         return Verdict(
             screening,

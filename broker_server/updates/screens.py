@@ -5,7 +5,7 @@ taken from all of them. Where one is not as it should be the sums are made again
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker_server.settings.privacy import PrivacyConfig
@@ -55,24 +55,40 @@ def screen_round(
     Raises:
         BlobError: an update on disk can no longer be read.
     """
-    tiers = Counter(update.tier for update in folding.measured.values())
-    devices = {update.device for update in folding.measured.values()}
-    earlier, devices_before = _earlier_norms(store, old, tiers)
-    if len(devices | devices_before) < PEERS:  # which of two is unlike the other?
-        config = config.model_copy(update={"norm_bound": 0.0})
-    verdicts = screen(folding.measured, earlier, config)
-    far = _farthest(folding, verdicts, config.faulty) if config.merge == "krum" else ()
+    verdicts = _judge(folding, store, old, config)
+    far: set[str] = set()
+    if config.merge == "krum":
+        far = _farthest(folding, verdicts, config.faulty)
     outcomes = {}
     refusals = {}
     for task, verdict in verdicts.items():
         outcomes[task] = _outcome(verdict, left_out=task in far)
         if verdict.reason is not None:
             refusals[task] = (verdict.reason, verdict.detail)
+    # Most rounds are merged as they were folded, with no second pass over the updates.
     if any(_is_changed(outcomes[task]) for task in folding.folded):
         folding = folding.fold_again(lambda task, update: _treat(outcomes[task], update))
     if noise is not None:
         outcomes = {task: _noting_clip(outcome, noise.clip) for task, outcome in outcomes.items()}
     return Screened(folding, outcomes, refusals)
+
+
+def _judge(
+    folding: Folding,
+    store: Store,
+    old: VersionRecord,
+    config: RobustConfig,
+) -> dict[str, Verdict]:
+    """Judge updates beside each other and those of rounds before."""
+    measured = folding.measured
+    tiers = Counter(update.tier for update in measured.values())
+    earlier, devices = _earlier_norms(store, old, tiers)
+    for update in measured.values():
+        devices.add(update.device)
+    if len(devices) < PEERS:
+        # Which of two is unlike the other?
+        config = config.model_copy(update={"norm_bound": 0.0})
+    return screen(measured, earlier, config)
 
 
 def _earlier_norms(
@@ -92,12 +108,24 @@ def _earlier_norms(
                 norm = task.screening.norm * task.screening.scale
                 norms.setdefault(task.tier, []).append(norm)
                 devices.add(task.device)
-        if all(count + len(norms.get(tier, ())) >= PEERS for tier, count in tiers.items()):
+        if _are_enough(tiers, norms):
             break
     return norms, devices
 
 
-def _farthest(folding: Folding, verdicts: Mapping[str, Verdict], faulty: float) -> set[str]:
+def _are_enough(
+    tiers: Mapping[str, int],
+    norms: Mapping[str, Sequence[float]],
+) -> bool:
+    """Return whether every tier has enough norms for a median of its own."""
+    return all(count + len(norms.get(tier, ())) >= PEERS for tier, count in tiers.items())
+
+
+def _farthest(
+    folding: Folding,
+    verdicts: Mapping[str, Verdict],
+    faulty: float,
+) -> set[str]:
     """Return the tasks that Krum leaves out, of each plan by itself: others hold other entries."""
     by_plan: dict[str, dict[str, Tensors]] = {}
     for task in folding.folded:

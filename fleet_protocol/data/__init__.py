@@ -33,7 +33,12 @@ Reading = tuple[ArrayOrNamed, ArrayOrNamed, SourceFacts]
 """Samples, targets, and facts about them from the source."""
 
 
-def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None = None) -> DataSet:
+def load_data(
+    config: DataConfig,
+    *,
+    labelled: bool = True,
+    given: Arrays | None = None,
+) -> DataSet:
     """Read a source, again for a few times if its files change meanwhile.
 
     Args:
@@ -87,7 +92,12 @@ def _read(config: DataConfig, *, labelled: bool) -> Reading:
             return *read_python(config), NO_FACTS
 
 
-def _make(config: DataConfig, reading: Reading, *, labelled: bool) -> DataSet:
+def _make(
+    config: DataConfig,
+    reading: Reading,
+    *,
+    labelled: bool,
+) -> DataSet:
     """Build a data set from the result of a reader."""
     samples, targets, facts = reading
     source = config.entry_point if isinstance(config, PythonData) else str(config.path)
@@ -102,7 +112,12 @@ def _make(config: DataConfig, reading: Reading, *, labelled: bool) -> DataSet:
     for name in config.transforms:
         x = unmapped(apply_function(name, np.asarray(x)))
     settings = {key: getattr(config, key) for key in _DATASET_KEYS}
-    data = make_dataset(source, x, np.asarray(y), **settings)
+    data = make_dataset(
+        source,
+        x,
+        np.asarray(y),
+        **settings,
+    )
     facts = replace(facts, columns_by_place=bool(config.transforms and facts.columns))
     return replace(data, parts=(inputs, outputs), facts=facts)
 

@@ -58,10 +58,25 @@ def make_dataset(
         x=x,
         y=targets,
         scale=scale,
-        mean=_per_channel(source, "mean", mean, x.shape[1:]),
-        std=_per_channel(source, "std", std, x.shape[1:]),
+        mean=_per_channel(
+            source,
+            "mean",
+            mean,
+            x.shape[1:],
+        ),
+        std=_per_channel(
+            source,
+            "std",
+            std,
+            x.shape[1:],
+        ),
         augment=tuple(augment),
-        black=_per_channel(source, "black", black, x.shape[1:]),
+        black=_per_channel(
+            source,
+            "black",
+            black,
+            x.shape[1:],
+        ),
     )
 
 
@@ -90,6 +105,7 @@ def join_arrays(
         )
     flat = {}
     for name, array in value.items():
+        # Not -1, which fails for arrays without samples.
         flat[name] = array.reshape(len(array), math.prod(array.shape[1:]))
     is_whole = all(array.dtype.kind in "biu" for array in flat.values())
     dtype = np.int64 if is_whole else np.float32
@@ -97,7 +113,11 @@ def join_arrays(
     return joined, {name: array.shape[1] for name, array in flat.items()}
 
 
-def _check_arrays(source: str, x: Samples, y: NDArray[Any]) -> None:
+def _check_arrays(
+    source: str,
+    x: Samples,
+    y: NDArray[Any],
+) -> None:
     """Check dimensions, lengths and the type of the samples."""
     if x.ndim < 1 or y.ndim < 1:
         raise DataError(
@@ -141,7 +161,11 @@ def _is_whole(dtype: np.dtype[Any]) -> bool:
     return np.issubdtype(dtype, np.integer) or dtype == np.bool_
 
 
-def _reshape(source: str, x: Samples, shape: Sequence[int]) -> Samples:
+def _reshape(
+    source: str,
+    x: Samples,
+    shape: Sequence[int],
+) -> Samples:
     """Give each sample another shape, unless that would mix the numbers of its axes."""
     own = x.shape[1:]
     if math.prod(own) != math.prod(shape):
@@ -150,6 +174,7 @@ def _reshape(source: str, x: Samples, shape: Sequence[int]) -> Samples:
         )
     own_sizes = [size for size in own if size > 1]
     new_sizes = [size for size in shape if size > 1]
+    # Axes of size 1 may come and go, but the others must keep their order.
     if own_sizes != new_sizes and sorted(own_sizes) == sorted(new_sizes):
         raise DataError(
             f"samples in {source} have shape {list(own)}; `shape` {list(shape)} would mix their "
@@ -193,4 +218,5 @@ def _per_channel(
     if (array == array[0]).all():
         # A single number fits samples of any shape, also those laid flat for several inputs.
         return array[:1].reshape(())
+    # Channels are the first axis of a sample.
     return array.reshape(-1, *[1] * (len(shape) - 1))

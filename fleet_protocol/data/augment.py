@@ -146,5 +146,9 @@ def apply_function(
     return changed.astype(x.dtype, copy=False)
 
 
-def _wrong_shape(name: str, changed: NDArray[Any], expected: str) -> DataError:
+def _wrong_shape(
+    name: str,
+    changed: NDArray[Any],
+    expected: str,
+) -> DataError:
     return DataError(f"{name} returned shape {list(changed.shape)}; expected {expected}")

@@ -88,7 +88,11 @@ def _missing_column(data: DataSet, name: str) -> str:
     return f"{text}; add it to the file, or rename the column there that has its values"
 
 
-def _select_columns(data: DataSet, order: Sequence[int], contract: ContractTerms) -> DataSet:
+def _select_columns(
+    data: DataSet,
+    order: Sequence[int],
+    contract: ContractTerms,
+) -> DataSet:
     """Select columns of the samples, by position."""
     is_shaped = data.x.ndim != 2
     has_column_figures = bool(data.mean.ndim or data.std.ndim)

@@ -195,7 +195,12 @@ class DataSet:
         y = fit_targets(self.source, self.y, manifest) if labelled else self.y
         return replace(self, x=x, y=y)
 
-    def _check_samples(self, x: Samples, shape: Sequence[int], dtype: str) -> None:
+    def _check_samples(
+        self,
+        x: Samples,
+        shape: Sequence[int],
+        dtype: str,
+    ) -> None:
         own = x.shape[1:]
         if tuple(shape) != own:
             raise DataError(
@@ -222,7 +227,11 @@ class DataSet:
             )
 
 
-def check_parts(source: str, parts: Parts, wanted: Parts) -> None:
+def check_parts(
+    source: str,
+    parts: Parts,
+    wanted: Parts,
+) -> None:
     """Check that named inputs and targets are those that a model takes, in its order.
 
     A single array has no names, so it is not checked.
@@ -236,7 +245,12 @@ def check_parts(source: str, parts: Parts, wanted: Parts) -> None:
         DataError: they differ.
     """
     kinds = ("inputs", "targets")
-    for kind, own, model in zip(kinds, parts, wanted, strict=True):
+    for kind, own, model in zip(
+        kinds,
+        parts,
+        wanted,
+        strict=True,
+    ):
         if own and list(own.items()) != list(model.items()):
             raise DataError(
                 f"{source} has the {kind} {_list_parts(own)}; name {_list_parts(model)}, "

@@ -87,7 +87,11 @@ def _columns_remedy(own: int, wanted: int) -> str:
     return f"{remedy}; else change the samples by a function in `transforms`"
 
 
-def label_place(number: float, labels: Sequence[str], where: str) -> int:
+def label_place(
+    number: float,
+    labels: Sequence[str],
+    where: str,
+) -> int:
     """Return the label that a number in a file means if `labels` in ``[data]`` names the labels.
 
     Args:

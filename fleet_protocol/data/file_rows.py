@@ -177,8 +177,14 @@ class FileRows:
             starts = [0, *breaks.tolist()]
             ends = [*breaks.tolist(), len(numbers)]
             first_rows = numbers[starts].tolist()
+            # Consecutive rows are read by one system call.
             buffer = values.data
-            for start, end, row in zip(starts, ends, first_rows, strict=True):
+            for start, end, row in zip(
+                starts,
+                ends,
+                first_rows,
+                strict=True,
+            ):
                 self._source.fill(
                     buffer[start * row_bytes : end * row_bytes],
                     self._offset + row * row_bytes,
@@ -204,8 +210,14 @@ class FileRows:
         """
         if count != len(self):
             raise ValueError(f"{self.path} holds {len(self)} samples, which cannot become {count}")
+        # numpy resolves a size of -1, and refuses shapes of other sizes.
         row = np.zeros(self.shape[1:], np.bool_).reshape(shape).shape
-        return FileRows(self._source, self.dtype, (count, *row), self._offset)
+        return FileRows(
+            self._source,
+            self.dtype,
+            (count, *row),
+            self._offset,
+        )
 
 
 Samples = NDArray[Any] | FileRows
@@ -256,11 +268,24 @@ def read_npy(path: Path) -> Samples:
             f"it has {source.size} bytes, and its array needs {needed}: it was only partly copied, "
             "or is still being written"
         )
+    # Stored column by column, so that its rows are scattered over the file.
     if fortran or not shape:
-        stored: NDArray[Any] = np.asarray(FileRows(source, dtype, (1, *shape[::-1]), offset)[0])
+        stored: NDArray[Any] = np.asarray(
+            FileRows(
+                source,
+                dtype,
+                (1, *shape[::-1]),
+                offset,
+            )[0]
+        )
         columns: NDArray[Any] = stored.T
         return columns
-    rows = FileRows(source, dtype, shape, offset)
+    rows = FileRows(
+        source,
+        dtype,
+        shape,
+        offset,
+    )
     return rows if _is_large(rows.nbytes) else rows[:]
 
 
@@ -292,8 +317,18 @@ def unmapped(array: NDArray[Any]) -> Samples:
     source = _opened(Path(str(root.filename)))
     offset = root.offset + low - root.ctypes.data
     if array.flags.c_contiguous and array.ndim and _is_large(array.nbytes):
-        return FileRows(source, array.dtype, array.shape, offset)
-    values = FileRows(source, np.dtype(np.uint8), (high - low,), offset)[:]
+        return FileRows(
+            source,
+            array.dtype,
+            array.shape,
+            offset,
+        )
+    values = FileRows(
+        source,
+        np.dtype(np.uint8),
+        (high - low,),
+        offset,
+    )[:]
     copied: NDArray[Any] = np.ndarray(
         array.shape, array.dtype, values.data, array.ctypes.data - low, array.strides
     )

@@ -35,7 +35,12 @@ def table_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str
     """
     try:
         with open_file(path) as raw:
-            text = io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="")
+            text = io.TextIOWrapper(
+                raw,
+                "utf-8-sig",
+                errors="replace",
+                newline="",
+            )
             lines = csv.reader(text, delimiter=delimiter)
             for row in lines:
                 if row:

@@ -78,7 +78,14 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
     answers = _answers(table)
     counting = [column for column in _counting(table) if column not in answers]
     constant = _constant(table, data, fleet)
-    return tuple(_describe(table, answers, counting, constant))
+    return tuple(
+        _describe(
+            table,
+            answers,
+            counting,
+            constant,
+        )
+    )
 
 
 def _describe(
@@ -115,7 +122,11 @@ def _describe(
         )
 
 
-def list_columns(columns: Sequence[int], names: Sequence[str], noun: str = "column") -> str:
+def list_columns(
+    columns: Sequence[int],
+    names: Sequence[str],
+    noun: str = "column",
+) -> str:
     """List columns, or channels, for messages, by name or number."""
     listed = []
     for column in columns[:NAMED]:
@@ -210,7 +221,11 @@ def _counts_rows(column: NDArray[np.float64], rows: NDArray[np.int64]) -> bool:
     return bool((column - column[0] == rows - rows[0]).all())
 
 
-def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[float, list[int]]:
+def _constant(
+    table: _Table,
+    data: DataSet,
+    fleet: DataSummary | None,
+) -> dict[float, list[int]]:
     """Group constant columns by their value.
 
     A value that is common in the other columns is a filler, such as 0 in pictures and in columns of
@@ -236,7 +251,11 @@ def _constant(table: _Table, data: DataSet, fleet: DataSummary | None) -> dict[f
     return groups
 
 
-def _usual(value: float, fleet: DataSummary, column: int) -> bool:
+def _usual(
+    value: float,
+    fleet: DataSummary,
+    column: int,
+) -> bool:
     """Return whether a column may be constant: it is so in the fleet, or has two values there.
 
     All values are at the ends of the range exactly if the variance is (mean - lowest) * (highest -

@@ -14,7 +14,12 @@ PLACEHOLDERS = 'labels = ["<name of label 0>", "<name of label 1>", ...]'
 """The line that sets the names of labels, as a message shows it."""
 
 
-def order_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) -> DataSet:
+def order_labels(
+    data: DataSet,
+    contract: ContractTerms,
+    *,
+    own_labels: bool,
+) -> DataSet:
     """Number the labels of samples as in a contract.
 
     Args:
@@ -39,6 +44,7 @@ def order_labels(data: DataSet, contract: ContractTerms, *, own_labels: bool) ->
             f"for all boards, {PLACEHOLDERS} in [contract] of fleet.toml; or, if the server "
             "cannot, write the same line into [data] of every device.toml"
         )
+    # From here on the contract sets the order, not the user.
     facts = replace(data.facts, labels=contract.labels, labels_said=False)
     if names == contract.labels:
         return replace(data, facts=facts)

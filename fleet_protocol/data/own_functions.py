@@ -24,7 +24,11 @@ def functions_in(value: object) -> Iterator[str]:
             yield from functions_in(inner)
 
 
-def require_own_functions(config: FrozenModel, path: Path, code: Iterable[Path]) -> None:
+def require_own_functions(
+    config: FrozenModel,
+    path: Path,
+    code: Iterable[Path],
+) -> None:
     """Check that a configuration calls only functions in its own folder or in those that it lists.
 
     Links are resolved first.

@@ -57,11 +57,21 @@ class Pair:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, own: DataSummary, fleet: DataSummary, columns: Sequence[str]) -> "Pair":
+    def of(
+        cls,
+        own: DataSummary,
+        fleet: DataSummary,
+        columns: Sequence[str],
+    ) -> "Pair":
         """Pair two summaries with the same groups."""
         nouns = {"columns": "column", "channels": "channel", "all": ""}
         names = tuple(columns) if len(columns) == len(own.mean) else ()
-        return cls(Figures.of(own), Figures.of(fleet), nouns[own.groups], names)
+        return cls(
+            Figures.of(own),
+            Figures.of(fleet),
+            nouns[own.groups],
+            names,
+        )
 
     @property
     def vary(self) -> NDArray[np.bool_]:
@@ -83,14 +93,24 @@ class Pair:
         """Distances between the board's means and the fleet's, in units of the larger deviation."""
         apart = np.abs(self.own.mean[:, None] - self.fleet.mean)
         largest = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
-        return _quotient(apart, largest, largest > 0, otherwise=0.0)
+        return _quotient(
+            apart,
+            largest,
+            largest > 0,
+            otherwise=0.0,
+        )
 
     @property
     def alike(self) -> NDArray[np.bool_]:
         """Whether each of the board's groups may match each of the fleet's."""
         least = np.minimum(self.own.deviation[:, None], self.fleet.deviation)
         most = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
-        times = _quotient(most, least, least > 0, otherwise=np.inf)
+        times = _quotient(
+            most,
+            least,
+            least > 0,
+            otherwise=np.inf,
+        )
         return (self.distances <= _ALIKE) & (times <= _ALIKE_TIMES)
 
     def name(self, *groups: int) -> str:
@@ -115,4 +135,9 @@ def _quotient(
     *,
     otherwise: float = 1.0,
 ) -> NDArray[np.float64]:
-    return np.divide(above, below, out=np.full_like(above, otherwise), where=where)
+    return np.divide(
+        above,
+        below,
+        out=np.full_like(above, otherwise),
+        where=where,
+    )

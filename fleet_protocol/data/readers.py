@@ -91,6 +91,7 @@ def read_idx_file(path: Path) -> NDArray[Any]:
             f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but holds "
             f"{len(data)} bytes; it is truncated or damaged"
         )
+    # IDX is big-endian; later arithmetic is faster in the order of the machine.
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
@@ -103,6 +104,7 @@ def read_python(config: PythonData) -> Arrays:
     function = user_function(config.entry_point)
     try:
         result = function(**config.options)
+    # A message of the user's own stays as it is.
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -141,7 +143,12 @@ def _load_numpy(path: Path) -> Any:
         raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
 
 
-def _read_archive(config: NpzData, archive: Any, *, labelled: bool) -> Arrays:
+def _read_archive(
+    config: NpzData,
+    archive: Any,
+    *,
+    labelled: bool,
+) -> Arrays:
     """Read the arrays of an open ``.npz`` file that the configuration names."""
     x_keys = _as_tuple(config.x_key)
     y_keys = _as_tuple(config.y_key) if labelled else ()

@@ -64,7 +64,11 @@ def read_samples(
     return order_columns(data, contract or NO_CONTRACT).fit_to(manifest, labelled=False)
 
 
-def _source_of(path: Path, source: DataConfig, input_shape: tuple[int, ...]) -> DataConfig:
+def _source_of(
+    path: Path,
+    source: DataConfig,
+    input_shape: tuple[int, ...],
+) -> DataConfig:
     """Return a source for a file: the board's own if it is of the same kind."""
     shared = {key: getattr(source, key) for key in _SHARED_KEYS}
     suffix = path.suffix.lower()
@@ -77,7 +81,12 @@ def _source_of(path: Path, source: DataConfig, input_shape: tuple[int, ...]) -> 
     if isinstance(source, ImagesData):
         return source
     *_, channels, height, width = (1, 1, *input_shape)
-    return ImagesData(path=path, channels=3 if channels == 3 else 1, size=(height, width), **shared)
+    return ImagesData(
+        path=path,
+        channels=3 if channels == 3 else 1,
+        size=(height, width),
+        **shared,
+    )
 
 
 def read_request(path: Path) -> Any:

@@ -94,7 +94,12 @@ def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
                 f"{name}\0{_stamp(name, status, young)}\0".encode(errors="surrogateescape")
             )
         files[str(config.path)] = hasher.hexdigest()
-    return Stamps(config, labelled, files, young)
+    return Stamps(
+        config,
+        labelled,
+        files,
+        young,
+    )
 
 
 def list_paths(paths: tuple[str, ...]) -> str:
@@ -111,7 +116,11 @@ def _status(path: Path | os.DirEntry[str]) -> os.stat_result | None:
         return None
 
 
-def _stamp(path: str, status: os.stat_result | None, young: dict[str, str]) -> FileStamp:
+def _stamp(
+    path: str,
+    status: os.stat_result | None,
+    young: dict[str, str],
+) -> FileStamp:
     """Return the stamp of a file; for a young file, add its content digest to `young`."""
     if status is None:
         return ()

@@ -51,7 +51,12 @@ class LabelColumn:
             number = label_place(number, self.listed, where)
         self.numbers.append(number)
 
-    def _add_name(self, names: dict[str, int], name: str, where: str) -> None:
+    def _add_name(
+        self,
+        names: dict[str, int],
+        name: str,
+        where: str,
+    ) -> None:
         if self.listed is None and is_number(name):
             raise DataError(
                 f"{where} has the label {name!r}, a number, but earlier lines have names such as "

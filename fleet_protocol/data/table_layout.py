@@ -76,12 +76,22 @@ def read_layout(
         raise DataError(f"{config.path} is empty: it holds no line of data")
     _, fields = first
     if not config.header:
-        layout = _make_layout(config, None, len(fields), labelled=labelled)
+        layout = _make_layout(
+            config,
+            None,
+            len(fields),
+            labelled=labelled,
+        )
         return layout, chain([first], rows)
     names = tuple(map(plain_name, fields))
     second = next(rows, None)
     _check_header(config, names, None if second is None else second[1])
-    layout = _make_layout(config, names, len(names), labelled=labelled)
+    layout = _make_layout(
+        config,
+        names,
+        len(names),
+        labelled=labelled,
+    )
     return layout, rows if second is None else chain([second], rows)
 
 
@@ -93,9 +103,22 @@ def is_missing(text: str) -> bool:
 def _make_layout(
     config: CsvData, names: tuple[str, ...] | None, width: int, *, labelled: bool
 ) -> TableLayout:
-    targets = _target_places(config, names, width, labelled=labelled)
+    targets = _target_places(
+        config,
+        names,
+        width,
+        labelled=labelled,
+    )
     columns = config.columns or tuple(place for place in range(width) if place not in targets)
-    inputs = tuple(_find_place(config, column, names, width) for column in columns)
+    inputs = tuple(
+        _find_place(
+            config,
+            column,
+            names,
+            width,
+        )
+        for column in columns
+    )
     for place in inputs:
         if place in targets:
             raise DataError(
@@ -104,7 +127,13 @@ def _make_layout(
             )
     if names is not None:
         _check_repeated(config, [names[place] for place in {*targets, *inputs}])
-    return TableLayout(config.path, names, width, targets, inputs)
+    return TableLayout(
+        config.path,
+        names,
+        width,
+        targets,
+        inputs,
+    )
 
 
 def _target_places(
@@ -113,9 +142,18 @@ def _target_places(
     """Return the positions of the targets; without `labelled` they may be absent."""
     columns = config.label_columns or (config.label_column,)
     if not labelled:
+        # A table for predictions may have no labels.
         existing = (*(names or ()), *range(width))
         columns = tuple(column for column in columns if column in existing)
-    return tuple(_find_place(config, column, names, width) for column in columns)
+    return tuple(
+        _find_place(
+            config,
+            column,
+            names,
+            width,
+        )
+        for column in columns
+    )
 
 
 def _check_repeated(config: CsvData, names: Sequence[str]) -> None:
@@ -128,11 +166,17 @@ def _check_repeated(config: CsvData, names: Sequence[str]) -> None:
             )
 
 
-def _find_place(config: CsvData, column: str | int, names: Sequence[str] | None, width: int) -> int:
+def _find_place(
+    config: CsvData,
+    column: str | int,
+    names: Sequence[str] | None,
+    width: int,
+) -> int:
     """Return the position of a column that the configuration names or numbers."""
     if isinstance(column, int):
         if not -width <= column < width:
             raise DataError(f"{config.path} has {width} columns, so column {column} does not exist")
+        # Negative numbers count from the last column.
         return column % width
     name = plain_name(column)
     if names is None or name not in names:
@@ -144,7 +188,11 @@ def _find_place(config: CsvData, column: str | int, names: Sequence[str] | None,
     return list(names).index(name)
 
 
-def _check_header(config: CsvData, names: tuple[str, ...], second: Sequence[str] | None) -> None:
+def _check_header(
+    config: CsvData,
+    names: tuple[str, ...],
+    second: Sequence[str] | None,
+) -> None:
     """Check that the first line is a header and not a sample, which would be lost.
 
     The line is a header if it has the name of a configured column, if it has no number, if its

@@ -34,6 +34,7 @@ def read_csv(
     need(config.path)
     rows = table_rows(config.path, config.delimiter)
     layout, lines = read_layout(config, rows, labelled=labelled)
+    # Arrays of numbers, because lists of a large table would not fit into the memory of a board.
     values = array("f")
     line_numbers = array("q")
     target_numbers = array("d")
@@ -55,7 +56,12 @@ def read_csv(
     if not values:
         raise DataError(f"{config.path} is empty: it holds no line of data")
     x = np.frombuffer(values, np.float32).reshape(-1, len(layout.inputs))
-    x, filled = _fill_missing(config, layout, x, line_numbers)
+    x, filled = _fill_missing(
+        config,
+        layout,
+        x,
+        line_numbers,
+    )
     facts = SourceFacts(columns=layout.input_names, columns_left_out=layout.left_out, filled=filled)
     if not labelled:
         return x, np.zeros(len(x)), facts
@@ -71,17 +77,34 @@ def read_csv(
     return x, y, facts
 
 
-def _read_inputs(layout: TableLayout, line: int, row: Sequence[str]) -> list[float]:
+def _read_inputs(
+    layout: TableLayout,
+    line: int,
+    row: Sequence[str],
+) -> list[float]:
     """Return a line's inputs for the model, with NaN for a missing value."""
     fields = [row[place] for place in layout.inputs]
     # Nearly all lines have only numbers, which one call converts much faster.
     try:
         return [*map(float, fields)]
     except ValueError:
-        return [_read_number(layout, line, place, row[place]) for place in layout.inputs]
+        return [
+            _read_number(
+                layout,
+                line,
+                place,
+                row[place],
+            )
+            for place in layout.inputs
+        ]
 
 
-def _read_number(layout: TableLayout, line: int, place: int, text: str) -> float:
+def _read_number(
+    layout: TableLayout,
+    line: int,
+    place: int,
+    text: str,
+) -> float:
     if is_missing(text):
         return math.nan
     try:

@@ -29,7 +29,12 @@ It bounds a loop over the rows of a tensor, and the memory of a tensor.
 """
 
 
-def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves_board: bool = True) -> None:
+def check_graph(
+    data: Buffer,
+    specs: Iterable[GraphSpec],
+    *,
+    leaves_board: bool = True,
+) -> None:
     """Check that the manifest specifies a graph, and that it may run on this board's data.
 
     Args:
@@ -54,6 +59,7 @@ def read_checked_graph(path: Path) -> bytes:
         RefusedError: it has other operators or fields.
         BlobError: the file cannot be read, or has more than `GRAPH_LIMIT_BYTES`.
     """
+    # The size is limited before the file is in memory.
     data = read_regular(path, GRAPH_LIMIT_BYTES)
     _on_view(data, check_structure)
     return data
@@ -112,7 +118,11 @@ def _passed(spec: GraphSpec, leaves_board: bool) -> list[bool]:
     return []
 
 
-def _check(data: memoryview, specs: Iterable[GraphSpec], leaves_board: bool) -> None:
+def _check(
+    data: memoryview,
+    specs: Iterable[GraphSpec],
+    leaves_board: bool,
+) -> None:
     by_digest = {spec.digest: spec for spec in specs}
     digest = name_among(data, by_digest)
     if digest is None:
@@ -126,10 +136,15 @@ def _check(data: memoryview, specs: Iterable[GraphSpec], leaves_board: bool) -> 
     _compare_ports(f"outputs of graph {spec.path}", graph.outputs, spec.outputs)
     if leaves_board:
         _check_outputs(graph, spec.path)
+    # A file that was refused is checked again, so that each refusal has its reason.
     passed.append(True)
 
 
-def _compare_ports(what: str, ports: Sequence[Port], specs: Sequence[TensorSpec]) -> None:
+def _compare_ports(
+    what: str,
+    ports: Sequence[Port],
+    specs: Sequence[TensorSpec],
+) -> None:
     """Check that inputs or outputs are those of the manifest, in their order."""
     actual = [(port.name, port.dtype, port.shape) for port in ports]
     specified = [(spec.name, spec.dtype, spec.shape) for spec in specs]
@@ -180,6 +195,7 @@ def _check_nodes(
         outputs = [name for name in node.outputs if name]
         if len(set(outputs)) < len(outputs) or not names.isdisjoint(outputs):
             raise _unsafe(f"a node {node.op_type} makes a value that is there already")
+        # Only now: a node must not read its own outputs.
         names.update(outputs)
     for port in graph.outputs:
         if port.name not in names:
@@ -206,7 +222,12 @@ def _check_sizes(node: Node, sizes: Mapping[str, int]) -> None:
             raise _unsafe(f"a node {node.op_type} makes {size:,} rows; the limit is {SIZE_LIMIT:,}")
 
 
-def _check_body(node: Node, body: Graph, names: AbstractSet[str], sizes: Mapping[str, int]) -> None:
+def _check_body(
+    node: Node,
+    body: Graph,
+    names: AbstractSet[str],
+    sizes: Mapping[str, int],
+) -> None:
     """Check a loop's body, which may read values that the graph around it has made."""
     if (len(body.inputs), len(body.outputs)) != (len(node.inputs), len(node.outputs)):
         raise _unsafe(

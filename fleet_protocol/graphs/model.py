@@ -189,7 +189,12 @@ def _read_names(values: list[Raw]) -> tuple[str, ...]:
     return tuple(text([value]) for value in values)
 
 
-def _read_attribute(data: memoryview, op_type: str, *, has_body: bool) -> Graph | None:
+def _read_attribute(
+    data: memoryview,
+    op_type: str,
+    *,
+    has_body: bool,
+) -> Graph | None:
     """Check an attribute of a node, and return the graph if it is the body of a loop."""
     attribute = read(data, fields.ATTRIBUTE, "an attribute")
     kind = _read_small(attribute["type"], "the type of an attribute")

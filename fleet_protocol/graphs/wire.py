@@ -36,7 +36,11 @@ class Field:
     packed: bool = False  # whether several numbers may also come in one sequence of bytes
 
 
-def read(data: memoryview, fields: Mapping[int, Field], what: str) -> Message:
+def read(
+    data: memoryview,
+    fields: Mapping[int, Field],
+    what: str,
+) -> Message:
     """Read one message; messages inside it stay bytes.
 
     Args:

@@ -91,7 +91,11 @@ def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
     return read_signed(Certificate, data, operator)
 
 
-def read_signed(kind: type[StatementT], data: bytes, operator: Ed25519PublicKey) -> StatementT:
+def read_signed(
+    kind: type[StatementT],
+    data: bytes,
+    operator: Ed25519PublicKey,
+) -> StatementT:
     """Verify a statement of a kind that `issue` returned.
 
     Raises:

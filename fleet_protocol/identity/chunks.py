@@ -132,6 +132,7 @@ class ChunkSigner:
             for number, (topic, frame) in enumerate(chunks):
                 bodies[number] = cipher.encrypt(_nonce(number), frame, topic.encode())
         epoch = 0 if group is None else group.epoch
+        # The list is signed over the sealed bodies, so that a chunk is verified before it is opened.
         claim = _GROUP.pack(epoch, salt) + b"".join(map(chunk_digest, bodies))
         head = self._sign_head(place, _LIST, claim)
         for number, body in enumerate(bodies):
@@ -168,10 +169,27 @@ class ChunkSigner:
         reader = bytes.fromhex(server_key)
         claim = own.public_key().public_bytes_raw() + reader
         kind = self._stream_kind
-        cipher = _stream_cipher(kind, own, reader, claim, place)
-        return _Stream(place, server_key, kind, self._sign_head(place, kind, claim), cipher)
+        cipher = _stream_cipher(
+            kind,
+            own,
+            reader,
+            claim,
+            place,
+        )
+        return _Stream(
+            place,
+            server_key,
+            kind,
+            self._sign_head(place, kind, claim),
+            cipher,
+        )
 
-    def _sign_head(self, place: str, kind: int, claim: bytes) -> bytes:
+    def _sign_head(
+        self,
+        place: str,
+        kind: int,
+        claim: bytes,
+    ) -> bytes:
         signature = self._key.sign(_signed_bytes(place, kind, self.certificate, claim))
         return self.certificate + claim + signature
 
@@ -185,7 +203,12 @@ class ChunkVerifier:
         keys: keys of others that the member has received.
     """
 
-    def __init__(self, enrolment: Enrolment, verifier: Verifier, keys: KnownKeys) -> None:
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        verifier: Verifier,
+        keys: KnownKeys,
+    ) -> None:
         self._verifier = verifier
         self._keys = keys
         self._own_keys: dict[bytes, X25519PrivateKey] = {}
@@ -232,7 +255,13 @@ class ChunkVerifier:
             ) from error
         return OpenedMessage(frame, head.signer)
 
-    def _verify_head(self, place: str, kind: int, certificate_bytes: int, data: bytes) -> _Head:
+    def _verify_head(
+        self,
+        place: str,
+        kind: int,
+        certificate_bytes: int,
+        data: bytes,
+    ) -> _Head:
         """Verify what many chunks share: certificate, claim and signature."""
         certificate = data[:certificate_bytes]
         claim = data[certificate_bytes:-SIGNATURE_BYTES]
@@ -253,15 +282,27 @@ class ChunkVerifier:
                 f"sealed by {signer.name} to a key that is not here: an older one, or another's",
             )
         try:
-            cipher = _stream_cipher(kind, own, sender_key, claim, place)
+            cipher = _stream_cipher(
+                kind,
+                own,
+                sender_key,
+                claim,
+                place,
+            )
         except ValueError as error:  # nothing can be agreed on
             raise _bad_seal(place, "under no key at all") from error
         return _Head(signer, None, cipher)
 
-    def _list_cipher(self, place: str, epoch: int, salt: bytes) -> ChaCha20Poly1305 | None:
+    def _list_cipher(
+        self,
+        place: str,
+        epoch: int,
+        salt: bytes,
+    ) -> ChaCha20Poly1305 | None:
         """Return the cipher of a list of chunks; None where nothing is sealed."""
         if not epoch and self._own_keys:
             raise _bad_seal(place, "that are not sealed, as all of this fleet's must be")
+        # Epoch 0 has no key: such chunks are for everybody.
         key = self._keys.group_key(epoch)
         if epoch and key is None:
             raise MissingKeyError(
@@ -275,19 +316,45 @@ def _bad_seal(place: str, why: str) -> RefusedError:
     return RefusedError(RefusalReason.BAD_SEAL, f"chunks on {place} {why}")
 
 
-def _pack_start(kind: int, head: bytes, claim_bytes: int, number: int) -> bytes:
+def _pack_start(
+    kind: int,
+    head: bytes,
+    claim_bytes: int,
+    number: int,
+) -> bytes:
     certificate_bytes = len(head) - claim_bytes - SIGNATURE_BYTES
-    return _START.pack(_MAGIC, kind, certificate_bytes, claim_bytes, number)
+    return _START.pack(
+        _MAGIC,
+        kind,
+        certificate_bytes,
+        claim_bytes,
+        number,
+    )
 
 
-def _signed_bytes(place: str, kind: int, certificate: bytes, claim: bytes) -> bytes:
+def _signed_bytes(
+    place: str,
+    kind: int,
+    certificate: bytes,
+    claim: bytes,
+) -> bytes:
     """Return what the signature of a head is of."""
     topic = place.encode()
-    sizes = struct.pack(">BHHH", kind, len(topic), len(certificate), len(claim))
+    sizes = struct.pack(
+        ">BHHH",
+        kind,
+        len(topic),
+        len(certificate),
+        len(claim),
+    )
     return b"".join((_PURPOSE, sizes, topic, certificate, claim))
 
 
-def _group_cipher(key: bytes, salt: bytes, place: str) -> ChaCha20Poly1305:
+def _group_cipher(
+    key: bytes,
+    salt: bytes,
+    place: str,
+) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(derive_key(key, b"shoal-group-1\0" + salt + place.encode()))
 
 

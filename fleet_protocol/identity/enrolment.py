@@ -122,7 +122,12 @@ def read_enrolment(path: Path, role: str = "") -> Enrolment:
     return enrolment
 
 
-def write_secret(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+def write_secret(
+    path: Path,
+    content: str | bytes,
+    *,
+    durable: bool = False,
+) -> None:
     """Write a file that only its owner may read, replacing an existing one at once.
 
     Args:

@@ -73,7 +73,13 @@ class Signer:
         # `next` is atomic, and several threads send.
         self._counters = itertools.count((session << _SESSION_BITS) + 1)
 
-    def seal(self, topic: str, payload: bytes, *, farewell: bool = False) -> bytes:
+    def seal(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        farewell: bool = False,
+    ) -> bytes:
         """Return the signed envelope of a message.
 
         Args:
@@ -111,7 +117,13 @@ class Verifier:
             lambda data: read_certificate(data, operator)
         )
 
-    def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> OpenedMessage:
+    def open(
+        self,
+        topic: str,
+        envelope: bytes,
+        *,
+        retained: bool = False,
+    ) -> OpenedMessage:
         """Verify a message.
 
         Args:
@@ -135,6 +147,7 @@ class Verifier:
         signed = _signed_bytes(topic, head, certificate, memoryview(envelope)[start:])
         signer = self.verify_signature(certificate, signature, signed, f"a message on {topic}")
         self.check_sender(topic, signer)
+        # Last, so that a forged or revoked message cannot advance a counter.
         self._replay_guard.record_message(
             signer, topic, counter, farewell=bool(kind), retained=retained
         )
@@ -195,6 +208,7 @@ def _signed_bytes(
 ) -> bytes:
     """Return what the signature of an envelope is of."""
     place = topic.encode()
+    # The length keeps a topic from running into the header.
     length = struct.pack(">H", len(place))
     return b"".join((_PURPOSE, length, place, head, certificate, chunk_digest(payload)))
 

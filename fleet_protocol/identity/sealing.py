@@ -66,7 +66,11 @@ def fast_aes() -> bool:
     return False
 
 
-def agreed_key(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
+def agreed_key(
+    own: X25519PrivateKey,
+    other: bytes,
+    purpose: bytes,
+) -> bytes:
     """Return the key for one purpose of two members who know each other's public keys.
 
     Raises:
@@ -75,7 +79,11 @@ def agreed_key(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
     return derive_key(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
 
-def seal(data: bytes, recipient: str, place: str) -> bytes:
+def seal(
+    data: bytes,
+    recipient: str,
+    place: str,
+) -> bytes:
     """Seal a few bytes.
 
     Args:
@@ -90,7 +98,11 @@ def seal(data: bytes, recipient: str, place: str) -> bytes:
     return _MAGIC + public + cipher.encrypt(_NONCE, data, place.encode())
 
 
-def unseal(data: bytes, keys: Sequence[str], place: str) -> bytes:
+def unseal(
+    data: bytes,
+    keys: Sequence[str],
+    place: str,
+) -> bytes:
     """Open a seal with one of some private keys.
 
     Args:

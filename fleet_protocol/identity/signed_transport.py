@@ -70,7 +70,12 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
         # Chunks that came before their key: brokers keep only the order of a single topic.
         self._waiting: deque[Received] = deque()
 
-    def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
+    def put(
+        self,
+        item: Event,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> None:
         """Receive an event from the network, in the thread of the network."""
         if isinstance(item, Connected):
             self._notices.forget_all()
@@ -184,7 +189,12 @@ class SignedTransport:
         if self._enrolment.role == "device" and self._enrolment.sealing:
             self._inner.subscribe(self._topics.key(self._enrolment.name))
 
-    def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
+    def subscribe(
+        self,
+        topic_filter: str,
+        qos: int = 1,
+        timeout_seconds: float = 10.0,
+    ) -> None:
         """Subscribe, now and after every reconnect."""
         self._inner.subscribe(topic_filter, qos, timeout_seconds)
 
@@ -192,7 +202,14 @@ class SignedTransport:
         """End a subscription."""
         self._inner.unsubscribe(topic_filter)
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+    ) -> None:
         """Sign and send a message, or seal and send a chunk of an update."""
         with self._in_order:
             self._use_renewed_certificate()
@@ -200,6 +217,7 @@ class SignedTransport:
                 envelope = self._chunks.seal_to_server(topic, payload)
             else:
                 envelope = self._signer.seal(topic, payload)
+            # With its status a server sends the papers that have changed since.
             if topic == self._topics.server_status:
                 self._publish_notices(self._notices.papers_due(self._papers()))
             self._inner.publish(topic, envelope, qos=qos, retain=retain)
@@ -264,6 +282,7 @@ def open_signed(
         enrolment = keys.membership.enrolment
         revoked = keys.membership.revoked
         member = replace(member, enrolment=enrolment)
+    # The session is saved before anything is signed in it.
     signer = Signer(enrolment, next_session(folder / "session.json"))
     verifier = Verifier(enrolment, replay_guard, revoked)
     # A broker lets a client take over a client id, so a part of it is a secret.
@@ -271,11 +290,23 @@ def open_signed(
     inner = open_transport(
         address,
         f"{client_id}-{secret_suffix}",
-        OpeningInbox(inbox, enrolment, verifier, keys, notices),
+        OpeningInbox(
+            inbox,
+            enrolment,
+            verifier,
+            keys,
+            notices,
+        ),
         will=_seal_farewell(signer, will),
         session_expiry_seconds=session_expiry_seconds,
     )
-    return SignedTransport(inner, member, signer, keys, notices)
+    return SignedTransport(
+        inner,
+        member,
+        signer,
+        keys,
+        notices,
+    )
 
 
 def _windows(
@@ -293,7 +324,11 @@ def _place_of_message(message: tuple[str, bytes]) -> str:
     return shared_topic(topic)
 
 
-def _reject(topic: str, reason: RefusalReason, error: Exception) -> Rejected:
+def _reject(
+    topic: str,
+    reason: RefusalReason,
+    error: Exception,
+) -> Rejected:
     """Return a refusal without a traceback, whose frames would hold the payload."""
     return Rejected(topic, RefusedError(reason, str(error)))
 

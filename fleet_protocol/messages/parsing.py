@@ -47,7 +47,11 @@ def reader(
     return read
 
 
-def _explain(error: ValidationError, payload: bytes, what: str) -> str:
+def _explain(
+    error: ValidationError,
+    payload: bytes,
+    what: str,
+) -> str:
     """Return why a message could not be read; another version explains everything."""
     match = _VERSION.match(payload)
     version = SCHEMA_VERSION if match is None else int(match[1])

@@ -401,7 +401,7 @@ def test_no_archive_is_opened_elsewhere():
                 if re.search(r"(ZipFile|tarfile\.open|TarFile|extractall|unpack_archive)$", name)
             ]
     assert sorted(found) == [
-        "broker_server/store/backup.py: ZipFile(part, 'w', strict_timestamps=False)",
+        "broker_server/store/backup.py: ZipFile(file, 'w', strict_timestamps=False)",
         "fleet_protocol/foreign_archives.py: ZipFile(_Listing(file, path, allowed))",
         "shoal/flash/tree.py: tarfile.open(fileobj=buffer, mode='w', format=tarfile.GNU_FORMAT)",
     ]

@@ -1,7 +1,7 @@
 """The format of ExecuTorch, which Android, iOS and C++ run: each program one ``.pte``.
 
 They are the train, eval and infer programs of the portable format, not ExecuTorch's own training
-export, whose gradient of max pooling adds into memory that nobody cleared. Sizes are numbers here:
+export, whose gradient of max pooling adds into memory that was not cleared. Sizes are numbers here:
 a training step takes `TRAIN_BATCH` samples, the other programs one. What XNNPACK runs goes there,
 the rest to the kernels every runtime of ExecuTorch has; a model that needs another one is refused.
 The runtime's own passes trace a program anew some twenty times, which takes minutes and changes
@@ -133,15 +133,15 @@ class ProgramSession:
             self._method = Runtime.get().load_program(file.data).load_method("forward")
 
     def get_inputs(self) -> tuple[Port, ...]:
-        """What it takes, in order."""
+        """Return the inputs, in order."""
         return self._file.inputs
 
     def get_outputs(self) -> tuple[Port, ...]:
-        """What it returns, in order."""
+        """Return the outputs, in order."""
         return self._file.outputs
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run it once; names and feed as of onnxruntime."""
+        """Run it once; arguments as of onnxruntime."""
         inputs = [torch.tensor(feed[port.name]) for port in self._file.inputs]
         values = self._method.execute(inputs)
         by_name = {}
@@ -215,9 +215,9 @@ def _decompositions() -> dict[Any, Any]:
         for overload in view.overloads():
             if overload in copy.overloads():
                 copies[getattr(view, overload)] = getattr(copy, overload)
-    known: dict[Any, Any] = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
+    rules: dict[Any, Any] = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
     # PyTorch would take a copy apart into a view again.
-    kept = {operator: rule for operator, rule in known.items() if operator not in copies.values()}
+    kept = {operator: rule for operator, rule in rules.items() if operator not in copies.values()}
     return kept | copies
 
 
@@ -285,7 +285,7 @@ def _lower(sized: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
     edge = torch.export.ExportedProgram(
         program.graph_module,
         program.graph,
-        **{part: getattr(program, part) for part in _PARTS},
+        **{name: getattr(program, name) for name in _PARTS},
         verifiers=[verifier()],
     )
     manager = EdgeProgramManager(edge, compile_config=config)

@@ -85,10 +85,10 @@ class Emitter(Arranger):
             attributes: of the node.
         """
         rank = max(value.rank for value in operands)
-        stored = _broadcast([value.stored for value in operands], rank)
+        shape, stored = _broadcast(operands, rank)
         result = Value(
             "",
-            _broadcast([value.shape for value in operands], rank),
+            shape,
             dtype or operands[0].dtype,
             stored,
             _leading_order(operands, rank, stored),
@@ -97,12 +97,11 @@ class Emitter(Arranger):
         # All are aligned before any is widened: names of values follow the order of their nodes.
         aligned = [self._aligned(value, result.order) for value in operands]
         widened = [self._widened(operand, physical) for operand in aligned]
+        names = [operand.name for operand in widened]
+        target = physical
         lifted = self._lifted(widened, physical)
-        if lifted is None:
-            names = [operand.name for operand in widened]
-            (name,) = self.nodes(op_type, *names, outputs=1, attributes=attributes)
-            return replace(result, name=name)
-        names, target = lifted
+        if lifted is not None:
+            names, target = lifted
         (name,) = self.nodes(op_type, *names, outputs=1, attributes=attributes)
         return replace(result, name=self.reshaped(name, target, physical))
 
@@ -259,11 +258,19 @@ def _lifted_shape(shape: Shape, result: Shape, target: Shape) -> Shape | None:
     return (*target[:-1], 1) if shape[-1] == 1 and shape[:-1] == result[:-1] else None
 
 
-def _broadcast(shapes: Sequence[Shape], rank: int) -> Shape:
-    """Return the common shape, with sizes of the batch, which do not compare with numbers."""
-    result: list[Dim] = [1] * rank
-    for shape in shapes:
-        for i, size in enumerate(shape, rank - len(shape)):
+def _broadcast(operands: Sequence[Value], rank: int) -> tuple[Shape, Shape]:
+    """Return the common shape, and the sizes of it that are stored by an operand.
+
+    A size of the batch is not compared with another: they are equal, or 1.
+    """
+    shape: list[Dim] = [1] * rank
+    stored: list[Dim] = [1] * rank
+    for value in operands:
+        for axis, (size, stored_size) in enumerate(
+            zip(value.shape, value.stored, strict=True), rank - value.rank
+        ):
             if size != 1:
-                result[i] = size
-    return tuple(result)
+                shape[axis] = size
+            if stored_size != 1:
+                stored[axis] = stored_size
+    return tuple(shape), tuple(stored)

@@ -56,9 +56,8 @@ class _Window:
         height, width = (n + 2 * p for n, p in zip(size, self.padding, strict=True))
         columns = []
         for column in range(self.kernel[1]):
-            by_row = enumerate(slices[column :: self.kernel[1]])
-            columns.append(_sum([self._placed(part, 0, row, height) for row, part in by_row]))
-        whole = _sum([self._placed(part, 1, column, width) for column, part in enumerate(columns)])
+            columns.append(self._added(slices[column :: self.kernel[1]], 0, height))
+        whole = self._added(columns, 1, width)
         for axis in (0, 1):
             if self.padding[axis]:
                 whole = whole.narrow(axis - 2, self.padding[axis], size[axis])
@@ -76,6 +75,14 @@ class _Window:
         run: Tensor = aten.slice.Tensor(x, x.dim() + axis - 2, start, end, step)
         return run
 
+    def _added(self, runs: Sequence[Tensor], axis: int, size: int) -> Tensor:
+        """Return the sum of the gradients of `_run` for all places along an axis.
+
+        They are added from the first on: the order is part of the result.
+        """
+        placed = [self._placed(run, axis, place, size) for place, run in enumerate(runs)]
+        return functools.reduce(torch.add, placed)
+
     def _placed(self, x: Tensor, axis: int, place: int, size: int) -> Tensor:
         """Return the gradient of `_run`: zeros wherever it did not read."""
         step = self.stride[axis]
@@ -90,11 +97,6 @@ class _Window:
             return x
         placed: Tensor = aten.constant_pad_nd(x, [*behind, start, after], 0.0)
         return placed
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a sum, added from the first on: the order is part of the result."""
-    return functools.reduce(torch.add, tensors)
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
@@ -151,7 +153,7 @@ class _Settings:
         )
 
     def window(self, kernel: Sequence[int]) -> _Window:
-        """What a kernel of these sizes looks at."""
+        """Return what a kernel of these sizes looks at."""
         return _Window(kernel, self.stride, self.padding, self.dilation)
 
 
@@ -255,8 +257,8 @@ def max_pool_backward(grad: Tensor, x: Tensor, *options: Any) -> Tensor:
     window = _pool_window(sizes)
     slopes: list[Tensor] = []
     unclaimed = None  # 1 until a place of the window has the largest
-    for part in window.slices(x, _LOWEST):
-        hit = torch.clamp((part - largest) * _STEEP + 1, 0, 1)
+    for candidates in window.slices(x, _LOWEST):
+        hit = torch.clamp((candidates - largest) * _STEEP + 1, 0, 1)
         hit = hit if unclaimed is None else hit * unclaimed
         unclaimed = (1 if unclaimed is None else unclaimed) - hit
         slopes.append(grad * hit)

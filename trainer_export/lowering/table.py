@@ -1,5 +1,4 @@
-"""The lowering of every torch operator, gathered from the modules in
-`trainer_export.lowering.rules`.
+"""The lowering of every torch operator, from the modules in `trainer_export.lowering.rules`.
 
 An operator is one function and one row of the table of its module.
 """
@@ -10,8 +9,9 @@ from typing import Any
 from fleet_protocol.discovery import discover
 
 Lowering = Callable[..., Any]
-"""Writes one operator: takes the emitter, the shape and type of the result, and the operator's
-arguments.
+"""Writes one operator.
+
+It takes the emitter, the shape and type of the result, and the operator's arguments.
 """
 
 LOWERINGS: Mapping[Any, Lowering] = discover("trainer_export.lowering.rules", "LOWERINGS")

@@ -73,6 +73,13 @@ def reorder(sizes: Sequence[Dim], order: Iterable[int]) -> Shape:
     return tuple(sizes[axis] for axis in order)
 
 
+def without(axis: int, rank: int) -> list[int]:
+    """Return all axes but one."""
+    axes = list(range(rank))
+    axes.remove(axis)
+    return axes
+
+
 def is_fixed(sizes: Iterable[Dim]) -> bool:
     """Return whether no size depends on the batch."""
     return all(isinstance(size, int) for size in sizes)
@@ -119,7 +126,7 @@ class Value:
         return self.lies(range(self.rank))
 
     def lies(self, order: Sequence[int]) -> bool:
-        """Whether the ONNX value lies in an order up to dimensions of size 1."""
+        """Return whether the ONNX value lies in an order, up to dimensions of size 1."""
         return self._axes_that_lie(self.order) == self._axes_that_lie(order)
 
     def _axes_that_lie(self, order: Iterable[int]) -> list[int]:

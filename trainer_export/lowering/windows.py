@@ -1,4 +1,4 @@
-"""The settings of convolutions and poolings as torch's operators have them, in their order."""
+"""The settings of convolutions and poolings, in the order in which torch's operators have them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from typing import Any
 
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.columns import Geometry
-from trainer_export.lowering.values import Value
+from trainer_export.lowering.values import Value, is_fixed, is_single
 
 Sizes = Sequence[int]
 
 
 def spread(values: Sizes, rank: int) -> list[int]:
-    """One number per spatial dimension; a single one stands for all."""
+    """Return one number per spatial dimension; a single one stands for all."""
     return list(values) * rank if len(values) == 1 else list(values)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """The settings of ``aten.convolution``, or of one the other way, whose output may be padded."""
+    """The settings of ``aten.convolution``; a transposed one may pad its output."""
 
     stride: Sizes
     padding: Sizes
@@ -29,7 +29,7 @@ class Convolution:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """As torch's operator takes them."""
+        """Arguments of torch's operator."""
         return (
             self.stride,
             self.padding,
@@ -40,22 +40,31 @@ class Convolution:
         )
 
     def geometry(self, wide: Sequence[Any], weight: Value, narrow: Sequence[Any]) -> Geometry:
-        """Its static shape.
+        """Return its static shape.
 
-        A transposed one has that of the convolution whose input it makes, which is the wide side.
+        A transposed one has that of the convolution whose gradient it is.
+
+        Args:
+            wide: spatial sizes of that convolution's input.
+            weight: its kernel.
+            narrow: spatial sizes of its output.
 
         Raises:
             ExportError: it goes over a dimension of unknown size.
         """
-        if not all(isinstance(size, int) for size in (*wide, *narrow)):
+        if not is_fixed((*wide, *narrow)):
             raise ExportError(
                 "a convolution over a dimension that depends on the batch cannot be exported"
             )
         rank = len(wide)
-        settings = (
-            tuple(spread(sizes, rank)) for sizes in (self.stride, self.padding, self.dilation)
+        return Geometry(
+            tuple(wide),
+            tuple(narrow),
+            weight.shape[2:],
+            tuple(spread(self.stride, rank)),
+            tuple(spread(self.padding, rank)),
+            tuple(spread(self.dilation, rank)),
         )
-        return Geometry(tuple(wide), tuple(narrow), weight.shape[2:], *settings)
 
 
 @dataclass(frozen=True)
@@ -73,23 +82,24 @@ class Window:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Of the window in both dimensions."""
+        """Height and width of the window."""
         return tuple(spread(self.kernel, 2))
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """In both dimensions."""
+        """From one window to the next, in height and width."""
         return tuple(spread(self.stride, 2)) or self.size
 
     @property
     def is_tiling(self) -> bool:
         """Whether windows touch and do not overlap."""
-        plain = not self.ceil_mode and not any(self.padding) and all(d == 1 for d in self.dilation)
-        return plain and self.size == self.steps
+        if self.ceil_mode or any(self.padding) or not is_single(self.dilation):
+            return False
+        return self.size == self.steps
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Those of ONNX's pooling operators."""
+        """Attributes of ONNX's pooling operators."""
         return {
             "kernel_shape": list(self.size),
             "strides": list(self.steps),
@@ -98,13 +108,16 @@ class Window:
         }
 
 
-def mean_window(kernel: Sizes, *rest: Any) -> tuple[Window, bool]:
-    """The window of ``aten.avg_pool2d``, and whether padding counts in the mean.
+def mean_window(
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    *_divisor: Any,
+) -> tuple[Window, bool]:
+    """Return the window of ``aten.avg_pool2d``, and whether padding counts in the mean.
 
     Divisors are rewritten before.
     """
-    stride, padding, ceil_mode, count_include_pad = (
-        *rest,
-        *((), (0, 0), False, True)[len(rest) :],
-    )[:4]
     return Window(kernel, stride, padding, ceil_mode=ceil_mode), count_include_pad

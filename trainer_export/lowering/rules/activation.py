@@ -27,8 +27,8 @@ def _threshold_backward(
 
 def _tanh_backward(emit: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
     # dx = dy * (1 - y^2), from the result: the argument need not live that long.
-    one = emit.scalar(1, y.dtype)
-    slope = emit.sub(one, emit.mul(y, y))
+    unit = emit.scalar(1, y.dtype)
+    slope = emit.sub(unit, emit.mul(y, y))
     return emit.mul(grad, slope)
 
 
@@ -103,10 +103,10 @@ def _softplus(
     # relu(x) + log1p(z) with z = exp(-|x|) and u = 1 + z; log(u) lacks what the sum lost of z,
     # which (z - (u - 1)) / u gives back.
     bent = multiply(emit, x, beta)
-    one = emit.scalar(1, out.dtype)
+    unit = emit.scalar(1, out.dtype)
     z = emit.pointwise("Exp", emit.pointwise("Neg", emit.pointwise("Abs", bent)))
-    u = emit.add(z, one)
-    lost = emit.sub(z, emit.sub(u, one))
+    u = emit.add(z, unit)
+    lost = emit.sub(z, emit.sub(u, unit))
     correction = emit.div(lost, u)
     log = emit.add(emit.pointwise("Log", u), correction)
     total = emit.add(emit.pointwise("Relu", bent), log)

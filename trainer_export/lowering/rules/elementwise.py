@@ -139,9 +139,9 @@ def _rsqrt(emit: Emitter, out: Spec, x: Value) -> Value:
 def _log1p(emit: Emitter, out: Spec, x: Value) -> Value:
     # x * log(u) / (u - 1) with u = 1 + x: what the sum loses of a small x, the quotient gives back.
     x = emit.cast(x, out.dtype)
-    one = emit.scalar(1, out.dtype)
-    whole = emit.add(x, one)
-    kept = emit.sub(whole, one)
+    unit = emit.scalar(1, out.dtype)
+    whole = emit.add(x, unit)
+    kept = emit.sub(whole, unit)
     log = emit.pointwise("Log", whole)
     # Where nothing is lost; at infinity, too, where the quotient would not be a number.
     exact = emit.pointwise("Equal", kept, x, dtype=torch.bool)
@@ -184,9 +184,9 @@ def _filled(value: float) -> Callable[..., Value]:
 
 def fill(emit: Emitter, out: Spec, value: float) -> Value:
     """Return a tensor of one number, kept as a scalar until a consumer needs it whole."""
-    ones = (1,) * len(out.shape)
-    name = emit.constant(np.full(ones, value, numpy_dtype(out.dtype)))
-    return Value(name, out.shape, out.dtype, ones, tuple(range(len(ones))))
+    stored = (1,) * len(out.shape)
+    name = emit.constant(np.full(stored, value, numpy_dtype(out.dtype)))
+    return Value(name, out.shape, out.dtype, stored, tuple(range(len(stored))))
 
 
 def _full(emit: Emitter, out: Spec, _size: Any, value: Any, **_: object) -> Value:

@@ -192,26 +192,24 @@ def _index_put(
     This is serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums
     of repeated places. One number where a mask is true is a choice.
     """
-    mask = indices[0]
-    of_mask = len(indices) == 1 and mask is not None and mask.dtype == torch.bool
-    if of_mask and mask is not None and not values.rank and not accumulate:
-        over = emit.view(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
-        return emit.pointwise("Where", over, values, x, dtype=out.dtype)
+    if len(indices) == 1 and not values.rank and not accumulate:
+        mask = indices[0]
+        if mask is not None and mask.dtype == torch.bool:
+            over = emit.view(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
+            return emit.pointwise("Where", over, values, x, dtype=out.dtype)
     indexed = _indexed(x, indices)
     flat = _places(emit, indexed)
     updates = _values_by_place(emit, values, indexed, flat)
     height = math.prod(indexed.sizes)
     width = math.prod(indexed.other_sizes)
     count = math.prod(flat.shape)
-    inputs = [
-        emit.plain(emit.view(indexed.rows, (height, width))),
-        emit.plain(emit.view(updates, (count, width))),
-    ]
+    target = emit.plain(emit.view(indexed.rows, (height, width)))
+    source = emit.plain(emit.view(updates, (count, width)))
     # ScatterElements wants a place for each number, ScatterND would take one for each row.
     column = emit.plain(emit.view(flat, (count, 1)))
-    inputs.insert(1, emit.node("Expand", column, emit.shape_tensor((1, width))))
+    places = emit.node("Expand", column, emit.shape_tensor((1, width)))
     reduction = "add" if accumulate else "none"
-    name = emit.node("ScatterElements", *inputs, axis=0, reduction=reduction)
+    name = emit.node("ScatterElements", target, places, source, axis=0, reduction=reduction)
     matrix = emit.value(name, (height, width), x.dtype)
     back = emit.view(matrix, (*indexed.sizes, *indexed.other_sizes))
     dims = [*indexed.dims, *indexed.other_dims]

@@ -38,7 +38,7 @@ class _Body:
     """The graph of one step, and the names in it of what is kept of the step."""
 
     graph: GraphBuilder
-    kept: Sequence[str]
+    kept: list[str]
 
     @property
     def outputs(self) -> list[str]:
@@ -63,7 +63,7 @@ def _run(emit: Emitter, loop: _Loop, step: _Step, shapes: Sequence[Shape]) -> li
     direction = [int(loop.backwards)]
     names = emit.nodes(
         "Scan",
-        *(emit.plain(value) for value in (*loop.states, *loop.rows)),
+        *_plain(emit, (*loop.states, *loop.rows)),
         outputs=len(loop.states) + len(stacked),
         attributes={
             "body": body.graph,
@@ -98,19 +98,23 @@ def _lower_step(emit: Emitter, loop: _Loop, step: _Step) -> _Body:
     inside = Emitter(body, ports[0].name)
     names = [body.input(port) for port in ports]
     # No inputs of the body: it reads them from the graph around, where they are not copied.
-    names += [emit.plain(value) for value in loop.around]
+    names += _plain(emit, loop.around)
     inputs = [
         inside.value(name, spec.shape) for name, spec in zip(names, trace.input_specs, strict=True)
     ]
     results = lower(inside, trace, inputs)
     count = len(loop.states)
     kept = results[count:]
-    # One output for values of one name, which the node reads in the order of the outputs.
+    # A cell's output is its state too: values of one name are one output.
     unique = {value.name: value for value in kept}
     for i, value in enumerate([*results[:count], *unique.values()]):
         port = Port(f"{body.prefix}out{i}", "float32", (_BATCH, *value.shape[1:]))
         body.output(port, inside.plain(value))
     return _Body(body, [value.name for value in kept])
+
+
+def _plain(emit: Emitter, values: Sequence[Value]) -> list[str]:
+    return [emit.plain(value) for value in values]
 
 
 def _step_ports(body: GraphBuilder, loop: _Loop) -> tuple[Port, ...]:
@@ -142,8 +146,12 @@ def _recurrence(
         return [*states, *states]
 
     loop = _Loop([emit.full(state) for state in start], [z], [weight, bias])
-    results = _run(emit, loop, step, [spec.shape for spec in out])
+    results = _run(emit, loop, step, _shapes(out))
     return results[count:]
+
+
+def _shapes(specs: Sequence[Spec]) -> list[Shape]:
+    return [spec.shape for spec in specs]
 
 
 def _backward(
@@ -161,6 +169,7 @@ def _backward(
     cell = CELLS[kind]
     count = len(before)
     sloped = [i for i, slope in enumerate(slopes) if slope is not None]
+    rows: list[Value] = [slope for slope in slopes if slope is not None]
 
     def step(*tensors: Tensor) -> list[Tensor]:
         totals = list(tensors[:count])
@@ -171,9 +180,8 @@ def _backward(
         return back(cell, totals, row, weight_now, bias_now, states)
 
     zeros = [emit.full(fill(emit, spec, 0)) for spec in out[:count]]
-    rows = [slope for slope in slopes if slope is not None]
     loop = _Loop(zeros, [*rows, z, *before], [weight, bias], backwards=True)
-    return _run(emit, loop, step, [spec.shape for spec in out[count:]])
+    return _run(emit, loop, step, _shapes(out[count:]))
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

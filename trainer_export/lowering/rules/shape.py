@@ -12,7 +12,7 @@ import torch
 
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Dim, Spec, Value, hint, overload, reorder
+from trainer_export.lowering.values import Dim, Spec, Value, hint, overload, reorder, without
 
 aten = torch.ops.aten
 
@@ -234,7 +234,7 @@ def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
     dim = dim % x.rank
     axis = x.order.index(dim)
     name = emit.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=axis)
-    kept = [axis for axis in range(x.rank) if axis != dim]
+    kept = without(dim, x.rank)
     order = [kept.index(axis) for axis in x.order if axis != dim]
     return emit.value(name, out.shape, x.dtype, order)
 

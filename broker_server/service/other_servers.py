@@ -15,24 +15,24 @@ from fleet_protocol.messages import ServerStatus
 _NUMBER = "server-number"
 
 
-def number_of(folder: Path) -> str:
+def read_store_number(folder: Path) -> str:
     """Return the number of the store in a folder; empty where there is none yet."""
     with contextlib.suppress(OSError):
         return (folder / _NUMBER).read_text(encoding="ascii")
     return ""
 
 
-def name_of(folder: Path) -> str:
+def describe_store(folder: Path) -> str:
     """Return what the server of a store says of it: its number, the folder and the computer.
 
     The number is drawn when it is first asked for.
     """
-    if not number_of(folder):
+    if not read_store_number(folder):
         write_atomically(folder / _NUMBER, secrets.token_hex(8).encode())
-    return f"{number_of(folder)}, {folder.resolve()} on {socket.gethostname()}"[:200]
+    return f"{read_store_number(folder)}, {folder.resolve()} on {socket.gethostname()}"[:200]
 
 
-def another(status: ServerStatus | None, folder: Path) -> bool:
+def is_other_server(status: ServerStatus | None, folder: Path) -> bool:
     """Return whether a status is that of another server that is up.
 
     A broker that was killed with its server keeps the status. Whether the server of a store
@@ -46,7 +46,7 @@ def another(status: ServerStatus | None, folder: Path) -> bool:
     if status is None or not status.online:
         return False
     number, _, place = status.store.partition(", ")
-    if not LOCKS or not number_of(folder) or number != number_of(folder):
+    if not LOCKS or not read_store_number(folder) or number != read_store_number(folder):
         return True
     path, _, computer = place.rpartition(" on ")
     folders = {folder}
@@ -61,12 +61,12 @@ def another(status: ServerStatus | None, folder: Path) -> bool:
     return False
 
 
-def rival(payload: bytes, name: str) -> str | None:
+def other_store(payload: bytes, name: str) -> str | None:
     """Return the store of another server that says it is there.
 
     Args:
         payload: a status as it travelled.
-        name: of this server's store, see `name_of`.
+        name: of this server's store, see `describe_store`.
 
     Returns:
         None if it is this server's; empty if a server says that it has gone.
