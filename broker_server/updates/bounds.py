@@ -113,13 +113,19 @@ def _norm_bounds(
         peers += earlier.get(tier, ())
         middle = lower_median(peers) if len(peers) >= PEERS else 0.0
         if len(roots) > 1 and len(own) < PEERS:
-            middle = max(middle, lower_median(roots) * math.sqrt(own[0].values))
+            usual = lower_median(roots) * math.sqrt(own[0].values)
+            middle = max(middle, usual)
         # Where most have changed nothing there is nothing to compare with.
         bounds[tier] = factor * middle if factor and middle else None
     return bounds
 
 
-def _judge(update: Measured, bound: float | None, samples: int, config: RobustConfig) -> Verdict:
+def _judge(
+    update: Measured,
+    bound: float | None,
+    samples: int,
+    config: RobustConfig,
+) -> Verdict:
     colossal = update.norm > COLOSSAL
     clips = config.beyond_norm == "clip" and not colossal
     too_far = False

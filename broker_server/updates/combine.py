@@ -60,7 +60,13 @@ def choose_merge(
     return private_merge(asked.layout, asked.plans, deviation, optimizer, draw())
 
 
-def mean_of_sum(total: Words, count: int, clip: float, expected: Expected, sent: Tensors) -> bytes:
+def mean_of_sum(
+    total: Words,
+    count: int,
+    clip: float,
+    expected: Expected,
+    sent: Tensors,
+) -> bytes:
     """Return the mean of a secure sum as an update that stands for each of those in it.
 
     So whatever merges updates merges these: as many equal ones as there were.

@@ -13,7 +13,10 @@ from broker_server.updates.values import Distance
 _BLOCK = 64 * 1024
 
 
-def measure(update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]) -> Distance:
+def measure(
+    update: Mapping[str, NDArray[Any]],
+    sent: Mapping[str, NDArray[Any]],
+) -> Distance:
     """Measure the difference of an update to what was sent, over all tensors.
 
     Squares are float32, or float64 where they are too large for that; what is below 1e-22 counts
@@ -33,8 +36,10 @@ def measure(update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]
             new = value.reshape(-1)
             old = sent[name].reshape(-1)
             count += new.size
+            # The order of the blocks decides the bits of the norm, which the store keeps.
             for start in range(0, new.size, _BLOCK):
-                total += _square(new[start : start + _BLOCK], old[start : start + _BLOCK])
+                end = start + _BLOCK
+                total += _square(new[start:end], old[start:end])
     return Distance(math.sqrt(total), count)
 
 

@@ -59,6 +59,7 @@ class Folding:
         """
         for task in folded_prefix(self._order, phases, self._passed):
             if phases[task].arrived:
+                # Measured before it is moved: screens judge what the device has changed.
                 update = self.load(task)
                 self.measured[task] = _measured(update)
                 self._fold(task, update)
@@ -72,6 +73,7 @@ class Folding:
         """
         again = Folding(self._merge, (), self.load, self._move)
         for task in self.folded:
+            # Treated before it is moved, as bounds are about the change that the device made.
             update = treat(task, self.load(task))
             if update is not None:
                 again._fold(task, update)
@@ -98,7 +100,11 @@ def _measured(update: Update) -> Measured:
     )
 
 
-def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], passed: int) -> list[str]:
+def folded_prefix(
+    order: Sequence[str],
+    phases: Mapping[str, TaskPhase],
+    passed: int,
+) -> list[str]:
     """Return the next tasks in the order of the devices, up to the first that is not answered.
 
     Args:

@@ -25,7 +25,11 @@ from fleet_protocol.weights import encode_weights
 MOST_SENT = 16  # slices that stay mapped while updates made from them come and are folded
 
 
-def receive_update(data: bytes, expected: Expected, sent: Callable[[str], Tensors]) -> Arrived:
+def receive_update(
+    data: bytes,
+    expected: Expected,
+    sent: Callable[[str], Tensors],
+) -> Arrived:
     """Decode, check and measure an update whose digest is known to be right.
 
     Args:
@@ -58,7 +62,11 @@ def _open(data: bytes) -> tuple[Mapping[str, str], Tensors]:
         raise RefusedError(RefusalReason.MALFORMED, str(error)) from error
 
 
-def _decode(encoded: Tensors, expected: Expected, sent: Tensors) -> Tensors:
+def _decode(
+    encoded: Tensors,
+    expected: Expected,
+    sent: Tensors,
+) -> Tensors:
     """Add the decoded difference to the weights that were sent."""
     upload = expected.instructions.upload
     change = decode(encoded, expected_shapes(expected), upload.encoding, keep=upload.keep)

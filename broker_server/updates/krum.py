@@ -33,8 +33,9 @@ def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
     for name in tensors[0]:
         rows = [update[name].reshape(-1) for update in tensors]
         for start in range(0, rows[0].size, _BLOCK):
-            blocks = [row[start : start + _BLOCK] for row in rows]
-            total += _block_distances(np.stack(blocks).astype(np.float64))
+            end = start + _BLOCK
+            blocks = np.stack([row[start:end] for row in rows])
+            total += _block_distances(blocks.astype(np.float64))
     return np.maximum(total, 0.0)  # rounding may make a distance of 0 negative
 
 
@@ -55,13 +56,16 @@ def left_out(updates: Mapping[str, Tensors], faulty: float) -> tuple[str, ...]:
         faulty: share of the devices that may be bad, in [0, 0.5).
     """
     count = len(updates)
+    # Rounded first: the product of a share may be a little more than a whole number.
     share = math.ceil(round(faulty * count, 9))
     bad = min(share, (count - 3) // 2)
     if bad < 1:
         return ()
     distances = np.sort(squared_distances(updates), axis=1)
     # The first of each row is the distance of an update to itself.
-    scores = distances[:, 1 : count - bad - 1].sum(axis=1)
+    closest = distances[:, 1 : count - bad - 1]
+    scores = closest.sum(axis=1)
+    # Stable, so that of equal scores the same update is left out in every run.
     order = np.argsort(-scores, kind="stable")
     tasks = list(updates)
     return tuple(tasks[index] for index in order[:bad])

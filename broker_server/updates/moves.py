@@ -64,7 +64,8 @@ def put_on(base: Base, update: Update) -> Update:
     weights = {}
     for name, value in update.weights.items():
         change = value.astype(np.float64) - sent[name]
-        weights[name] = (current[name] + weight * change).astype(np.float32)
+        moved = current[name] + weight * change
+        weights[name] = moved.astype(np.float32)
     # Updates of one plan count together, and an earlier version may have cut other units.
     late = update.task.version != base.number
     key = f"{update.key}@{update.task.version}" if late else update.key
@@ -82,10 +83,12 @@ def scale_change(update: Update, scale: float) -> Update:
     weights: dict[str, NDArray[np.float32]] = {}
     for name, value in update.weights.items():
         change = value.astype(np.float64) - sent[name]
-        weights[name] = (sent[name] + scale * change).astype(np.float32)
+        scaled = sent[name] + scale * change
+        weights[name] = scaled.astype(np.float32)
     return replace(update, weights=weights)
 
 
 def limit_samples(update: Update, samples: int) -> Update:
     """Let an update count with so many samples."""
-    return replace(update, metrics=update.metrics.model_copy(update={"examples": samples}))
+    metrics = update.metrics.model_copy(update={"examples": samples})
+    return replace(update, metrics=metrics)

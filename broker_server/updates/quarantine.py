@@ -18,7 +18,11 @@ RELEASED = "released"
 _GOOD = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
 
 
-def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
+def quarantined(
+    store: Store,
+    run: str,
+    config: RobustConfig,
+) -> dict[str, int]:
     """Return the devices in quarantine, with the last round that each is not asked for."""
     if not config.quarantine_after:
         return {}
@@ -54,7 +58,11 @@ def quarantine_ends(
     return ends
 
 
-def release(store: Store, run: str, device: str) -> None:
+def release(
+    store: Store,
+    run: str,
+    device: str,
+) -> None:
     """Let a device take part again.
 
     Raises:

@@ -113,12 +113,19 @@ def _earlier_norms(
     return norms, devices
 
 
-def _are_enough(tiers: Mapping[str, int], norms: Mapping[str, Sequence[float]]) -> bool:
+def _are_enough(
+    tiers: Mapping[str, int],
+    norms: Mapping[str, Sequence[float]],
+) -> bool:
     """Return whether every tier has enough norms for a median of its own."""
     return all(count + len(norms.get(tier, ())) >= PEERS for tier, count in tiers.items())
 
 
-def _farthest(folding: Folding, verdicts: Mapping[str, Verdict], faulty: float) -> set[str]:
+def _farthest(
+    folding: Folding,
+    verdicts: Mapping[str, Verdict],
+    faulty: float,
+) -> set[str]:
     """Return the tasks that Krum leaves out, of each plan by itself: others hold other entries."""
     by_plan: dict[str, dict[str, Tensors]] = {}
     for task in folding.folded:
