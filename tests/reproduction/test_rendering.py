@@ -176,7 +176,9 @@ def test_arms_are_compared_on_the_seeds_they_share(rolex):
     (item,) = verdicts("fedrolex-3", rolex).values()
     assert item.by_seed == {1: pytest.approx(10.0), 2: pytest.approx(12.0)}
     assert item.published == pytest.approx(69.44 - 46.64)
-    half = 12.7062047 * math.sqrt(2) / math.sqrt(2)  # quantile, deviation, root of the number of seeds
+    half = (
+        12.7062047 * math.sqrt(2) / math.sqrt(2)
+    )  # quantile, deviation, root of the number of seeds
     assert item.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
     assert item.verdict == "undecided"
 
