@@ -109,6 +109,7 @@ def iter_chunks(
 
     Ranges beyond the blob are skipped. The other arguments are those of `encode_chunk`.
     """
+    # Rounded up: the last chunk may be shorter.
     count = -(-len(data) // chunk_bytes)
     for start, stop in ranges:
         for index in range(max(start, 0), min(stop, count)):
@@ -146,6 +147,7 @@ def decode_chunk(frame: bytes) -> Chunk:
             "taken"
         )
     payload = memoryview(frame)[start:]
+    # Negative for an index beyond the blob, which no payload matches.
     expected = min(chunk_bytes, size - index * chunk_bytes)
     if magic == _PACKED:
         payload = _unpack(payload, index, expected)

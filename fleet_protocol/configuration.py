@@ -53,7 +53,9 @@ def validate_config(
             "not hold"
         )
     try:
+        # Values of a command line or a store are texts at times.
         if written:
+            # Strict JSON keeps true and "5" from counting as numbers; dates of TOML become texts.
             return model.model_validate_json(json.dumps(document, default=str), strict=True)
         return model.model_validate(document)
     except ValidationError as error:

@@ -139,6 +139,7 @@ def encode_whole(weights: Mapping[str, Floats], encoding: str) -> dict[str, Vect
     if encoding == "fp32":
         return dict(weights)
     parts = _encode_parts(weights, encoding)
+    # `np.split` takes the places between the tensors.
     ends = np.cumsum([tensor.size for tensor in weights.values()])[:-1]
     flat = np.split(parts["values"], ends)
     encoded = {}
@@ -195,6 +196,7 @@ def _encode_parts(
         kept[name] = tensor[places]
         all_places.append(places + start)
         start += tensor.size
+    # Places count over all tensors, so that most gaps fit into a byte.
     gaps = encode_gaps(np.concatenate(all_places))
     return {"gaps": gaps, **round_to_levels(kept, encoding, at_random=at_random)}
 
@@ -218,6 +220,7 @@ def _restore_sparse(
     """Return flat tensors that are zero but for the entries that were kept."""
     kept = [count_kept(size, keep) for size in sizes]
     values = [np.zeros(0, np.float32), *restore(parts, kept, "topk")]
+    # Allocated by the shapes of the manifest, whatever the update says.
     joined = np.zeros(sum(sizes), np.float32)
     joined[decode_gaps(parts["gaps"], sizes, kept)] = np.concatenate(values)
     ends = np.cumsum([0, *sizes])

@@ -140,6 +140,7 @@ class Archive:
         try:
             with self._archive.open(info) as member:
                 while piece := member.read(PIECE_BYTES):
+                    # zipfile itself stops at the size in the list.
                     left -= len(piece)
                     yield piece
         except _BROKEN as error:
@@ -171,6 +172,7 @@ def open_archive(path: Path, bounds: Bounds | None = None) -> Iterator[Archive]:
     with open_regular(path.resolve()) as file:  # the user chose the archive's own name
         size = os.fstat(file.fileno()).st_size
         try:
+            # Reads the list of members, and no content.
             archive = ZipFile(_Listing(file, path, allowed))
         except _BROKEN as error:
             raise BlobError(f"{path} is not a complete zip archive: {error}") from error

@@ -122,6 +122,7 @@ def path_within(folder: Path, name: str) -> Path:
         raise BlobError(f"{folder}: {quoted(name)} does not name a file of this folder: {problem}")
     path = folder / name
     try:
+        # Resolved first, because the folder itself may be reached by a link.
         home = folder.resolve(strict=True)
         real = path.resolve(strict=True)
         mode = real.stat().st_mode
@@ -198,6 +199,7 @@ def read_regular(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
     """
     try:
         with open_regular(path) as file:
+            # One byte more than allowed shows a file that is too long.
             data = file.read(limit + 1)
     except OSError as error:
         raise BlobError(f"cannot read {path}: {error.strerror}") from error

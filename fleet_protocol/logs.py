@@ -56,6 +56,7 @@ class _Json(logging.Formatter):
         fields["message"] = getattr(record, "said", None) or record.getMessage()
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
+        # A line has only the ids that apply.
         present = {name: value for name, value in fields.items() if value is not None}
         text = json.dumps(present, ensure_ascii=False)
         # JSON escapes only ASCII control characters; others could move the cursor, too.

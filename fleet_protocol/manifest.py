@@ -252,6 +252,7 @@ class Manifest(ExtendedSpec):
 
     @model_validator(mode="after")
     def _files_are_apart(self) -> "Manifest":
+        # On such a system one file would replace the other.
         alike = twins(spec.path for spec in self.all_files)
         if alike is not None:
             raise ValueError(f"{alike[0]!r} and {alike[1]!r} are the same file on some systems")
@@ -266,6 +267,7 @@ class Manifest(ExtendedSpec):
     def parts(self) -> Parts:
         """Numbers of each input and of each target, if a sample has several."""
         shapes: Any = self.settings.get("input_shape")
+        # A model of a single input has a list as its shape.
         inputs = {}
         if isinstance(shapes, Mapping):
             inputs = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -278,6 +280,7 @@ class Manifest(ExtendedSpec):
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON of this manifest, whose sha256 names the artifact set."""
+        # Digests of artifact sets depend on every byte of this form.
         return self.model_dump_json(indent=1).encode()
 
 

@@ -55,6 +55,7 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
             if is_small:
                 data = np.frombuffer(file.read(), np.uint8)
             else:
+                # The arrays keep the mapping open after the file is closed.
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 data = np.frombuffer(mapping, np.uint8)
     except (OSError, ValueError) as error:

@@ -92,6 +92,7 @@ _CLASS_RULES = frozenset({"f1", "iou", "matthews"})
 
 def summed_outputs(recipe: RecipeSpec) -> tuple[str, ...]:
     """Return the outputs of an eval graph that was exported with a recipe."""
+    # In order and once each, since graphs name their outputs by these.
     outputs = list(recipe.loss.metrics)
     for metric in recipe.metrics:
         outputs += [name for name in metric.sums if name != EXAMPLES]
@@ -110,6 +111,7 @@ def evaluation_of(
         examples: samples, or labels that count; at least one.
         recipe: of the model.
     """
+    # A metric may name the number of samples as one of its sums.
     known_sums = {**sums, EXAMPLES: np.asarray(float(examples))}
     metrics = []
     for metric in recipe.metrics:

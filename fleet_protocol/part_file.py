@@ -68,6 +68,7 @@ class PartFile:
             )
         if chunk.index in self._have:
             return False
+        # Noted after it was written, so that a full disk does not lose it.
         self._write(chunk)
         self._have.add(chunk.index)
         return True

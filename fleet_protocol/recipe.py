@@ -132,6 +132,7 @@ class RecipeTable(FrozenModel):
     def _compare_optimizer(self, spec: RecipeSpec) -> Iterator[_Comparison]:
         if "optimizer" in self.model_fields_set:
             yield "optimizer", spec.optimizer.name, self.optimizer.name
+        # Those of the table that the export lacks differ, too.
         exported = spec.optimizer.settings
         for key, value in self.optimizer_settings.items():
             yield f"optimizer's {key}", exported.get(key), value

@@ -76,10 +76,12 @@ def round_to_levels(
         blocks.reshape(-1)[: tensor.size] = tensor
         scale = np.abs(blocks).max(axis=1) / np.float32(top)
         require_finite(scale, name, encoding)
+        # A block of zeros has the scale 0.
         blocks /= np.where(scale > 0, scale, 1)[:, None]
         if generator is None:
             rounded = np.rint(blocks)
         else:
+            # A value rounds up with the probability of its fraction.
             rounded = np.floor(blocks + generator.random(blocks.shape, np.float32))
         levels = np.clip(rounded, -top, top).reshape(-1)[: tensor.size]
         values.append(levels.astype(np.int8))
@@ -103,6 +105,7 @@ def restore(
     """
     count = sum(sizes)
     _check_parts(parts, _expected_parts(parts, sizes, encoding), encoding)
+    # Checked before: values have the length that the sizes need.
     values = parts["values"]
     if encoding == "int4":
         values = _unpack_nibbles(values, count)

@@ -74,6 +74,7 @@ class Member:
         self._name = name
         self._place = place
         self._least = least
+        # Each of the three secrets is for one purpose and for this sum alone.
         self._seal_key = new_key()
         self._mask_key = new_key()
         self._own_secret = new_key()
@@ -118,6 +119,7 @@ class Member:
         self._require(message.keys.get(self._name) == self.keys, names)
         for keys in message.keys.values():
             check_keys(keys)
+        # Own mask and mask key are shared apart, because only one of them may be revealed.
         needed = majority(len(names))
         own_shares = split_secret(int(self._own_secret, 16), needed, len(names))
         mask_shares = split_secret(int(self._mask_key, 16), needed, len(names))
@@ -201,6 +203,7 @@ def unmasked(
     size = len(next(iter(vectors.values())))
     needed = majority(len(cohort))
     places = {name: at for at, name in enumerate(sorted(cohort), 1)}
+    # Unsigned whole numbers wrap around, as the masks need.
     total = np.zeros(size, np.uint32)
     for vector in vectors.values():
         total += vector
@@ -211,6 +214,7 @@ def unmasked(
                 shares.append((places[member], int(shares_of[name], 16)))
         if len(shares) < needed:
             raise _refused(f"{len(shares)} shares of {name} were revealed, {needed} are needed")
+        # The prime is larger than 2^256, and every secret is below that.
         secret = f"{join_secret(dict(shares[:needed])) % 2**256:064x}"
         if name in vectors:
             total -= _own_mask(secret, place, size)
@@ -331,6 +335,7 @@ def _key_stream(key: bytes, size: int) -> Words:
     A key serves for one stream only, so its nonce is zero.
     """
     stream = ChaCha20Poly1305(key).encrypt(bytes(12), bytes(4 * size), None)
+    # Little-endian on every machine, or masks of two boards would not cancel.
     return np.frombuffer(stream, "<u4", size).astype(np.uint32)
 
 

@@ -74,10 +74,12 @@ def fit_targets(
             f"targets in {source} are not whole numbers, but {loss.name} takes labels; export "
             "with a loss of numbers, such as --loss mean-squared-error, or write labels from 0"
         )
+    # Without a copy where the type fits: targets may be large.
     labels = y.astype(np.int64, copy=False)
     if loss.ignored is None:
         check_labels(source, labels, manifest.classes)
         return labels
+    # The ignored label may lie outside the classes.
     is_ignored = labels == loss.ignored
     check_labels(source, np.where(is_ignored, 0, labels), manifest.classes)
     return np.where(is_ignored, -1, labels)

@@ -158,6 +158,7 @@ class Topics:
             >>> Topics("lab").parse("shoal/v1/lab/devices/pi-1/reply")
             DeviceTopic(device='pi-1', channel='reply')
         """
+        # Another fleet on the same broker has another prefix.
         prefix = self.root + "/"
         if not topic.startswith(prefix):
             return None
@@ -168,6 +169,7 @@ class Topics:
                 "status" | "profile" | "task" | "reply" | "key" | "papers" as channel,
             ]:
                 return DeviceTopic(name, channel) if re.fullmatch(NAME_PATTERN, name) else None
+            # Digest and index are checked where the chunk is used.
             case ["blobs", digest, index]:
                 return BlobTopic(digest, index)
             case ["uploads", task, index]:

@@ -1,5 +1,4 @@
-"""What a simulation judges its global versions by beside accuracy: own samples, correlation,
-perplexity.
+"""Judges global versions of a simulation beside accuracy: own samples, correlation, perplexity.
 
 Correlation is by Matthews: "Comparison of the predicted and observed secondary structure of T4
 phage lysozyme", Biochimica et Biophysica Acta, 1975; unlike accuracy it is 0 for a model that
@@ -29,25 +28,25 @@ from simulation.data.held import Parts
 from simulation.settings import EvaluationTable
 
 Judge = Callable[[VersionRecord, BlobStore], float]
-"""Puts a number to a version that was evaluated before, so that its statistics are known, and lies
-among the blobs.
+"""Computes a number for a version that was evaluated before, so that its statistics are known.
 
-It raises BlobError where the version cannot be read.
+It reads the version from the blobs, and raises a BlobError where that fails.
 """
 
 
 @dataclass(frozen=True)
 class Judges:
-    """What judges the global versions of a run."""
+    """What judges the global versions of a run.
 
-    # of the judged tier on the test set, None where the global model cannot be judged
+    Attributes:
+        evaluator: of the judged tier on the test set; None where the global model cannot be judged.
+        local: judges versions on the devices' own parts of the test set, if that is asked for.
+        others: further judges, by the name of their column.
+    """
+
     evaluator: Evaluator | None = None
-    local: Judge | None = (
-        None  # judges versions on the devices' own parts of the test set, None if nobody wants that
-    )
-    others: Mapping[str, Judge] = field(
-        default_factory=dict
-    )  # what else judges them, by the name of the column
+    local: Judge | None = None
+    others: Mapping[str, Judge] = field(default_factory=dict)
 
 
 def chosen_judges(
@@ -58,10 +57,15 @@ def chosen_judges(
     *,
     own_models: bool,
 ) -> Judges:
-    """The judges as configured.
+    """Return the judges as configured.
 
-    Where devices have models of their own, these are judged on their parts of the test set instead.
-    The labels are those of all training samples.
+    Args:
+        table: what is asked for.
+        context: the run.
+        parts: which samples each device holds.
+        labels: of all training samples.
+        own_models: whether devices have models of their own. These are judged on their parts of the
+            test set instead of the global model.
 
     Raises:
         ConfigError: the test set is not one for a judge that is asked for.
@@ -82,14 +86,19 @@ def chosen_judges(
     loss = context.judged.manifest.recipe.loss
     if table.local and not own_models and "correct" not in loss.metrics:
         raise ConfigError(
-            f"evaluation.local counts right answers, and the loss {loss.name} has none; leave it off"
+            f"evaluation.local counts right answers, and the loss {loss.name} has none; leave it"
+            " off"
         )
-    local = _locally(context, evaluator, parts, labels) if table.local and not own_models else None
+    local = None
+    if table.local and not own_models:
+        local = _by_own_samples(context, evaluator, parts, labels)
     return Judges(evaluator, local, others)
 
 
-def _locally(context: RunContext, evaluator: Evaluator, parts: Parts, labels: Targets) -> Judge:
-    """Accuracy on every device's own part of the test set (specification 1.6, 2.7).
+def _by_own_samples(
+    context: RunContext, evaluator: Evaluator, parts: Parts, labels: Targets
+) -> Judge:
+    """Judge by the accuracy on every device's own part of the test set (specification 1.6, 2.7).
 
     Where devices train with a label mask, they are judged with it. All samples count alike, so
     devices with larger parts weigh more.
@@ -97,38 +106,29 @@ def _locally(context: RunContext, evaluator: Evaluator, parts: Parts, labels: Ta
     classes = context.artifacts.layout.classes
     masked = context.config.train.mask_labels
     ignored = context.judged.manifest.recipe.loss.ignored
-    held = [
-        (
-            test,
-            label_mask(
-                present_labels(labels[train][labels[train] != ignored], classes),
-                classes,
-                masked=masked,
-            ),
-        )
-        for train, test in zip(parts.train, parts.test, strict=True)
-        if len(test)
-    ]
+    held: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
+    for train, test in zip(parts.train, parts.test, strict=True):
+        if len(test):
+            own = labels[train]
+            present = present_labels(own[own != ignored], classes)
+            held.append((test, label_mask(present, classes, masked=masked)))
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)
-        correct, count = np.sum(
-            [evaluator.hits(weights, statistics, part, mask) for part, mask in held],
-            axis=0,
-        )
+        counts = [evaluator.hits(weights, statistics, test, mask) for test, mask in held]
+        correct, count = np.sum(counts, axis=0)
         return float(correct / count)
 
     return judge
 
 
 def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) -> Judge:
-    """The correlation of predictions with the two labels of a test set, by which CoLA is judged
-    (specification 3.8).
-    """
+    """Judge by the correlation of predictions with two labels, as CoLA is (specification 3.8)."""
     classes = context.artifacts.layout.classes
     if classes != 2 or data.y.ndim != 1:
         raise ConfigError(
-            f"evaluation.matthews is for 2 labels, one for each sample; here are {classes} labels; leave it off"
+            f"evaluation.matthews is for 2 labels, one for each sample; here are {classes} labels;"
+            " leave it off"
         )
     members = (np.flatnonzero(data.y == 0), np.flatnonzero(data.y == 1))
 
@@ -142,24 +142,34 @@ def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) ->
 
 
 def matthews(found: tuple[int, int], present: tuple[int, int]) -> float:
-    """Correlation of predictions with labels 0 and 1, by how many of each are found and how many
-    are present.
+    """Compute the correlation of predictions with labels 0 and 1.
 
-    It is in [-1, 1]; 0 where only one label is present or predicted.
+    Args:
+        found: how many samples of each label are predicted right.
+        present: how many samples of each label there are.
+
+    Returns:
+        In [-1, 1]; 0 where only one label is present or predicted.
     """
     right = np.array(found, np.float64)
-    there = np.array(present, np.float64)
-    return RULES["matthews"](right, right + (there - right)[::-1], there)
+    total = np.array(present, np.float64)
+    return RULES["matthews"](right, right + (total - right)[::-1], total)
 
 
 def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, samples: int) -> Judge:
-    """Perplexity on so many test samples, of which some make a chunk, the rows of the test text
-    (specification 1.8).
+    """Judge by the perplexity (specification 1.8).
+
+    Args:
+        context: the run.
+        evaluator: of the judged tier.
+        count: test samples.
+        samples: how many of them make a chunk: the rows of the test text.
     """
     if count % samples:
         raise ConfigError(
-            f"evaluation.perplexity = {samples}, but the {count} test samples do not make chunks of {samples};"
-            " set it to the rows of the test text, and limit the text by data.options.test_chunks, not test_limit"
+            f"evaluation.perplexity = {samples}, but the {count} test samples do not make chunks of"
+            f" {samples}; set it to the rows of the test text, and limit the text by"
+            " data.options.test_chunks, not test_limit"
         )
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
@@ -170,5 +180,5 @@ def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, sample
 
 
 def perplexity(losses: NDArray[np.floating]) -> float:
-    """The mean over chunks of exp(mean cross entropy of the chunk, in nats)."""
+    """Return the mean over chunks of exp(mean cross entropy of the chunk, in nats)."""
     return float(np.exp(np.asarray(losses, np.float64)).mean())

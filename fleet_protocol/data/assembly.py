@@ -105,6 +105,7 @@ def join_arrays(
         )
     flat = {}
     for name, array in value.items():
+        # Not -1, which fails for arrays without samples.
         flat[name] = array.reshape(len(array), math.prod(array.shape[1:]))
     is_whole = all(array.dtype.kind in "biu" for array in flat.values())
     dtype = np.int64 if is_whole else np.float32
@@ -173,6 +174,7 @@ def _reshape(
         )
     own_sizes = [size for size in own if size > 1]
     new_sizes = [size for size in shape if size > 1]
+    # Axes of size 1 may come and go, but the others must keep their order.
     if own_sizes != new_sizes and sorted(own_sizes) == sorted(new_sizes):
         raise DataError(
             f"samples in {source} have shape {list(own)}; `shape` {list(shape)} would mix their "
@@ -216,4 +218,5 @@ def _per_channel(
     if (array == array[0]).all():
         # A single number fits samples of any shape, also those laid flat for several inputs.
         return array[:1].reshape(())
+    # Channels are the first axis of a sample.
     return array.reshape(-1, *[1] * (len(shape) - 1))

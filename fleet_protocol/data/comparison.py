@@ -99,6 +99,7 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
     counted = spread if spread.any() else pair.vary
     if not counted.any():
         return None
+    # The median: a few groups with another scale are findings of their own.
     times = float(np.median(pair.deviations[counted]))
     if 1 / MUCH < times < MUCH:
         return None
@@ -119,6 +120,7 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
 
 def _by_group(pair: Pair) -> Iterator[DataFinding]:
     """Yield the findings of single columns or channels."""
+    # Both must grow, since a few outliers change the range alone.
     up = np.minimum(pair.deviations, pair.ranges)
     down = np.minimum(1 / pair.deviations, 1 / pair.ranges)
     scaled = (up >= VERY_MUCH) | (down >= VERY_MUCH) | ((up >= MUCH) & pair.fleet.dense)
@@ -143,9 +145,11 @@ def _match_columns(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
     """
     count = len(misfits)
     own_places = np.arange(count)
+    # A single column cannot have changed places.
     if pair.noun != "column" or misfits.sum() < 2:
         return own_places
     allowed = pair.alike | np.diag(~misfits)
+    # A column that does not look like itself must not stay at its place.
     allowed[misfits, misfits] = False
     holders = {column: column for column in np.flatnonzero(~misfits).tolist()}
     for column in np.flatnonzero(misfits).tolist():

@@ -28,6 +28,7 @@ def complete_contract(data: DataSet, terms: ContractTerms = NO_CONTRACT) -> Data
         MismatchError: a column of a table has no name.
         ConfigError: names are not printable, or too long together.
     """
+    # A column without a name must not become a term of the fleet.
     order_columns(data, terms)
     update = {
         "labels": terms.labels or data.label_names,

@@ -177,6 +177,7 @@ class FileRows:
             starts = [0, *breaks.tolist()]
             ends = [*breaks.tolist(), len(numbers)]
             first_rows = numbers[starts].tolist()
+            # Consecutive rows are read by one system call.
             buffer = values.data
             for start, end, row in zip(
                 starts,
@@ -209,6 +210,7 @@ class FileRows:
         """
         if count != len(self):
             raise ValueError(f"{self.path} holds {len(self)} samples, which cannot become {count}")
+        # numpy resolves a size of -1, and refuses shapes of other sizes.
         row = np.zeros(self.shape[1:], np.bool_).reshape(shape).shape
         return FileRows(
             self._source,
@@ -266,6 +268,7 @@ def read_npy(path: Path) -> Samples:
             f"it has {source.size} bytes, and its array needs {needed}: it was only partly copied, "
             "or is still being written"
         )
+    # Stored column by column, so that its rows are scattered over the file.
     if fortran or not shape:
         stored: NDArray[Any] = np.asarray(
             FileRows(

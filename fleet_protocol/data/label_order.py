@@ -44,6 +44,7 @@ def order_labels(
             f"for all boards, {PLACEHOLDERS} in [contract] of fleet.toml; or, if the server "
             "cannot, write the same line into [data] of every device.toml"
         )
+    # From here on the contract sets the order, not the user.
     facts = replace(data.facts, labels=contract.labels, labels_said=False)
     if names == contract.labels:
         return replace(data, facts=facts)

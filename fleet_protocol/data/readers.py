@@ -91,6 +91,7 @@ def read_idx_file(path: Path) -> NDArray[Any]:
             f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but holds "
             f"{len(data)} bytes; it is truncated or damaged"
         )
+    # IDX is big-endian; later arithmetic is faster in the order of the machine.
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
@@ -103,6 +104,7 @@ def read_python(config: PythonData) -> Arrays:
     function = user_function(config.entry_point)
     try:
         result = function(**config.options)
+    # A message of the user's own stays as it is.
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything

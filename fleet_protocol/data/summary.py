@@ -95,6 +95,7 @@ class _RunningFigures:
         Means and squares of two sets are combined as in Chan, Golub, LeVeque: "Updating formulae
         and a pairwise algorithm for computing sample variances", STAN-CS-79-773, 1979.
         """
+        # In float64: sums of squares in float32 would lose small deviations.
         count = values.shape[0] * values.shape[2]
         mean = values.mean(axis=(0, 2))
         squares = np.square(values - mean[:, None]).sum(axis=(0, 2))

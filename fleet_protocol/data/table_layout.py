@@ -142,6 +142,7 @@ def _target_places(
     """Return the positions of the targets; without `labelled` they may be absent."""
     columns = config.label_columns or (config.label_column,)
     if not labelled:
+        # A table for predictions may have no labels.
         existing = (*(names or ()), *range(width))
         columns = tuple(column for column in columns if column in existing)
     return tuple(
@@ -175,6 +176,7 @@ def _find_place(
     if isinstance(column, int):
         if not -width <= column < width:
             raise DataError(f"{config.path} has {width} columns, so column {column} does not exist")
+        # Negative numbers count from the last column.
         return column % width
     name = plain_name(column)
     if names is None or name not in names:

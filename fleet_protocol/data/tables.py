@@ -34,6 +34,7 @@ def read_csv(
     need(config.path)
     rows = table_rows(config.path, config.delimiter)
     layout, lines = read_layout(config, rows, labelled=labelled)
+    # Arrays of numbers, because lists of a large table would not fit into the memory of a board.
     values = array("f")
     line_numbers = array("q")
     target_numbers = array("d")

@@ -59,6 +59,7 @@ def read_checked_graph(path: Path) -> bytes:
         RefusedError: it has other operators or fields.
         BlobError: the file cannot be read, or has more than `GRAPH_LIMIT_BYTES`.
     """
+    # The size is limited before the file is in memory.
     data = read_regular(path, GRAPH_LIMIT_BYTES)
     _on_view(data, check_structure)
     return data
@@ -135,6 +136,7 @@ def _check(
     _compare_ports(f"outputs of graph {spec.path}", graph.outputs, spec.outputs)
     if leaves_board:
         _check_outputs(graph, spec.path)
+    # A file that was refused is checked again, so that each refusal has its reason.
     passed.append(True)
 
 
@@ -193,6 +195,7 @@ def _check_nodes(
         outputs = [name for name in node.outputs if name]
         if len(set(outputs)) < len(outputs) or not names.isdisjoint(outputs):
             raise _unsafe(f"a node {node.op_type} makes a value that is there already")
+        # Only now: a node must not read its own outputs.
         names.update(outputs)
     for port in graph.outputs:
         if port.name not in names:

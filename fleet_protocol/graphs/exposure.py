@@ -111,14 +111,23 @@ def _result_kind(node: Node, inputs: list[_Kind]) -> _Kind:
     model = any(kind.model for kind in inputs)
     met = any(kind.met for kind in inputs)
     if node.op_type in REDUCTIONS or (node.op_type in CONTRACTIONS and model):
-        has_batch = any(kind.bare or kind.met for kind in inputs)
-        return _Kind(bare=False, model=model, met=model and has_batch)
-    if node.op_type == "Mul" and any(kind.met and not kind.bare for kind in inputs):
+        return _Kind(bare=False, model=model, met=model and _has_batch(inputs))
+    if node.op_type == "Mul" and _has_mixed(inputs):
         # A factor of 0 leaves padding out: such a mask selects entries, and does not carry them.
         carries_batch = any(kind.bare and not kind.mask for kind in inputs)
         return _Kind(bare=carries_batch, model=model, met=met)
     bare = _keeps_batch(node, inputs)
     return _Kind(bare=bare, model=model, met=met, mask=bare and _is_mask(node, inputs))
+
+
+def _has_batch(inputs: Sequence[_Kind]) -> bool:
+    """Return whether an input depends on the batch in any form."""
+    return any(kind.bare or kind.met for kind in inputs)
+
+
+def _has_mixed(inputs: Sequence[_Kind]) -> bool:
+    """Return whether the batch has only come into an input by a contraction with parameters."""
+    return any(kind.met and not kind.bare for kind in inputs)
 
 
 def _keeps_batch(node: Node, inputs: Sequence[_Kind]) -> bool:

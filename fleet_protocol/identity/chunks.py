@@ -132,6 +132,7 @@ class ChunkSigner:
             for number, (topic, frame) in enumerate(chunks):
                 bodies[number] = cipher.encrypt(_nonce(number), frame, topic.encode())
         epoch = 0 if group is None else group.epoch
+        # The list is signed over the sealed bodies, so that a chunk is verified before it is opened.
         claim = _GROUP.pack(epoch, salt) + b"".join(map(chunk_digest, bodies))
         head = self._sign_head(place, _LIST, claim)
         for number, body in enumerate(bodies):
@@ -301,6 +302,7 @@ class ChunkVerifier:
         """Return the cipher of a list of chunks; None where nothing is sealed."""
         if not epoch and self._own_keys:
             raise _bad_seal(place, "that are not sealed, as all of this fleet's must be")
+        # Epoch 0 has no key: such chunks are for everybody.
         key = self._keys.group_key(epoch)
         if epoch and key is None:
             raise MissingKeyError(

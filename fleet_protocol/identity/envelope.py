@@ -147,6 +147,7 @@ class Verifier:
         signed = _signed_bytes(topic, head, certificate, memoryview(envelope)[start:])
         signer = self.verify_signature(certificate, signature, signed, f"a message on {topic}")
         self.check_sender(topic, signer)
+        # Last, so that a forged or revoked message cannot advance a counter.
         self._replay_guard.record_message(
             signer, topic, counter, farewell=bool(kind), retained=retained
         )
@@ -207,6 +208,7 @@ def _signed_bytes(
 ) -> bytes:
     """Return what the signature of an envelope is of."""
     place = topic.encode()
+    # The length keeps a topic from running into the header.
     length = struct.pack(">H", len(place))
     return b"".join((_PURPOSE, length, place, head, certificate, chunk_digest(payload)))
 

@@ -69,6 +69,7 @@ class Membership:
             write_atomically(self._path, newest.to_bytes())
         self.enrolment = enrolment
         self.revocations = revocations
+        # A bad release must not prevent a renewal or a revocation.
         release_data = bytes.fromhex(papers.release or "")
         release = read_signed(Release, release_data, self._operator) if release_data else None
         return OperatorNotice(is_renewed, release, papers.heard or 0)

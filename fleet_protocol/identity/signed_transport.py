@@ -217,6 +217,7 @@ class SignedTransport:
                 envelope = self._chunks.seal_to_server(topic, payload)
             else:
                 envelope = self._signer.seal(topic, payload)
+            # With its status a server sends the papers that have changed since.
             if topic == self._topics.server_status:
                 self._publish_notices(self._notices.papers_due(self._papers()))
             self._inner.publish(topic, envelope, qos=qos, retain=retain)
@@ -281,6 +282,7 @@ def open_signed(
         enrolment = keys.membership.enrolment
         revoked = keys.membership.revoked
         member = replace(member, enrolment=enrolment)
+    # The session is saved before anything is signed in it.
     signer = Signer(enrolment, next_session(folder / "session.json"))
     verifier = Verifier(enrolment, replay_guard, revoked)
     # A broker lets a client take over a client id, so a part of it is a secret.

@@ -13,7 +13,7 @@ _SAY_ALL = f"say all labels in their order in [data.test] of sim.toml: {PLACEHOL
 
 
 def common_contract(train: Sequence[DataSet], test: Sequence[DataSet]) -> DataContract:
-    """One contract for the files of all devices and of the server.
+    """Make one contract for the files of all devices and of the server.
 
     Labels are those that a table says, else those of the test set in the order of their names;
     columns are those of the test set.
@@ -27,9 +27,7 @@ def common_contract(train: Sequence[DataSet], test: Sequence[DataSet]) -> DataCo
             have a label that the contract lacks.
     """
     sets = [*test, *train]
-    labels = _said_labels(sets) or tuple(
-        sorted({name for data in test for name in data.label_names})
-    )
+    labels = _configured_labels(sets) or _test_labels(test)
     _check_labels(train, test, labels)
     tables = [data for data in sets if data.column_names]
     if tables:
@@ -42,32 +40,40 @@ def common_contract(train: Sequence[DataSet], test: Sequence[DataSet]) -> DataCo
     )
 
 
-def _said_labels(sets: Sequence[DataSet]) -> tuple[str, ...]:
-    """The labels in the order that tables say; none where no table does."""
-    said = {data.label_names: data.source for data in sets if data.facts.labels_said}
-    if len(said) > 1:
-        first, second, *_ = said.items()
+def _configured_labels(sets: Sequence[DataSet]) -> tuple[str, ...]:
+    """Return the labels in the order that tables say; none where no table does."""
+    sources = {data.label_names: data.source for data in sets if data.facts.labels_said}
+    if len(sources) > 1:
+        first, second, *_ = sources
         raise MismatchError(
-            f"{second[1]} has the labels {list_names(second[0])}, and {first[1]} {list_names(first[0])}; say the same `labels` "
-            "in both tables"
+            f"{sources[second]} has the labels {list_names(second)}, and {sources[first]}"
+            f" {list_names(first)}; say the same `labels` in both tables"
         )
-    return next(iter(said), ())
+    return next(iter(sources), ())
+
+
+def _test_labels(test: Sequence[DataSet]) -> tuple[str, ...]:
+    """Return the labels of the test set, in the order of their names."""
+    names: set[str] = set()
+    for data in test:
+        names.update(data.label_names)
+    return tuple(sorted(names))
 
 
 def _check_labels(
     train: Sequence[DataSet], test: Sequence[DataSet], labels: tuple[str, ...]
 ) -> None:
-    """See that every name is among the labels of the contract."""
+    """Check that every name is among the labels of the contract."""
     for data in (*test, *train):
         unknown = sorted(present_names(data) - set(labels))
         if unknown and labels:
             raise MismatchError(
-                f"{data.source} has the label {unknown[0]!r}, which is none of the labels of the test set or of "
-                f"`labels` ({list_names(labels)}), so that boards of a fleet would refuse it: rename it or move its "
-                f"samples away, or {_SAY_ALL}"
+                f"{data.source} has the label {unknown[0]!r}, which is none of the labels of the"
+                f" test set or of `labels` ({list_names(labels)}), so that boards of a fleet would"
+                f" refuse it: rename it or move its samples away, or {_SAY_ALL}"
             )
         if unknown:
             raise MismatchError(
-                f"{data.source} has the labels {list_names(sorted(unknown))}, and {test[0].source} numbers without names, "
-                f"so the number of each name is ambiguous: {_SAY_ALL}"
+                f"{data.source} has the labels {list_names(sorted(unknown))}, and {test[0].source}"
+                f" numbers without names, so the number of each name is ambiguous: {_SAY_ALL}"
             )

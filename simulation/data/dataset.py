@@ -1,4 +1,4 @@
-"""What every data set is once it is loaded, and what its loaders share."""
+"""A loaded data set, and functions that the loaders share."""
 
 import gzip
 import hashlib
@@ -52,12 +52,12 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """Return the shape of one sample."""
         return tuple(self.train_x.shape[1:])
 
 
 def digest_of(data: Dataset) -> str:
-    """A digest of all samples and targets, and of who holds them."""
+    """Return a digest of all samples and targets, and of their groups."""
     sha = hashlib.sha256()
     arrays = (
         data.train_x,
@@ -67,19 +67,23 @@ def digest_of(data: Dataset) -> str:
         data.train_group,
         data.test_group,
     )
-    for array in (each for each in arrays if each is not None):
-        sha.update(f"{array.dtype}{array.shape}".encode())
-        sha.update(np.ascontiguousarray(array).view(np.uint8).data)
+    for array in arrays:
+        if array is not None:
+            sha.update(f"{array.dtype}{array.shape}".encode())
+            sha.update(np.ascontiguousarray(array).view(np.uint8).data)
     return sha.hexdigest()
 
 
 def dataset_folder(root: Path | None, name: str, holds: str) -> Path:
-    """The folder of a data set that is not shipped, which need not exist.
+    """Return the folder of a data set that is not shipped, which need not exist.
 
-    The message says what it must hold.
+    Args:
+        root: folder of all data sets.
+        name: of the set.
+        holds: what the folder must hold, for messages.
 
     Raises:
-        DataError: nobody named the root.
+        DataError: there is no root.
     """
     if root is None:
         raise DataError(
@@ -110,14 +114,18 @@ def read_packed(path: Path) -> bytes:
     """
     packed = path.with_name(f"{path.name}.gz")
     try:
-        return path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
+        if path.is_file():
+            return path.read_bytes()
+        return gzip.decompress(packed.read_bytes())
     except (OSError, EOFError) as error:
         raise DataError(f"cannot read {path} or {packed.name}: {error}") from error
 
 
 def evenly(count: int, limit: int | None) -> NDArray[np.int64]:
-    """Ascending indices of at most so many samples, evenly spread over a set that may be sorted by
-    label.
+    """Choose at most so many samples, evenly spread over a set that may be sorted by label.
+
+    Returns:
+        Ascending indices.
 
     Raises:
         ConfigError: the limit is below 1.

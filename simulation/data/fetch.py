@@ -1,4 +1,4 @@
-"""Downloads data sets and believes nothing that does not have the checksum written here.
+"""Downloads data sets, and keeps nothing that does not have the checksum written here.
 
 Only MNIST can be fetched: the checksums are of its four IDX files themselves, not of one mirror's
 compression of them. For the other sets an error says where they come from and what the loader
@@ -34,7 +34,7 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the URL, its name on the disk."""
+        """Return the last part of the URL, its name on the disk."""
         return self.url.rpartition("/")[2]
 
 
@@ -74,19 +74,21 @@ SOURCES: Mapping[str, tuple[RemoteFile, ...]] = MappingProxyType(
 ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
         "digits": "it ships with scikit-learn and needs no file",
-        "cifar10": "get it from https://www.cs.toronto.edu/~kriz/cifar.html and store each split as cifar10/train.npz"
-        " and test.npz with the arrays jpeg (the JPEG files end to end, uint8), offset (int64) and label (uint8)",
-        "cifar100": "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and put train.bin and"
-        " test.bin into cifar100/",
+        "cifar10": "get it from https://www.cs.toronto.edu/~kriz/cifar.html and store each split as"
+        " cifar10/train.npz and test.npz with the arrays jpeg (the JPEG files end to end, uint8),"
+        " offset (int64) and label (uint8)",
+        "cifar100": "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and"
+        " put train.bin and test.bin into cifar100/",
         "cifar_tasks": "it is cifar10 and cifar100 together",
-        "watch": "it is part of the seglearn package on PyPI (load_watch); store it as watch/watch.npz with the arrays"
-        " signal (recordings end to end, float32 [time, 6]), length, label and subject",
-        "wikitext2": "get the WikiText-2 token files from its authors and put wiki.train.tokens, wiki.valid.tokens and"
-        " wiki.test.tokens into wikitext2/",
-        "sst2": "get it from https://nlp.stanford.edu/sentiment and store sst2/train.tsv, dev.tsv and test.tsv with a"
-        " sentence, a tab and 0 or 1 in each line",
-        "cola": "get it from https://nyu-mll.github.io/CoLA and put in_domain_train.tsv, in_domain_dev.tsv and"
-        " out_of_domain_dev.tsv into cola/",
+        "watch": "it is part of the seglearn package on PyPI (load_watch); store it as"
+        " watch/watch.npz with the arrays signal (recordings end to end, float32 [time,"
+        " 6]), length, label and subject",
+        "wikitext2": "get the WikiText-2 token files from its authors and put wiki.train.tokens,"
+        " wiki.valid.tokens and wiki.test.tokens into wikitext2/",
+        "sst2": "get it from https://nlp.stanford.edu/sentiment and store sst2/train.tsv, dev.tsv"
+        " and test.tsv with a sentence, a tab and 0 or 1 in each line",
+        "cola": "get it from https://nyu-mll.github.io/CoLA and put in_domain_train.tsv,"
+        " in_domain_dev.tsv and out_of_domain_dev.tsv into cola/",
     }
 )
 """Where to get the other data sets, and what the loaders expect."""
@@ -153,7 +155,8 @@ def _receive(file: RemoteFile, target: IO[bytes], timeout_seconds: float) -> Non
                 left -= len(block)
                 if left < 0:
                     raise BlobError(
-                        f"{file.url} is larger than its content should be; the mirror serves something else"
+                        f"{file.url} is larger than its content should be; the mirror serves"
+                        " something else"
                     )
                 target.write(block)
     except (
@@ -184,6 +187,7 @@ def _verify(stored: IO[bytes], file: RemoteFile) -> None:
         ) from error
     if size != file.size or digest.hexdigest() != file.sha256:
         raise BlobError(
-            f"{file.name} from {file.url} has not the content it should have (sha256 {digest.hexdigest()}, {size}"
-            f" bytes; expected {file.sha256}, {file.size}); it was not kept"
+            f"{file.name} from {file.url} has not the content it should have (sha256"
+            f" {digest.hexdigest()}, {size} bytes; expected {file.sha256}, {file.size}); it was not"
+            " kept"
         )

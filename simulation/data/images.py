@@ -1,7 +1,6 @@
-"""Image data sets: digits, MNIST, CIFAR-10 and CIFAR-100, normalised as HeteroFL does
-(specification 1.8).
+"""Image data sets: digits, MNIST, CIFAR-10 and CIFAR-100, normalised as in HeteroFL.
 
-Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. The specification gives
+Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. Specification 1.8 gives
 one normalisation for both sets of CIFAR. A loader finds its files in the folder of its name below
 the root; a limit chooses at most so many samples of each split, evenly spread. Either set of CIFAR
 takes 740 MB.
@@ -28,7 +27,8 @@ from simulation.data.dataset import (
 
 _DIGITS_TEST_SHARE = 0.2
 _SIDE = 32  # of the images of CIFAR
-_CLASSES, _LABELS = 100, 2  # of CIFAR-100; an image has a coarse and a fine label
+_CLASSES = 100  # of CIFAR-100
+_LABELS = 2  # bytes of a record of CIFAR-100: a coarse and a fine label
 _RECORD = _LABELS + 3 * _SIDE * _SIDE
 _TENS = 10
 CIFAR_TASKS = ((*range(_TENS), *[-1] * _CLASSES), (*[-1] * _TENS, *range(_CLASSES)))
@@ -46,9 +46,9 @@ class Scale:
     std: tuple[float, ...]
 
     def normalised(self, raw: NDArray[Any]) -> NDArray[np.float32]:
-        """Images of values up to 255, [n, channels, height, width].
+        """Normalise images of values up to 255, [n, channels, height, width].
 
-        Float32 ones are changed in place.
+        Images that are float32 are changed in place.
         """
         images: NDArray[np.float32] = raw.astype(np.float32, copy=False)
         images /= 255.0
@@ -58,7 +58,7 @@ class Scale:
 
     @property
     def black(self) -> tuple[float, ...]:
-        """A black pixel, normalised."""
+        """Return a black pixel, normalised."""
         return tuple((-np.array(self.mean, np.float32) / np.array(self.std, np.float32)).tolist())
 
 
@@ -98,13 +98,12 @@ def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
     folder = dataset_folder(root, "mnist", holds)
 
     def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        raw, labels = (
-            read_idx_file(folder / f"{stem}-{kind}-ubyte.gz")
-            for kind in ("images-idx3", "labels-idx1")
-        )
+        raw = read_idx_file(folder / f"{stem}-images-idx3-ubyte.gz")
+        labels = read_idx_file(folder / f"{stem}-labels-idx1-ubyte.gz")
         if len(raw) != len(labels):
             raise DataError(
-                f"{folder} has {len(raw)} images and {len(labels)} labels of {stem}; fetch MNIST again"
+                f"{folder} has {len(raw)} images and {len(labels)} labels of {stem}; fetch MNIST"
+                " again"
             )
         kept = evenly(len(labels), limit)
         return _MNIST.normalised(raw[kept][:, None]), labels[kept].astype(np.int64)
@@ -172,9 +171,9 @@ def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
     def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         records = _records(folder / f"{stem}.bin")
         kept = records[evenly(len(records), limit)]
-        return CIFAR.normalised(kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)), kept[
-            :, _LABELS - 1
-        ].astype(np.int64)
+        pixels = kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)
+        fine_labels = kept[:, _LABELS - 1].astype(np.int64)
+        return CIFAR.normalised(pixels), fine_labels
 
     return Dataset("cifar100", *split("train"), *split("test"), _CLASSES, black=CIFAR.black)
 
@@ -183,7 +182,8 @@ def _records(path: Path) -> NDArray[Any]:
     raw = read_packed(path)
     if not raw or len(raw) % _RECORD:
         raise DataError(
-            f"{path} has {len(raw)} bytes, which are no whole records of {_RECORD}; fetch CIFAR-100 again"
+            f"{path} has {len(raw)} bytes, which are no whole records of {_RECORD}; fetch CIFAR-100"
+            " again"
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
     if records[:, _LABELS - 1].max() >= _CLASSES:
@@ -194,8 +194,7 @@ def _records(path: Path) -> NDArray[Any]:
 
 
 def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None) -> Dataset:
-    """Load both sets as two tasks of one fleet, for devices that want different things and share a
-    trunk.
+    """Load both sets as two tasks of one fleet, for devices that share a trunk.
 
     Shen et al., 2020, https://arxiv.org/abs/2006.16765; specification 5.4. The devices' own models
     have the labels of `CIFAR_TASKS`: 0 to 9 are those of CIFAR-10, 10 to 109 those of CIFAR-100. It
@@ -231,7 +230,7 @@ def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None
 
 
 def _dealt(tens: int, hundreds: int, devices: int) -> NDArray[np.int64]:
-    """The device of each sample: one after the other among those that share the task."""
+    """Return the device of each sample: in turn among those that share the task."""
     even = np.arange(0, devices, 2, dtype=np.int64)
     odd = np.arange(1, devices, 2, dtype=np.int64)
     return np.concatenate([even[np.arange(tens) % len(even)], odd[np.arange(hundreds) % len(odd)]])

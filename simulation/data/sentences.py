@@ -82,26 +82,24 @@ def cola(
     both = ("in_domain", "out_of_domain")
     if test not in (*both, "dev"):
         raise ConfigError(
-            f"CoLA has no part {test!r} to test on; choose 'in_domain', 'out_of_domain' or both: 'dev'"
+            f"CoLA has no part {test!r} to test on; choose 'in_domain', 'out_of_domain' or both:"
+            " 'dev'"
         )
     folder = dataset_folder(
         root,
         "cola",
         "in_domain_train.tsv.gz, in_domain_dev.tsv.gz, out_of_domain_dev.tsv.gz",
     )
-    stems = [
-        "in_domain_train",
-        *(f"{part}_dev" for part in (both if test == "dev" else (test,))),
-    ]
-    train, *tests = (_read(folder / f"{stem}.tsv", columns=4, text=3, label=1) for stem in stems)
-    texts = [text for part, _ in tests for text in part]
-    return _encoded(
-        "cola",
-        (train, (texts, np.concatenate([part for _, part in tests]))),
-        tokens,
-        length,
-        vocab,
-    )
+    train = _read(folder / "in_domain_train.tsv", columns=4, text=3, label=1)
+    texts: list[str] = []
+    labels: list[NDArray[np.int64]] = []
+    for domain in both if test == "dev" else (test,):
+        domain_texts, domain_labels = _read(
+            folder / f"{domain}_dev.tsv", columns=4, text=3, label=1
+        )
+        texts += domain_texts
+        labels.append(domain_labels)
+    return _encoded("cola", (train, (texts, np.concatenate(labels))), tokens, length, vocab)
 
 
 def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
@@ -113,7 +111,8 @@ def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
         cells = line.split("\t")
         if len(cells) != columns or cells[label] not in ("0", "1"):
             raise DataError(
-                f"{path}, line {number}: expected {columns} columns, the label 0 or 1 in {label + 1}"
+                f"{path}, line {number}: expected {columns} columns, the label 0 or 1 in"
+                f" {label + 1}"
             )
         texts.append(cells[text])
         labels.append(int(cells[label]))
@@ -125,7 +124,7 @@ def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
 def _encoded(
     name: str, parts: Sequence[_Labelled], tokens: Tokens, length: int, vocab: int
 ) -> Dataset:
-    """Training and test part as token ids; the options are those of `sst2`."""
+    """Return the training and the test part as token ids; the options are those of `sst2`."""
     train, test = parts
     if tokens not in ("words", "minilm") or length < 1:
         raise ConfigError(

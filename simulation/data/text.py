@@ -1,6 +1,4 @@
-"""Texts as token ids: a small vocabulary of words built from training texts, or MiniLM's word
-pieces.
-"""
+"""Texts as token ids: a vocabulary of words from training texts, or MiniLM's word pieces."""
 
 import importlib
 import re
@@ -37,7 +35,9 @@ def read_lines(path: Path) -> list[str]:
         lines = read_packed(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: {error}") from error
-    return [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
+    if not lines[-1]:
+        lines.pop()
+    return [line.rstrip("\r") for line in lines]
 
 
 def split_words(text: str) -> list[str]:
@@ -59,9 +59,11 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[str], size: int) -> "Vocabulary":
-        """Count words, for so many ids with padding and unknown words.
+        """Build a vocabulary of the most frequent words, equally frequent ones alphabetically.
 
-        Equally frequent ones in alphabetical order.
+        Args:
+            texts: whose words are counted.
+            size: number of ids, with those of padding and unknown words.
 
         Raises:
             ConfigError: there is no room for a single word.
@@ -70,7 +72,9 @@ class Vocabulary:
             raise ConfigError(
                 f"a vocabulary of {size} ids has no room for words; choose at least 3"
             )
-        counts = Counter(word for text in texts for word in split_words(text))
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(split_words(text))
         kept = sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
         return cls(MappingProxyType({word: number for number, word in enumerate(kept, 2)}))
 
@@ -79,22 +83,24 @@ class Vocabulary:
 
     def encode(self, texts: Sequence[str], length: int) -> NDArray[np.int64]:
         """Turn texts into ids, int64 [texts, length]; longer texts are cut, shorter ones padded."""
-        out = np.full((len(texts), length), PAD, np.int64)
-        for row, text in zip(out, texts, strict=True):
+        encoded = np.full((len(texts), length), PAD, np.int64)
+        for row, text in zip(encoded, texts, strict=True):
             ids = [self.ids.get(word, UNKNOWN) for word in split_words(text)[:length]]
             row[: len(ids)] = ids
-        return out
+        return encoded
 
 
 def encode_pieces(texts: Sequence[str], length: int) -> NDArray[np.int64]:
-    """Turn texts into ids of MiniLM's word pieces between its start and end symbols, int64 [texts,
-    length].
+    """Turn texts into ids of MiniLM's word pieces between its start and end symbols.
+
+    Returns:
+        int64 [texts, length].
 
     Raises:
         ConfigError: the tokenizers library or the MiniLM package is missing.
     """
     encoded = _tokenizer(length).encode_batch(list(texts))
-    return np.array([item.ids for item in encoded], np.int64).reshape(len(texts), length)
+    return np.array([encoding.ids for encoding in encoded], np.int64).reshape(len(texts), length)
 
 
 def _tokenizer(length: int) -> Any:

@@ -1,9 +1,8 @@
-"""The history of a simulation: one row for each closed round in ``metrics.parquet``, and one for
-each device's part.
+"""The history of a simulation: a row for each closed round, and for each device in it.
 
-The per-device rows lie in the folder ``devices.parquet``, in parts of some thousand rows; pyarrow,
-pandas and polars read the folder as one table. Every file is replaced atomically, so a reader and a
-crash find whole rounds.
+Rounds are in ``metrics.parquet``. The per-device rows are in the folder ``devices.parquet``, in
+parts of some thousand rows; pyarrow, pandas and polars read the folder as one table. Every file is
+replaced atomically, so a reader finds whole rounds, also after a crash.
 """
 
 import io
@@ -35,58 +34,70 @@ RowT = TypeVar("RowT", "RoundRow", "DeviceRow")
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One closed round."""
+    """One closed round.
 
-    round: int  # its number, from 1; abandoned rounds count
-    version: int  # the global version it made
-    accuracy: float | None  # of that version on the server's test set, if it was evaluated
-    loss: float | None  # likewise
-    train_loss: float | None  # mean over the devices that took part, None if none said
+    Attributes:
+        round: its number, from 1; abandoned rounds count.
+        version: the global version it made.
+        accuracy: of that version on the server's test set, if it was evaluated.
+        loss: likewise.
+        train_loss: mean over the devices that took part; None if none reported it.
+        devices: how many took part.
+        tiers: how many of them trained each tier.
+        simulated_seconds: emulated time of this round, and of the abandoned ones before it.
+        simulated_total: emulated time since the start of the run, to the end of this round.
+        seconds: real time of this round.
+        payload_bytes: of weights and updates, both ways, with those of the abandoned rounds before
+            it.
+        local_accuracy: mean over the devices' own held-out samples, weighted by their number.
+        matthews: correlation of its predictions with two labels, if that was asked for.
+        perplexity: of that version on the server's test set, if that was asked for.
+        epsilon: of a device's part in the run so far; None where nothing hides it.
+    """
+
+    round: int
+    version: int
+    accuracy: float | None
+    loss: float | None
+    train_loss: float | None
     devices: int
-    tiers: Mapping[str, int]  # how many of them trained each tier
-    simulated_seconds: (
-        float  # emulated time of this round, and of those before it that were abandoned
-    )
-    simulated_total: float  # emulated time since the start of the run, to the end of this round
-    seconds: float  # real time of this round
-    payload_bytes: (
-        int  # of weights and updates, both ways; those of abandoned rounds before it are with it
-    )
-    local_accuracy: (
-        float | None
-    )  # mean over the devices' own held-out samples, weighted by their number
-    matthews: float | None = (
-        None  # correlation of its predictions with two labels, if that was asked for
-    )
-    perplexity: float | None = (
-        None  # of that version on the server's test set, if that was asked for
-    )
-    epsilon: float | None = (
-        None  # of a device's part in the run so far, None where nothing hides that
-    )
+    tiers: Mapping[str, int]
+    simulated_seconds: float
+    simulated_total: float
+    seconds: float
+    payload_bytes: int
+    local_accuracy: float | None
+    matthews: float | None = None
+    perplexity: float | None = None
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One device's part in a closed round."""
+    """The part of one device in a closed round.
+
+    Attributes:
+        examples: training samples it holds.
+        train_loss: as it reported.
+        local_accuracy: of the trained sub-model on its own held-out samples, if it keeps any.
+        simulated_seconds: emulated time of its part.
+        seconds: real time of its training.
+        payload_bytes: of its update.
+    """
 
     round: int
     device: str
     tier: str
-    examples: int  # training samples it holds
-    train_loss: float | None  # as it reported
-    local_accuracy: (
-        float | None
-    )  # of the trained sub-model on its own held-out samples, if it keeps any
-    simulated_seconds: float  # emulated time of its part
-    seconds: float  # real time of its training
-    payload_bytes: int  # of its update
+    examples: int
+    train_loss: float | None
+    local_accuracy: float | None
+    simulated_seconds: float
+    seconds: float
+    payload_bytes: int
 
 
 class Judged(Protocol):
-    """What a plot needs of a round, or of several: ``payload_bytes`` are those since the row
-    before.
-    """
+    """What a plot needs of a round, or of several; ``payload_bytes`` are since the row before."""
 
     @property
     def round(self) -> int: ...  # noqa: D102
@@ -156,12 +167,15 @@ def write_history(folder: Path, rows: Sequence[RoundRow]) -> None:
 def read_devices(folder: Path) -> tuple[DeviceRow, ...]:
     """Read what each device did in each round, by round and then as it was added.
 
-    None if nothing was written.
+    There are no rows if nothing was written.
 
     Raises:
         DataError: a part is damaged or of another version.
     """
-    return tuple(row for path in _parts(folder) for row in _read(path, DeviceRow))
+    rows: list[DeviceRow] = []
+    for path in _parts(folder):
+        rows += _read(path, DeviceRow)
+    return tuple(rows)
 
 
 class HistoryWriter:
@@ -171,16 +185,6 @@ class HistoryWriter:
     leaving the context writes the rest. A process that is killed may so miss the last rounds here
     that the run's store has: `rows` says which ones are here, and those after them can be added
     again.
-
-    Args:
-        folder: where to; it is made. Rounds that are there already are kept.
-        until: last round to keep; the later ones are dropped, as are rows of devices without their
-            round.
-        clock: seconds, for tests.
-
-    Raises:
-        DataError: what is there is damaged or of another version.
-        StorageError: the folder cannot be written.
     """
 
     def __init__(
@@ -190,20 +194,32 @@ class HistoryWriter:
         until: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Continue the history in a folder, or begin one.
+
+        Args:
+            folder: where to write; it is made. Rounds that are there already are kept.
+            until: last round to keep; the later ones are dropped, as are rows of devices without
+                their round.
+            clock: seconds, for tests.
+
+        Raises:
+            DataError: what is there is damaged or of another version.
+            StorageError: the folder cannot be written.
+        """
         self.folder = folder
         self._clock = clock
-        found = read_history(folder) if (folder / METRICS).is_file() else ()
-        self._rows = [row for row in found if until is None or row.round <= until]
+        stored = read_history(folder) if (folder / METRICS).is_file() else ()
+        self._rows = [row for row in stored if until is None or row.round <= until]
         self._pending: list[DeviceRow] = []
         _drop_devices_after(folder, self._rows[-1].round if self._rows else 0)
-        if len(self._rows) != len(found):
+        if len(self._rows) != len(stored):
             write_history(folder, self._rows)
         self._unwritten = False
         self._due_at = clock()
 
     @property
     def rows(self) -> tuple[RoundRow, ...]:
-        """The rounds so far."""
+        """Return the rounds so far."""
         return tuple(self._rows)
 
     def __enter__(self) -> Self:
@@ -237,15 +253,16 @@ class HistoryWriter:
             self._due_at = ended + (ended - began) / _SHARE
 
     def flush(self) -> None:
-        """Write what is not written yet; a StorageError where the folder cannot be written."""
+        """Write what is not written yet.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
         if not self._unwritten:
             return
         if self._pending:
-            _write(
-                self.folder / DEVICES / f"from-{self._pending[0].round:09d}.parquet",
-                DeviceRow,
-                self._pending,
-            )
+            path = self.folder / DEVICES / f"from-{self._pending[0].round:09d}.parquet"
+            _write(path, DeviceRow, self._pending)
             if len(self._pending) >= _PART_ROWS:
                 self._pending = []
         # Devices first: their rows without the round are dropped by the next writer, a round
@@ -255,14 +272,14 @@ class HistoryWriter:
 
 
 def first_reaching(rows: Iterable[RoundRow], target: float) -> RoundRow | None:
-    """The first round whose model reaches an accuracy, whether or not it stays there.
+    """Return the first round whose model reaches an accuracy, whether or not it stays there.
 
     None if no evaluated one does.
     """
-    return next(
-        (row for row in rows if row.accuracy is not None and row.accuracy >= target),
-        None,
-    )
+    for row in rows:
+        if row.accuracy is not None and row.accuracy >= target:
+            return row
+    return None
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -288,16 +305,19 @@ def _schema(kind: type[RowT]) -> Any:
 
 
 def _write(path: Path, kind: type[RowT], rows: Sequence[RowT]) -> None:
-    columns = {
-        field.name: [
-            tuple(value.items()) if isinstance(value, Mapping) else value
-            for value in (getattr(row, field.name) for row in rows)
-        ]
-        for field in fields(kind)
-    }
+    columns = {field.name: _column(field.name, rows) for field in fields(kind)}
     buffer = io.BytesIO()
     parquet.write_table(pa.table(columns, schema=_schema(kind)), buffer)
     write_atomically(path, buffer.getbuffer())
+
+
+def _column(name: str, rows: Sequence[RowT]) -> list[Any]:
+    values = []
+    for row in rows:
+        value = getattr(row, name)
+        # pyarrow takes a map as pairs.
+        values.append(tuple(value.items()) if isinstance(value, Mapping) else value)
+    return values
 
 
 def _read(path: Path, kind: type[RowT]) -> list[RowT]:
@@ -309,12 +329,12 @@ def _read(path: Path, kind: type[RowT]) -> list[RowT]:
         raise DataError(
             f"cannot read {path}: {error}; remove it, or take another folder"
         ) from error
-    for field in fields(kind):  # that came later, and have a default for what was written before
+    # Columns that came later have a default for files that were written before.
+    for field in fields(kind):
         if field.default is not MISSING and field.name not in table.column_names:
-            table = table.append_column(
-                pa.field(field.name, _TYPES[field.type]),
-                pa.array([field.default] * len(table), _TYPES[field.type]),
-            )
+            column_type = _TYPES[field.type]
+            defaults = pa.array([field.default] * len(table), column_type)
+            table = table.append_column(pa.field(field.name, column_type), defaults)
     if sorted(table.column_names) == sorted(_schema(kind).names):
         table = table.select(_schema(kind).names)
     if table.schema != _schema(kind):
