@@ -1,10 +1,9 @@
-"""Conditions that change from round to round: the load and the link of every device as seeded
-Markov chains.
+"""Conditions that change from round to round: load and link of every device are Markov chains.
 
 Su et al., 2024, https://arxiv.org/abs/2405.00885; specification 4.6. Within a round nothing
-changes. A chain stays where it is with probability ``stay``, else it moves to one of the other
-values, each as likely. What a device meets depends on the seed of the run and on the device's
-number alone, so all methods of a comparison meet the same.
+changes. A chain keeps its value with probability ``stay``, else it moves to one of the other
+values, all of which are equally likely. The conditions of a device depend only on the seed of the
+run and on the device's number, so all methods of a comparison have the same.
 """
 
 from collections.abc import Sequence
@@ -40,26 +39,33 @@ class Conditions:
         return trace[number - 1]
 
     def _next(self, index: int, before: DeviceClock | None) -> DeviceClock:
-        # Four numbers a round, used or not: whether the links change does not change the loads.
+        """Return a device's clock in the round after that of another one, None for the first."""
+        # Four numbers a round, used or not, so that loads do not depend on whether links change.
         move_load, new_load, move_link, new_link = self._draws[index].random(4)
         loads = self._dynamics.loads
         own = self._devices[index]
         if before is None:
-            rate = _at(self._rates, new_link) if self._rates else own.mbps
-            return replace(own, slowdown=_at(loads, new_load), mbps=rate)
+            rate = own.mbps
+            if self._rates:
+                rate = _value_at(self._rates, new_link)
+            return replace(own, slowdown=_value_at(loads, new_load), mbps=rate)
         slowdown = before.slowdown
         rate = before.mbps
         if move_load >= self._dynamics.stay:
-            slowdown = _another(loads, slowdown, new_load)
+            slowdown = _other_value(loads, slowdown, new_load)
         if self._rates and move_link >= self._dynamics.stay:
-            rate = _another(self._rates, rate, new_link)
+            rate = _other_value(self._rates, rate, new_link)
         return replace(own, slowdown=slowdown, mbps=rate)
 
 
-def _at(values: Sequence[Value], share: float) -> Value:
+def _value_at(values: Sequence[Value], share: float) -> Value:
+    """Return the value at a share in [0, 1) of a sequence."""
     return values[int(share * len(values))]
 
 
-def _another(values: Sequence[Value], now: Value, share: float) -> Value:
-    others = [value for value in values if value != now]
-    return _at(others, share) if others else now
+def _other_value(values: Sequence[Value], current: Value, share: float) -> Value:
+    """Return a value that differs from the current one, if there is one."""
+    candidates = [value for value in values if value != current]
+    if not candidates:
+        return current
+    return _value_at(candidates, share)

@@ -1,5 +1,4 @@
-"""Exports for a simulation, kept in its cache: the tiers of the global model, and pairs with the
-devices' own models.
+"""Exports what a simulation needs into its cache.
 
     <cache>/artifacts/<key>/     what `shoal export` would write; shared by all runs of the same model
     <cache>/pairs/<key>/         a set for one of the devices' own models, trained beside the global model's copy
@@ -49,17 +48,18 @@ class Chosen:
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, architecture: Architecture, given: Mapping[str, Any], data: Dataset) -> "Chosen":
+    def of(cls, architecture: Architecture, chosen: Mapping[str, Any], data: Dataset) -> "Chosen":
         """Complete settings with what follows from the data, and with the defaults."""
-        found = {
-            setting: getattr(data, source)
-            for setting, source in _INPUT_SETTINGS.items()
-            if not isinstance(architecture.defaults.get(setting, {}), Mapping)
-            and getattr(data, source)
-        }
-        if data.own and "vocab" in found:  # of a vocabulary one's own text may have a part
-            found["vocab"] = max(found["vocab"], architecture.settings({})["vocab"])
-        return cls(architecture, architecture.settings({**found, **given}))
+        from_data = {}
+        for setting, source in _INPUT_SETTINGS.items():
+            is_single = not isinstance(architecture.defaults.get(setting, {}), Mapping)
+            if is_single and getattr(data, source):
+                from_data[setting] = getattr(data, source)
+        if data.own and "vocab" in from_data:
+            # The user's text may use only a part of a vocabulary.
+            default = architecture.settings({})["vocab"]
+            from_data["vocab"] = max(from_data["vocab"], default)
+        return cls(architecture, architecture.settings({**from_data, **chosen}))
 
     def changed(self, **settings: Any) -> "Chosen":
         """The same with other settings."""
@@ -73,16 +73,22 @@ class Chosen:
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A device's own model and the copy of the global model that it trains beside it."""
+    """A device's own model and the copy of the global model that it trains beside it.
 
-    sent: Chosen  # the global model, with the classes of the device's task
+    Attributes:
+        sent: the global model, with the classes of the device's task.
+        own: the device's own model.
+        stays: parameters of the copy that stay on the device.
+    """
+
+    sent: Chosen
     own: Chosen
-    stays: tuple[str, ...] = ()  # parameters of the copy that stay on the device
+    stays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where exports are kept, and who hears what is being done."""
+    """The folder that keeps exports, and what receives the stages of their making."""
 
     cache: Path
     stage: Stage
@@ -105,16 +111,16 @@ def export_tiers(
     from trainer_export.progress import Progress  # noqa: PLC0415
     from trainer_export.provenance import code_of  # noqa: PLC0415
 
-    tiers = tuple(
-        model.layout.tier(width, depth)
-        for depth in table.depths or (None,)
-        for width in table.widths
-    )
+    tiers = []
+    for depth in table.depths or (None,):
+        for width in table.widths:
+            tiers.append(model.layout.tier(width, depth))
+    functions = [model.architecture.build, *(owned.function for owned in own.values())]
     facts = {
         "layout": json.loads(model.layout.to_json()),
         "tiers": sorted(tier.id for tier in tiers),
         "recipe": table.recipe.model_dump(),
-        "code": code_of((model.architecture.build, *(item.function for item in own.values()))),
+        "code": code_of(tuple(functions)),
     }
     out = place.cache / "artifacts" / cache_key(facts, table.arch)
     if (out / table.arch / "layout.json").is_file():
@@ -127,7 +133,7 @@ def export_tiers(
     export_architecture(
         model.architecture,
         model.settings,
-        tiers,
+        tuple(tiers),
         recipe,
         out,
         formats=("onnx",),
@@ -158,19 +164,15 @@ def export_pair(
 
     sent = pair.sent
     own = pair.own
+    functions = [sent.architecture.build, own.architecture.build]
+    functions += [function.function for function in owned.values()]
     facts = {
         "sent": json.loads(sent.layout.to_json()),
         "own": json.loads(own.layout.to_json()),
         "stays": pair.stays,
         "recipe": recipe.model_dump(),
         "seed": seed,
-        "code": code_of(
-            (
-                sent.architecture.build,
-                own.architecture.build,
-                *(it.function for it in owned.values()),
-            )
-        ),
+        "code": code_of(tuple(functions)),
     }
     key = cache_key(facts, f"{sent.architecture.name}+{own.architecture.name}")
     exported = Pair(

@@ -25,14 +25,13 @@ from simulation.tables import (
 
 FLEET = "simulation"
 HOW_COMPUTED = frozenset({"out", "cache", "keep_versions", "engine"})
-"""Keys that say where and by whom a simulation is computed and what stays of it: its figures do not
-depend on them.
+"""Keys that say where a simulation is computed and what stays of it.
+
+Its figures do not depend on them.
 """
 
 NO_DEADLINE = 1e8
-"""Seconds of simulated time after which a round ends where no deadline is set: more than three
-years.
-"""
+"""Simulated seconds, more than three years, after which a round without a deadline ends."""
 
 
 class EvaluationTable(EvaluationKeys):
@@ -66,7 +65,7 @@ class RoundTable(RoundKeys):
 
 
 class SimulationConfig(RunKeys):
-    """Everything ``sim.toml`` says, beside what a run is in a fleet, too.
+    """Everything in ``sim.toml``, beside what a run of a fleet has as well.
 
     Attributes:
         out: folder of the results.
@@ -97,17 +96,18 @@ class SimulationConfig(RunKeys):
 
     @model_validator(mode="after")
     def _backend_can(self) -> "SimulationConfig":
-        given = {
+        if self.engine.backend != "torch":
+            return self
+        rate = self.train.rate
+        onnx_only = {
             'train.optimizer_state = "keep"': self.train.optimizer_state == "keep",
             "train.micro_batch": self.train.micro_batch is not None,
-            'train.rate.per = "step"': self.train.rate is not None
-            and self.train.rate.per == "step",
+            'train.rate.per = "step"': rate is not None and rate.per == "step",
             "evaluation.holdout": self.evaluation.holdout > 0,
         }
-        if self.engine.backend == "torch" and (
-            here := [key for key, there in given.items() if there]
-        ):
-            raise ValueError(f'{here[0]} is for engine.backend = "onnx"')
+        for key, is_set in onnx_only.items():
+            if is_set:
+                raise ValueError(f'{key} is for engine.backend = "onnx"')
         return self
 
     @model_validator(mode="after")
@@ -117,14 +117,13 @@ class SimulationConfig(RunKeys):
         return self
 
     def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:
-        """The configuration of the fleet that is simulated."""
+        """Return the configuration of the fleet that is simulated."""
         evaluation = self.evaluation.model_dump(include=set(EvaluationKeys.model_fields))
-        # Where devices have tasks of their own, the global model has none that it could be judged
-        # by.
-        tasks = self.own_models is not None and any(
-            item.labels is not None for item in self.own_models.models
-        )
-        data = None if tasks else NpzData(path=test_set)
+        data: NpzData | None = NpzData(path=test_set)
+        own_models = () if self.own_models is None else self.own_models.models
+        if any(model.labels is not None for model in own_models):
+            # Devices have their own tasks, by none of which the global model could be judged.
+            data = None
         return FleetConfig(
             fleet=FLEET,
             store=self.out / "store",

@@ -1,5 +1,6 @@
-"""The tables of ``sim.toml`` for what a fleet has outside of its configuration: a model to export,
-data, devices.
+"""The tables of ``sim.toml`` for what a fleet has outside of its configuration.
+
+They are the model to export, the data and its partition, the devices, and the engine.
 """
 
 from collections.abc import Callable, Mapping
@@ -142,18 +143,20 @@ class OwnModel(FrozenModel):
 
     @model_validator(mode="after")
     def _has_labels(self) -> "OwnModel":
-        if self.labels is not None and set(self.labels) - {-1} != set(
-            range(max(self.labels, default=-1) + 1)
-        ):
+        if self.labels is None:
+            return self
+        largest = max(self.labels, default=-1)
+        if set(self.labels) - {-1} != set(range(largest + 1)):
             raise ValueError("labels must use every label from 0 to its largest")
-        if self.labels is not None and max(self.labels, default=-1) < 1:
+        if largest < 1:
             raise ValueError("labels must leave a task of at least two labels")
         return self
 
 
 class OwnModelsTable(FrozenModel):
-    """``[own_models]``: models that devices keep, train beside the one they are sent, and never
-    send (specification 5).
+    """``[own_models]``: models that stay on devices, trained beside the model that they are sent.
+
+    See specification 5.
 
     Attributes:
         models: dealt to the devices in turn.
@@ -197,11 +200,10 @@ class DevicesTable(FrozenModel):
 
     @model_validator(mode="after")
     def _counts_add_up(self) -> "DevicesTable":
-        given = sum(item.count or 0 for item in self.types)
-        if given > self.count or (
-            given < self.count and all(item.count is not None for item in self.types)
-        ):
-            raise ValueError(f"the types count {given} devices, devices.count is {self.count}")
+        counted = sum(group.count or 0 for group in self.types)
+        is_complete = all(group.count is not None for group in self.types)
+        if counted > self.count or (counted < self.count and is_complete):
+            raise ValueError(f"the types count {counted} devices, devices.count is {self.count}")
         return self
 
     @property
@@ -212,17 +214,19 @@ class DevicesTable(FrozenModel):
 
     @property
     def kinds(self) -> tuple[DeviceGroup, ...]:
-        """The kind of every device."""
-        open_entries = [index for index, item in enumerate(self.types) if item.count is None]
-        left = self.count - sum(item.count or 0 for item in self.types)
-        share, more = divmod(left, len(open_entries)) if open_entries else (0, 0)
-        counts = [
-            item.count if item.count is not None else share + (open_entries.index(index) < more)
-            for index, item in enumerate(self.types)
-        ]
-        return tuple(
-            item for item, count in zip(self.types, counts, strict=True) for _ in range(count)
-        )
+        """The kind of every device, in the order of their ids."""
+        open_groups = sum(group.count is None for group in self.types)
+        remaining = self.count - sum(group.count or 0 for group in self.types)
+        kinds: list[DeviceGroup] = []
+        for group in self.types:
+            count = group.count
+            if count is None:
+                # Rounded up, so that the first open groups have one more where it does not divide.
+                count = -(-remaining // open_groups)
+                remaining -= count
+                open_groups -= 1
+            kinds += [group] * count
+        return tuple(kinds)
 
 
 class EngineTable(FrozenModel):

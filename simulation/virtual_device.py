@@ -1,9 +1,9 @@
-"""What a worker of a simulation does: the tasks of virtual devices, by the code that boards run.
+"""Does the tasks of virtual devices in a worker, by the code that boards run.
 
 A virtual device is a number with samples. Its task goes through
-`device_runtime.training.compute.compute`, as on a board; only the sessions are kept from task to
-task, one per tier, because here one process stands for many boards. With the torch backend the
-training itself is `simulation.torch_backend.trainer`'s, and everything else stays as it is.
+`device_runtime.training.compute.compute`, as on a board. Only the sessions are kept from task to
+task, one for each tier, because here one process stands for many boards. With the torch backend
+`simulation.torch_backend.trainer` trains, and everything else stays the same.
 """
 
 import json
@@ -37,18 +37,20 @@ if TYPE_CHECKING:
 
 
 class _SharedBlobs(BlobStore):
-    """The blobs of a simulation: what is in `others`, written by others, is read where it lies.
+    """The blobs of a simulation.
 
-    Updates are added.
+    Args:
+        updates: folder of updates, to which this process adds.
+        read_only: folders that other processes write, whose blobs are read where they lie.
     """
 
-    def __init__(self, updates: Path, others: Sequence[Path]) -> None:
+    def __init__(self, updates: Path, read_only: Sequence[Path]) -> None:
         super().__init__(updates, durable=False)
-        self._others = tuple(BlobStore(folder, durable=False) for folder in others)
+        self._read_only = tuple(BlobStore(folder, durable=False) for folder in read_only)
 
     def path(self, digest: str) -> Path:
-        for other in self._others:
-            path = other.path(digest)
+        for store in self._read_only:
+            path = store.path(digest)
             if path.is_file():
                 return path
         return super().path(digest)
@@ -99,30 +101,37 @@ class VirtualDevices:
         self._tested = frozenset({f"onnx/train {runtime}"})
 
     def work(self, order: WorkOrder) -> list[Finished | Failed]:
-        """Do an order: one result for each task; an error of one is its result alone."""
+        """Do the tasks of an order, and return a result for each.
+
+        An error of a task concerns that task alone.
+        """
         first = order.items[0]
         if self._setup.backend == "torch" and first.instructions.routine == "train":
-            return self._with_torch(order.items)
-        return [self._one(item) for item in order.items]
+            return self._train_with_torch(order.items)
+        return [self._compute(item) for item in order.items]
 
     def _manifest(self, item: WorkItem) -> Manifest:
+        """Return the manifest of a task's tier, which must not have changed on the disk."""
         digest = item.artifact_set.digest
         if digest not in self._manifests:
             folder = self._setup.artifacts / self._setup.arch
             data = read_within(folder, f"{item.tier}/manifest.json")
             if not matches(data, digest):
                 raise BlobError(
-                    f"the manifest of {item.tier} in {folder} has changed; start the simulation again"
+                    f"the manifest of {item.tier} in {folder} has changed; start the simulation "
+                    "again"
                 )
             self._manifests[digest] = parse_manifest(data)
         return self._manifests[digest]
 
     def _device_setup(self, item: WorkItem) -> DeviceSetup:
-        own = None
+        """Return what a device brings to a task."""
+        own_model = None
         if self._setup.pairs:
             folder = self._setup.devices / item.device
             folder.mkdir(parents=True, exist_ok=True)
-            own = OwnModel(self._setup.pairs[item.index % len(self._setup.pairs)], folder)
+            pair = self._setup.pairs[item.index % len(self._setup.pairs)]
+            own_model = OwnModel(pair, folder)
         if self._setup.own_test:
             data, parts = self._data.with_test(item.index)
         else:
@@ -135,40 +144,39 @@ class VirtualDevices:
             backend="onnx",
             threads=1,
             holdout=self._setup.holdout,
-            own_model=own,
+            own_model=own_model,
             sessions=self._sessions,
             folder=self._setup.devices / item.device,
             noise=seeded(f"{item.instructions.train.seed}/{item.device}/{item.round}"),
         )
 
-    def _one(self, item: WorkItem) -> Finished | Failed:
+    def _compute(self, item: WorkItem) -> Finished | Failed:
+        """Do one task as a board does."""
         try:
             manifest = self._manifest(item)
             outcome = compute(
                 _task(item, manifest, self._tested),
                 self._device_setup(item),
-                Hooks(report=self._hear),
+                Hooks(report=self._note_self_test),
             )
         except ShoalError as error:
             return _failed(item, error)
         return Finished(task=item.task, update=outcome.update, metrics=outcome.metrics)
 
-    def _hear(self, report: object) -> None:
+    def _note_self_test(self, report: object) -> None:
+        """Remember a graph that was tested, so that it is not tested again."""
         if isinstance(report, SelfTested):
             self._tested |= {report.name}
 
-    # The torch backend.
-
     def _trainer(self, item: WorkItem, manifest: Manifest) -> "TorchTrainer":
+        """Return the trainer of a tier, which is made once."""
         if item.tier not in self._trainers:
             from models.registry import Registry  # noqa: PLC0415
             from simulation.torch_backend.trainer import TorchTrainer  # noqa: PLC0415  (torch: seconds)
 
-            registry = (
-                Registry.zoo()
-                if self._setup.models is None
-                else Registry.zoo().with_file(self._setup.models)
-            )
+            registry = Registry.zoo()
+            if self._setup.models is not None:
+                registry = registry.with_file(self._setup.models)
             self._trainers[item.tier] = TorchTrainer(
                 registry.get(self._setup.arch),
                 json.loads(self._setup.settings),
@@ -179,7 +187,8 @@ class VirtualDevices:
             )
         return self._trainers[item.tier]
 
-    def _with_torch(self, items: Sequence[WorkItem]) -> list[Finished | Failed]:
+    def _train_with_torch(self, items: Sequence[WorkItem]) -> list[Finished | Failed]:
+        """Train several devices of one tier by the torch backend."""
         from simulation.torch_backend.batches import TorchJob  # noqa: PLC0415  (torch)
 
         try:
@@ -195,19 +204,23 @@ class VirtualDevices:
         except ShoalError as error:
             return [_failed(item, error) for item in items]
         seconds = (time.monotonic() - started) / len(items)
-        found: list[Finished | Failed] = []
+        answers: list[Finished | Failed] = []
         for item, setup, result in zip(items, setups, results, strict=True):
             if isinstance(result, ShoalError):
-                found.append(_failed(item, result))
+                answers.append(_failed(item, result))
                 continue
-            done = result.result
-            made = Result(result.tensors, done.steps, seconds, done.loss, done.mean_loss)
-            outcome = finish(_task(item, manifest, self._tested), setup, made)
-            found.append(Finished(task=item.task, update=outcome.update, metrics=outcome.metrics))
-        return found
+            # All devices trained at the same time, so each took an equal share of it.
+            figures = result.result
+            trained = Result(
+                result.tensors, figures.steps, seconds, figures.loss, figures.mean_loss
+            )
+            outcome = finish(_task(item, manifest, self._tested), setup, trained)
+            answers.append(Finished(task=item.task, update=outcome.update, metrics=outcome.metrics))
+        return answers
 
 
 def _task(item: WorkItem, manifest: Manifest, tested: frozenset[str]) -> Task:
+    """Return a task as a board receives it."""
     return Task(
         run=item.run,
         round=item.round,
@@ -222,5 +235,6 @@ def _task(item: WorkItem, manifest: Manifest, tested: frozenset[str]) -> Task:
 
 
 def _failed(item: WorkItem, error: ShoalError) -> Failed:
+    """Return an error as the result of a task."""
     reason = error.reason.value if isinstance(error, RefusedError) else ""
     return Failed(task=item.task, reason=reason, detail=str(error), exit_code=error.exit_code)

@@ -15,7 +15,7 @@ from simulation.virtual_device import VirtualDevices
 
 
 def main() -> int:
-    """Work until the input ends."""
+    """Do orders until the input ends."""
     # What a library prints must not get between the results.
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -26,13 +26,13 @@ def main() -> int:
         order = WorkOrder.model_validate_json(line)
         try:
             devices = devices or VirtualDevices(setup)
-            found = devices.work(order)
+            answers = devices.work(order)
         except ShoalError as error:
-            found = [
-                Failed(task=item.task, detail=str(error), exit_code=error.exit_code)
-                for item in order.items
-            ]
-        for result in found:
+            answers = []
+            for item in order.items:
+                detail = str(error)
+                answers.append(Failed(task=item.task, detail=detail, exit_code=error.exit_code))
+        for result in answers:
             results.write(result.model_dump_json().encode() + b"\n")
     return 0
 

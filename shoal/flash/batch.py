@@ -58,22 +58,35 @@ def first_start_of(boot: Boot) -> FirstStart:
     )
 
 
-def seed(boot: Boot, config: FlashConfig, bundle: bytes, first_start: FirstStart) -> None:
+def seed(
+    boot: Boot,
+    config: FlashConfig,
+    bundle: bytes,
+    first_start: FirstStart,
+) -> None:
     """Put a card's first start on its boot partition; a StorageError if it does not fit."""
-    files = {f"shoal/{name}": read_part(name) for name in ("first.service", "first.sh")}
-    files["shoal/shoal.tar"] = bundle
+    files = {
+        "shoal/first.service": read_part("first.service"),
+        "shoal/first.sh": read_part("first.sh"),
+        "shoal/shoal.tar": bundle,
+    }
     if first_start == "cloud-init":
         files |= _cloud_init(config, bundle)
     else:
         files["firstrun.sh"] = read_part("firstrun.sh")
-        files |= {f"shoal/{name}": text.encode() for name, text in _firstrun_inputs(config)}
+        for name, text in _firstrun_inputs(config):
+            files[f"shoal/{name}"] = text.encode()
     if "cmdline.txt" in boot.names():
         # Last, so that a card that is pulled out too early starts as before.
         files["cmdline.txt"] = _command_line(boot, config, first_start)
     boot.write(files)
 
 
-def _command_line(boot: Boot, config: FlashConfig, first_start: FirstStart) -> bytes:
+def _command_line(
+    boot: Boot,
+    config: FlashConfig,
+    first_start: FirstStart,
+) -> bytes:
     """Return the kernel's command line of a card, in which an earlier seed is replaced."""
     own_words = (*_FIRSTRUN, _RADIO_COUNTRY)
     words = boot.read("cmdline.txt").split()
@@ -100,8 +113,10 @@ def _cloud_init(config: FlashConfig, bundle: bytes) -> dict[str, bytes]:
             "lock_passwd": True,
         }
         users.append(account)
+        # Raspberry Pi OS has it installed and switched off.
         run_commands.append(["systemctl", "enable", "--now", "ssh"])
     if config.network:
+        # Without a country that has been set once, the radio is blocked.
         boot_commands.append(["sh", "-c", "rfkill unblock wifi || true"])
     run_commands.append(["sh", "-c", _START_COMMAND])
     user: dict[str, Any] = {
@@ -120,12 +135,11 @@ def _cloud_init(config: FlashConfig, bundle: bytes) -> dict[str, bytes]:
         network["wifis"] = {"wlan0": _netplan(config.network)}
     # cloud-init sets a card up once for each instance, so other content needs another instance.
     instance = hashlib.sha256(bundle + json.dumps([user, network]).encode()).hexdigest()[:16]
-    documents = {
-        "user-data": user,
-        "network-config": network,
-        "meta-data": {"instance-id": f"shoal-{instance}"},
+    return {
+        "user-data": _cloud_config(user),
+        "network-config": _cloud_config(network),
+        "meta-data": _cloud_config({"instance-id": f"shoal-{instance}"}),
     }
-    return {name: _cloud_config(document) for name, document in documents.items()}
 
 
 def _cloud_config(document: Mapping[str, Any]) -> bytes:
@@ -156,6 +170,7 @@ def _firstrun_inputs(config: FlashConfig) -> Iterator[tuple[str, str]]:
     """Yield the files that firstrun.sh reads: one for each value, so that none needs quotes."""
     yield "hostname", config.host + "\n"
     if config.ssh:
+        # One account, whose keys are one to a line.
         yield "user", config.ssh.user + "\n"
         yield "authorized_keys", "".join(f"{key}\n" for key in config.ssh.keys)
     if config.network:
@@ -164,12 +179,14 @@ def _firstrun_inputs(config: FlashConfig) -> Iterator[tuple[str, str]]:
 
 def _network_manager(wifi: Network) -> str:
     """Return a Wi-Fi network as a connection of NetworkManager."""
-    ssid = ";".join(str(byte) for byte in wifi.ssid.encode())
+    # As numbers, since a name may have any character.
+    ssid = ";".join(map(str, wifi.ssid.encode()))
     text = f"[connection]\nid=shoal\ntype=wifi\n[wifi]\nmode=infrastructure\nssid={ssid};\n"
     text += f"hidden={str(wifi.hidden).lower()}\n"
     if wifi.password:
         method = "sae" if wifi.wpa3 else "wpa-psk"
         secret = wifi.password.get_secret_value()
+        # Escapes of GLib's key files.
         secret = secret.replace("\\", "\\\\").replace(" ", "\\s")
         text += f"[wifi-security]\nkey-mgmt={method}\npsk={secret}\n"
     return text + "[ipv4]\nmethod=auto\n[ipv6]\nmethod=auto\n"
@@ -196,7 +213,8 @@ def read_cards(path: Path) -> list[dict[str, Any]]:
             f"{path}: every row needs a `device`, and the first line names the columns, as in "
             "device,files"
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
+    counts = Counter(names)
+    twice = sorted(name for name in counts if counts[name] > 1)
     if twice:
         raise ConfigError(f"{path}: {', '.join(twice)} twice; two boards cannot be one device")
     return [_split_files(row) for row in rows]
@@ -261,6 +279,7 @@ def seed_all(batch: Batch) -> Iterator[str]:
     for config in configs:
         place = _place_of(batch, config)
         if batch.image is None:
+            # Of a fleet the folders are empty: they are copied to cards later.
             boot = Boot(place)
             first_start = "cloud-init" if batch.fleet else first_start_of(boot)
             summary = _seed(config, runtimes, boot, first_start)
@@ -308,7 +327,12 @@ def _place_of(batch: Batch, config: FlashConfig) -> Path:
     return folder
 
 
-def _seed_copy(image: Path, place: Path, config: FlashConfig, runtimes: _Runtimes) -> str:
+def _seed_copy(
+    image: Path,
+    place: Path,
+    config: FlashConfig,
+    runtimes: _Runtimes,
+) -> str:
     """Seed a copy of an image, which has its final name once it is complete."""
     unfinished = place.with_name(f".{place.name}.new")
     try:
@@ -328,7 +352,12 @@ def _seed_copy(image: Path, place: Path, config: FlashConfig, runtimes: _Runtime
     return summary
 
 
-def _seed(config: FlashConfig, runtimes: _Runtimes, boot: Boot, first_start: FirstStart) -> str:
+def _seed(
+    config: FlashConfig,
+    runtimes: _Runtimes,
+    boot: Boot,
+    first_start: FirstStart,
+) -> str:
     """Seed one card, and return what it has."""
     if first_start == "firstrun" and config.python is None:
         config = config.model_copy(update={"python": _PYTHON_OF_DEBIAN_12})

@@ -80,12 +80,23 @@ class FatBoot(Boot):
 
     @override
     def names(self) -> set[str]:
-        listing = self._tool("mdir", "-b", "-i", self._drive, "::/").decode()
+        listing = self._tool(
+            "mdir",
+            "-b",
+            "-i",
+            self._drive,
+            "::/",
+        ).decode()
         return {line.removeprefix("::/").rstrip("/") for line in listing.splitlines()}
 
     @override
     def read(self, name: str) -> str:
-        return self._tool("mtype", "-i", self._drive, f"::/{name}").decode()
+        return self._tool(
+            "mtype",
+            "-i",
+            self._drive,
+            f"::/{name}",
+        ).decode()
 
     @override
     def write(self, files: Mapping[str, bytes]) -> None:
@@ -96,7 +107,14 @@ class FatBoot(Boot):
         with tempfile.TemporaryDirectory() as folder:
             Boot(Path(folder)).write(files)
             for name in files:
-                self._tool("mcopy", "-o", "-i", self._drive, f"{folder}/{name}", f"::/{name}")
+                self._tool(
+                    "mcopy",
+                    "-o",
+                    "-i",
+                    self._drive,
+                    f"{folder}/{name}",
+                    f"::/{name}",
+                )
 
     def _tool(self, *command: str) -> bytes:
         done = subprocess.run(  # noqa: S603  (mtools, with paths of our own)

@@ -118,10 +118,20 @@ def debian_package(config: FlashConfig, wheels: Path | None = None) -> bytes:
         Entry("md5sums", _checksums(tree).encode()),
     ]
     for name, text in _SCRIPTS.items():
-        description.append(Entry(name, f"#!/bin/sh\nset -e\n{text}\n".encode(), 0o755))
+        description.append(
+            Entry(
+                name,
+                f"#!/bin/sh\nset -e\n{text}\n".encode(),
+                0o755,
+            )
+        )
     members = {
         "debian-binary": b"2.0\n",
-        "control.tar.gz": packed(description, prefix="./", folders=True),
+        "control.tar.gz": packed(
+            description,
+            prefix="./",
+            folders=True,
+        ),
         "data.tar.gz": packed(tree, prefix="./", folders=True),
     }
     archive = b"!<arch>\n"
@@ -135,6 +145,7 @@ def _checksums(tree: Iterable[Entry]) -> str:
     lines = []
     for entry in sorted(tree, key=lambda entry: entry.path):
         if not entry.link and entry.path != CONFIG[1:]:
+            # MD5 is the format; it finds damage, and keeps nobody out.
             digest = hashlib.md5(entry.data, usedforsecurity=False).hexdigest()
             lines.append(f"{digest}  {entry.path}\n")
     return "".join(lines)
@@ -146,6 +157,7 @@ def _ar_member(name: str, data: bytes) -> bytes:
     Its head has name, time, owner, group, mode and size in columns. The data has even length.
     """
     head = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n"
+    # The next member begins at an even place.
     padding = b"\n" * (len(data) % 2)
     return head.encode() + data + padding
 
@@ -178,7 +190,11 @@ def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:
     return wheels
 
 
-def _download_wheels(board: Board, place: Path, requirements: list[str]) -> None:
+def _download_wheels(
+    board: Board,
+    place: Path,
+    requirements: list[str],
+) -> None:
     """Let pip fetch the wheels of pinned packages for a kind of board."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
     command += ["--no-deps", "--only-binary=:all:", "--implementation=cp"]
@@ -215,8 +231,13 @@ def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
         ConfigError: a file is no wheel.
     """
     site = f"{HOME}/lib/python{board.python}/site-packages"
-    yield Entry(f"{HOME}/bin/python", b"/usr/bin/python" + board.python.encode(), link=True)
+    yield Entry(
+        f"{HOME}/bin/python",
+        b"/usr/bin/python" + board.python.encode(),
+        link=True,
+    )
     yield Entry(f"{HOME}/pyvenv.cfg", f"home = /usr/bin\nversion = {board.python}\n".encode())
+    # In the order of the pins, so that the archive has the same bytes again.
     for wheel in wheels:
         yield from _unpacked(wheel, site)
     for package in (device_runtime, fleet_protocol):
@@ -256,8 +277,16 @@ def runtime_files(config: FlashConfig, wheels: Path | None = None) -> Iterator[E
     """
     yield from runtime_tree(config.target, fetch_wheels(config.target, wheels))
     for name in ("shoal", "launch"):
-        yield Entry(f"{HOME}/bin/{name}", read_part(f"{name}.sh"), 0o755)
-    yield Entry("usr/bin/shoal", f"/{HOME}/bin/shoal".encode(), link=True)
+        yield Entry(
+            f"{HOME}/bin/{name}",
+            read_part(f"{name}.sh"),
+            0o755,
+        )
+    yield Entry(
+        "usr/bin/shoal",
+        f"/{HOME}/bin/shoal".encode(),
+        link=True,
+    )
     for name in ("setup.sh", "uninstall.sh"):
         yield Entry(f"{HOME}/{name}", read_part(name), 0o755)
     yield Entry(_UNIT, read_part("shoal-device.service"))
@@ -306,6 +335,7 @@ def _require_named_files(config: FlashConfig, carried: Mapping[Path, Path]) -> N
     for _, path in config.data.resolved(Path(DATA)):
         if isinstance(path, Path) and path.suffix:
             named.add(path)
+    # Others of its paths may lie on the board already, such as a mounted disk.
     missing = {path.suffix for path in named - carried.keys() if path.is_relative_to(DATA)}
     unnamed = {path.suffix for path in carried.keys() - named}
     if missing & unnamed:
@@ -335,7 +365,11 @@ def pack_runtime(config: FlashConfig, wheels: Path | None = None) -> Packed:
     entries = list(runtime_files(config, wheels))
     size = sum(len(entry.data) for entry in entries)
     # Compiled modules take about half of the room of all files.
-    return Packed(config.target, packed(entries), size * 3 // 2 // 1024)
+    return Packed(
+        config.target,
+        packed(entries),
+        size * 3 // 2 // 1024,
+    )
 
 
 def bundle(config: FlashConfig, runtime: Packed) -> bytes:
@@ -363,5 +397,13 @@ def bundle(config: FlashConfig, runtime: Packed) -> bytes:
         Entry("install.sh", script.encode(), 0o755),
         Entry("SHA256SUMS", checksums.encode()),
     ]
-    entries += [Entry(name, tree, 0o600) for name, tree in trees.items()]
-    return packed(entries, prefix=f"shoal-{config.host}/", compress=False)
+    # Not readable by others: one of them has the board's key.
+    board_only = 0o600
+    for name, tree in trees.items():
+        entry = Entry(name, tree, board_only)
+        entries.append(entry)
+    return packed(
+        entries,
+        prefix=f"shoal-{config.host}/",
+        compress=False,
+    )

@@ -107,7 +107,11 @@ class Card:
     wheels: Path | None = None
 
 
-def make_card(card: Card, confirm: Callable[[Disk], bool], report: Progress) -> Iterator[str]:
+def make_card(
+    card: Card,
+    confirm: Callable[[Disk], bool],
+    report: Progress,
+) -> Iterator[str]:
     """Build an image, write one to a card, or both.
 
     Args:
@@ -152,7 +156,11 @@ def _require_image(card: Card) -> None:
         )
 
 
-def _pack(config: FlashConfig, image: Path, out: Path) -> Iterator[str]:
+def _pack(
+    config: FlashConfig,
+    image: Path,
+    out: Path,
+) -> Iterator[str]:
     """Pack an image where that is wanted, and list it for Raspberry Pi Imager; yield lines."""
     if out != image:
         _compress(image, out)
@@ -180,7 +188,11 @@ def _compress(image: Path, out: Path) -> None:
     run_script(command, image.parent)
 
 
-def _build(card: Card, config: FlashConfig, image: Path) -> Iterator[str]:
+def _build(
+    card: Card,
+    config: FlashConfig,
+    image: Path,
+) -> Iterator[str]:
     """Build an image from Debian's packages; yield lines for people."""
     _require_possible(config)
     needs_tools()
@@ -205,8 +217,10 @@ def _build(card: Card, config: FlashConfig, image: Path) -> Iterator[str]:
         # Not readable by others: it may hold a key.
         (work / "card.img").touch(mode=0o600)
         card_id = _card_id(inputs, lock)
+        # Files of a card belong to root, whoever makes it.
         as_root = [] if os.geteuid() == 0 else ["fakeroot"]
         run_script([*as_root, "sh", "make_card.sh", config.board, card_id, "card.img"], work)
+        # The image last: whoever finds it finds all of it.
         (work / "card.bmap").replace(f"{image}.bmap")
         (work / "card.img").replace(image)
     status = image.stat()
@@ -231,9 +245,10 @@ def _require_possible(config: FlashConfig) -> None:
 
 def _card_id(inputs: Mapping[str, bytes], lock: Path) -> str:
     """Return an id that the same inputs and packages always have, 32 hexadecimal digits."""
-    contents = [data for _, data in sorted(inputs.items())]
-    contents.append(lock.read_bytes())
-    digests = b"".join(hashlib.sha256(data).digest() for data in contents)
+    digests = b""
+    for _name, data in sorted(inputs.items()):
+        digests += hashlib.sha256(data).digest()
+    digests += hashlib.sha256(lock.read_bytes()).digest()
     return hashlib.sha256(digests).hexdigest()[:32]
 
 

@@ -177,7 +177,12 @@ class FlashConfig(FrozenModel):
             changes["ssh"] = self.ssh.model_copy(update={"keys": keys})
         return self.model_copy(update=changes)
 
-    def _require_equal(self, key: str, value: str | None, enrolled: str) -> None:
+    def _require_equal(
+        self,
+        key: str,
+        value: str | None,
+        enrolled: str,
+    ) -> None:
         if value not in {None, enrolled}:
             raise ConfigError(
                 f"{key} is {value!r}, and in the enrolment {self.enrolment} {enrolled!r}"
@@ -201,7 +206,8 @@ class FlashConfig(FrozenModel):
             parse_config(text, DeviceConfig, source="flash.toml")
             return tomli_w.dumps({**document, "identity": {"file": ENROLMENT}})
         own = {"fleet": self.fleet, "device": self.device, "insecure": self.insecure}
-        text = tomli_w.dumps({**{key: value for key, value in own.items() if value}, **document})
+        named = {key: value for key, value in own.items() if value}
+        text = tomli_w.dumps({**named, **document})
         parse_config(text, DeviceConfig, source="flash.toml").address()
         return text
 

@@ -47,10 +47,19 @@ def packed(
     """
     buffer = io.BytesIO()
     added: set[PurePosixPath] = set()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+    with tarfile.open(
+        fileobj=buffer,
+        mode="w",
+        format=tarfile.GNU_FORMAT,
+    ) as archive:
         for entry in sorted(entries, key=lambda entry: entry.path):
             if folders:
-                _add_folders(archive, PurePosixPath(entry.path), prefix, added)
+                _add_folders(
+                    archive,
+                    PurePosixPath(entry.path),
+                    prefix,
+                    added,
+                )
             _add_entry(archive, entry, prefix)
     if compress:
         return gzip.compress(buffer.getvalue(), _LEVEL, mtime=0)
@@ -74,7 +83,11 @@ def _add_folders(
         archive.addfile(info)
 
 
-def _add_entry(archive: tarfile.TarFile, entry: Entry, prefix: str) -> None:
+def _add_entry(
+    archive: tarfile.TarFile,
+    entry: Entry,
+    prefix: str,
+) -> None:
     """Add a file or a link."""
     info = tarfile.TarInfo(f"{prefix}{entry.path}")
     if entry.link:

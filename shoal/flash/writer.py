@@ -33,7 +33,11 @@ class Disk:
     size: int
 
 
-def find_disk(path: Path, needed_bytes: int, system: Path = Path("/")) -> Disk:
+def find_disk(
+    path: Path,
+    needed_bytes: int,
+    system: Path = Path("/"),
+) -> Disk:
     """Return the disk, such as ``/dev/sdb``, that an image may be written to.
 
     Args:
@@ -48,9 +52,8 @@ def find_disk(path: Path, needed_bytes: int, system: Path = Path("/")) -> Disk:
     device = block_devices / path.resolve().name
     is_device_file = system != Path("/") or path.resolve().parent == Path("/dev")
     if not device.is_dir() or not is_device_file:
-        removable = sorted(
-            candidate.name for candidate in block_devices.glob("*") if _is_removable(candidate)
-        )
+        candidates = sorted(block_devices.glob("*"))
+        removable = [candidate.name for candidate in candidates if _is_removable(candidate)]
         raise ConfigError(
             f"{path} is no disk; those that can be taken out are: {', '.join(removable) or 'none'}"
         )
@@ -69,6 +72,7 @@ def find_disk(path: Path, needed_bytes: int, system: Path = Path("/")) -> Disk:
             f"{path} is in use ({', '.join(users)}): umount it first, "
             f"for example: umount {users[0]}"
         )
+    # A reader without a card is a disk of no size.
     size = int(_text(device / "size") or 0) * _SECTOR_BYTES
     if size < needed_bytes:
         raise ConfigError(
@@ -92,7 +96,9 @@ def _users_of(device: Path, system: Path) -> list[str]:
                 users.add(source[0])
     holders = []
     for name in names:
-        holders += [holder.name for holder in (device.parent / name / "holders").glob("*")]
+        # Such as a RAID or an encrypted volume, which no table of mounts names.
+        for holder in (device.parent / name / "holders").glob("*"):
+            holders.append(holder.name)
     return sorted(users) + sorted(holders)
 
 
@@ -100,7 +106,11 @@ def _ignore(_step: str, _done: int, _all: int) -> None:
     """Report no progress."""
 
 
-def write_image(image: Path, disk: Path, report: Progress = _ignore) -> None:
+def write_image(
+    image: Path,
+    disk: Path,
+    report: Progress = _ignore,
+) -> None:
     """Write an image to a disk of `find_disk` and read it back.
 
     Args:
@@ -124,7 +134,12 @@ def write_image(image: Path, disk: Path, report: Progress = _ignore) -> None:
                 report("writing", start + len(data), size)
             os.fsync(target.fileno())
             # Reading must come from the card and not from the kernel's cache.
-            os.posix_fadvise(target.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(
+                target.fileno(),
+                0,
+                0,
+                os.POSIX_FADV_DONTNEED,
+            )
             target.seek(0)
             for start, data in _chunks(image):
                 if target.read(len(data)) != data:

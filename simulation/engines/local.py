@@ -20,11 +20,10 @@ from pydantic import TypeAdapter
 from device_runtime.board import available_cores
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ShoalError
-from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
+from simulation.orders import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
 
-_AHEAD = (
-    2  # orders a worker has at once, so that it need not wait for the store between two of them
-)
+_ORDERS_PER_WORKER = 2
+"""Orders that a worker has at once, so that it does not wait for the store between two of them."""
 _END_SECONDS = 5.0
 _RESULT: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -38,9 +37,13 @@ class WorkerDiedError(ShoalError):
 
 @dataclass
 class _Worker:
-    """One process, and the orders it has, the first of which is under way.
+    """A process.
 
-    `answered` are tasks of that.
+    Attributes:
+        process: the process itself.
+        orders: the orders that it has, of which it works on the first.
+        unread: the beginning of a line that has not come completely.
+        answered: tasks of the first order whose results have come.
     """
 
     process: subprocess.Popen[bytes]
@@ -64,9 +67,11 @@ class _Worker:
 
 
 class LocalEngine:
-    """Workers on this machine, each told the setup.
+    """Worker processes on this machine.
 
-    0 are one for each core that this process may use.
+    Args:
+        workers: number of processes; 0 for one for each core that this process may use.
+        setup: what each worker needs.
     """
 
     def __init__(self, workers: int, setup: WorkerSetup) -> None:
@@ -78,6 +83,7 @@ class LocalEngine:
         self._workers = [self._start() for _ in range(count)]
 
     def _start(self) -> _Worker:
+        """Start a process, and send it the setup."""
         process = subprocess.Popen(  # noqa: S603  (our own module)
             python_module("simulation.worker"),
             stdin=subprocess.PIPE,
@@ -97,7 +103,8 @@ class LocalEngine:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        for depth in range(_AHEAD):
+        """Send waiting orders to workers that have few, first to those that have none."""
+        for depth in range(_ORDERS_PER_WORKER):
             for worker in self._workers:
                 if self._waiting and len(worker.orders) == depth:
                     order = self._waiting.popleft()
@@ -110,18 +117,19 @@ class LocalEngine:
         Raises:
             WorkerDiedError: a worker died over an order for the second time.
         """
-        found: list[Finished | Failed] = []
+        results: list[Finished | Failed] = []
         deadline = time.monotonic() + timeout_seconds
-        while not found:
+        while not results:
             ready = self._selector.select(max(0.0, deadline - time.monotonic()))
             for key, _ in ready:
-                found += self._read(key.data)
+                results += self._read(key.data)
             if not ready and time.monotonic() >= deadline:
                 break
         self._hand_out()
-        return found
+        return results
 
     def _read(self, worker: _Worker) -> list[Finished | Failed]:
+        """Read results that have come from a worker; one whose output has ended is replaced."""
         data = worker.output.read(1 << 20)
         if data is None:
             return []
@@ -132,36 +140,40 @@ class LocalEngine:
         results = [_RESULT.validate_json(line) for line in lines]
         for result in results:
             worker.answered.add(result.task)
-            if {item.task for item in worker.orders[0].items} <= worker.answered:
+            tasks = {item.task for item in worker.orders[0].items}
+            if tasks <= worker.answered:
                 worker.orders.popleft()
                 worker.answered.clear()
         return results
 
     def _replace(self, worker: _Worker) -> None:
-        """A worker is gone: put another in its place, and its orders before all others."""
+        """Start another worker for one that died; its orders come before all others."""
         self._selector.unregister(worker.output)
         code = self._end(worker)
         place = self._workers.index(worker)
         del self._workers[place]
         orders = list(worker.orders)
         if orders:
-            left = WorkOrder(
-                items=tuple(item for item in orders[0].items if item.task not in worker.answered)
-            )
-            key = left.items[0].task
-            self._losses[key] = self._losses.get(key, 0) + 1
-            if self._losses[key] > 1:
-                devices = ", ".join(item.device for item in left.items)
-                raise WorkerDiedError(
-                    f"a worker died twice over round {left.items[0].round}, {devices} ({left.items[0].tier}), the last "
-                    f"time with {_describe(code)}"
-                )
-            orders[0] = left
+            items = [item for item in orders[0].items if item.task not in worker.answered]
+            self._count_loss(items, code)
+            orders[0] = WorkOrder(items=tuple(items))
         self._waiting.extendleft(reversed(orders))
         self._workers.insert(place, self._start())
         self._hand_out()
 
+    def _count_loss(self, items: Sequence[WorkItem], code: int) -> None:
+        """Note that a worker died over some work; a WorkerDiedError if it was the second time."""
+        first = items[0]
+        self._losses[first.task] = self._losses.get(first.task, 0) + 1
+        if self._losses[first.task] > 1:
+            devices = ", ".join(item.device for item in items)
+            raise WorkerDiedError(
+                f"a worker died twice over round {first.round}, {devices} ({first.tier}), the last "
+                f"time with {_describe(code)}"
+            )
+
     def _end(self, worker: _Worker) -> int:
+        """Wait until a worker has ended, and return its exit code."""
         if worker.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 worker.process.stdin.close()
@@ -185,6 +197,7 @@ class LocalEngine:
 
 
 def _describe(code: int) -> str:
+    """Return how a process ended and what to do, for people."""
     if code < 0:
         return f"signal {-code}; with too little memory take fewer workers ([engine] workers)"
     return f"exit code {code}; what it wrote to standard error, above, says why"

@@ -1,6 +1,4 @@
-"""What a worker needs that does not share the simulation's folder: the files of its setup, in
-places of its own.
-"""
+"""Moves the files of a worker's setup to a machine that does not share the simulation's folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,54 +13,66 @@ _TEST = "test.npz"  # for workers that judge devices on their own part of it
 
 
 def packing_list(setup: WorkerSetup) -> dict[str, Path]:
-    """The files a worker reads that stay the same for the whole simulation, by their places,
-    relative and with slashes.
+    """Return the files that a worker reads and that stay the same for the whole simulation.
+
+    They are listed by their places in the worker's folder, with slashes.
 
     Raises:
         DataError: one of them is missing.
     """
-    samples = (*_SAMPLES, _TEST) if setup.own_test else _SAMPLES
-    found = {f"data/{name}": setup.data / name for name in samples} | {"parts.npz": setup.parts}
+    files = {f"data/{name}": setup.data / name for name in _SAMPLES}
+    if setup.own_test:
+        files[f"data/{_TEST}"] = setup.data / _TEST
+    files["parts.npz"] = setup.parts
     if setup.models is not None:
-        found["models.py"] = setup.models
-    found |= {
-        place: Path(item.rpartition(":")[0]) for item, place in _places(setup).items() if place
-    }
+        files["models.py"] = setup.models
+    for change, place in _function_places(setup).items():
+        files[place] = Path(change.rpartition(":")[0])
     trees = {"artifacts": setup.artifacts}
-    trees |= {f"pairs/{number}": folder for number, folder in enumerate(setup.pairs)}
+    for number, folder in enumerate(setup.pairs):
+        trees[f"pairs/{number}"] = folder
     for place, folder in trees.items():
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                found[f"{place}/{path.relative_to(folder).as_posix()}"] = path
-    missing = [path for path in found.values() if not path.is_file()]
-    if missing:
-        raise DataError(f"{missing[0]} is missing; start the simulation again")
-    return found
+                files[f"{place}/{path.relative_to(folder).as_posix()}"] = path
+    for path in files.values():
+        if not path.is_file():
+            raise DataError(f"{path} is missing; start the simulation again")
+    return files
 
 
-def _places(setup: WorkerSetup) -> dict[str, str | None]:
-    """The changes of samples, with the places of the files of those that are the user's functions."""
-    return {
-        item: f"augment/{number}.py" if ":" in item else None
-        for number, item in enumerate(setup.augment)
-    }
+def _function_places(setup: WorkerSetup) -> dict[str, str]:
+    """Return the places of the user's files, by the change of samples that a function in it makes."""
+    places = {}
+    for number, change in enumerate(setup.augment):
+        if ":" in change:
+            places[change] = f"augment/{number}.py"
+    return places
 
 
 def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
-    """The setup of a worker with a folder of its own.
+    """Return the setup of a worker with a folder of its own.
 
-    Those of one machine may share the packing list's files.
+    Args:
+        setup: the setup of the simulation.
+        shared: folder with the files of the packing list; workers of one machine may share it.
+        own: folder of this worker.
     """
+    places = _function_places(setup)
+    augment = []
+    for change in setup.augment:
+        if change in places:
+            function = change.rpartition(":")[2]
+            augment.append(f"{shared / places[change]}:{function}")
+        else:
+            augment.append(change)
     return setup.model_copy(
         update={
             "artifacts": shared / "artifacts",
             "data": shared / "data",
             "parts": shared / "parts.npz",
             "models": None if setup.models is None else shared / "models.py",
-            "augment": tuple(
-                item if place is None else f"{shared / place}:{item.rpartition(':')[2]}"
-                for item, place in _places(setup).items()
-            ),
+            "augment": tuple(augment),
             "pairs": tuple(shared / "pairs" / str(number) for number in range(len(setup.pairs))),
             "blobs": own / "blobs",
             "updates": own / "updates",
@@ -72,20 +82,21 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
 
 
 def read_state(folder: Path) -> dict[str, bytes]:
-    """What a device keeps between rounds: the content of its files by name.
+    """Return what a device keeps between rounds: the content of its files by name.
 
-    A StorageError where one cannot be read.
+    Raises:
+        StorageError: a file cannot be read.
     """
     if not folder.is_dir():
         return {}
-    found = {}
+    files = {}
     for path in sorted(folder.iterdir()):
+        # A file is written under a name with a dot, and renamed once it is complete.
+        is_complete = not path.name.startswith(".")
         with disk_errors("read", path):
-            if path.is_file() and not path.name.startswith(
-                "."
-            ):  # what begins with a dot is being written
-                found[path.name] = path.read_bytes()
-    return found
+            if is_complete and path.is_file():
+                files[path.name] = path.read_bytes()
+    return files
 
 
 def write_state(folder: Path, files: Mapping[str, bytes]) -> None:

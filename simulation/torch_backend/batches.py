@@ -1,10 +1,9 @@
-"""What a torch worker feeds its model: the batches of several virtual devices, in stretches of
-equal shapes.
+"""Prepares the batches of several virtual devices for one model, in stretches of equal shapes.
 
 Each device has the order, the batches and the random numbers that `device_runtime.training.schedule`
 gives it. Devices are sorted by their number of samples, so that in an epoch those that still have
-full batches are always the first ones: nobody waits for a larger device, no step is masked out, and
-a short last batch is a stretch of its own.
+full batches are always the first ones: no device waits for a larger one, no
+step is masked out, and a short last batch is a stretch by itself.
 """
 
 import itertools
@@ -28,7 +27,8 @@ from fleet_protocol.targets import Targets
 
 ValueT = TypeVar("ValueT")
 
-_PIECE_BYTES = 32 << 20  # of samples and noise that are prepared at once
+_PIECE_BYTES = 32 << 20
+"""Samples and noise that are prepared at once."""
 
 
 @dataclass(frozen=True)
@@ -40,55 +40,80 @@ class TorchJob:
 
 
 class Stretch(NamedTuple):
-    """Steps of a pass over the samples in which the same devices have batches of the same size."""
+    """Steps of a pass over the samples in which the same devices have batches of the same size.
 
-    devices: slice  # which of the sorted devices
-    first: int  # number of its first step within the pass
-    stop: int  # number behind its last step
+    Attributes:
+        devices: which of the sorted devices.
+        first: number of its first step within the pass.
+        stop: number after its last step.
+        size: samples of a batch.
+    """
+
+    devices: slice
+    first: int
+    stop: int
     size: int
 
 
 def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
-    """Cut a pass over the samples into stretches, by the sizes of each device's batches: all full
-    but perhaps the last.
+    """Cut a pass over the samples into stretches.
 
     They hold every batch of every device once, those of one device in their order.
+
+    Args:
+        sizes: of each device the sizes of its batches, all full but perhaps the last.
+        batch_size: samples of a full batch.
     """
-    found: list[Stretch] = []
-    full = [sum(size == batch_size for size in device) for device in sizes]
-    done = 0
-    for steps in sorted(set(full) - {0}):
-        for devices, takes_part in _runs([number >= steps for number in full]):
-            if takes_part:
-                found.append(Stretch(devices, done, steps, batch_size))
-        done = steps
-    ends = [(number, sum(device[number:])) for number, device in zip(full, sizes, strict=True)]
-    for devices, (number, short) in _runs(ends):
-        if short:
-            found.append(Stretch(devices, number, number + 1, short))
-    return found
+    result: list[Stretch] = []
+    full_batches = [_count_full(device_sizes, batch_size) for device_sizes in sizes]
+    first = 0
+    for stop in sorted(set(full_batches) - {0}):
+        takes_part = [count >= stop for count in full_batches]
+        for devices, do_take_part in _equal_neighbours(takes_part):
+            if do_take_part:
+                result.append(Stretch(devices, first, stop, batch_size))
+        first = stop
+    # Step and size of the last batch of each device, 0 where that batch is full.
+    ends = []
+    for count, device_sizes in zip(full_batches, sizes, strict=True):
+        ends.append((count, sum(device_sizes[count:])))
+    for devices, (step, size) in _equal_neighbours(ends):
+        if size:
+            result.append(Stretch(devices, step, step + 1, size))
+    return result
 
 
-def _runs(values: Sequence[ValueT]) -> Iterator[tuple[slice, ValueT]]:
-    """Neighbours that are equal, as slices."""
+def _count_full(sizes: Sequence[int], batch_size: int) -> int:
+    """Return the number of full batches."""
+    return sum(size == batch_size for size in sizes)
+
+
+def _equal_neighbours(values: Sequence[ValueT]) -> Iterator[tuple[slice, ValueT]]:
+    """Yield slices of neighbours that are equal, each with their value."""
     start = 0
-    for value, alike in itertools.groupby(values):
-        stop = start + sum(1 for _ in alike)
+    for value, neighbours in itertools.groupby(values):
+        stop = start + len(list(neighbours))
         yield slice(start, stop), value
         start = stop
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive batches of some devices, ready for the model."""
+    """Consecutive batches of some devices, ready for the model.
 
-    devices: slice  # which of the sorted devices, `k` of them
-    first: int  # number of the first step within the pass
-    x: NDArray[Any]  # samples `[k, steps, batch, ...]`
-    y: Targets  # labels, int64 `[k, steps, batch]` or `[k, steps, batch, tokens]`
-    noise: tuple[
-        NDArray[np.float32], ...
-    ]  # float32 `[k, steps, batch, ...]` for every noise layer of the manifest
+    Attributes:
+        devices: which of the sorted devices, `k` of them.
+        first: number of the first step within the pass.
+        x: samples ``[k, steps, batch, ...]``.
+        y: labels, int64 ``[k, steps, batch]`` or ``[k, steps, batch, tokens]``.
+        noise: float32 ``[k, steps, batch, ...]`` for every noise layer of the manifest.
+    """
+
+    devices: slice
+    first: int
+    x: NDArray[Any]
+    y: Targets
+    noise: tuple[NDArray[np.float32], ...]
 
 
 def pieces(
@@ -99,7 +124,7 @@ def pieces(
     *,
     noise: bool = True,
 ) -> Iterator[Piece]:
-    """The batches of a pass over the samples, some steps at a time.
+    """Yield the batches of a pass over the samples, some steps at a time.
 
     Args:
         jobs: with the same batch size, the largest first.
@@ -110,30 +135,33 @@ def pieces(
         noise: whether to draw what the layers of the manifest need; not for statistics.
     """
     layers = manifest.noise if noise else ()
-    numbers = math.prod(manifest.input_shape) + sum(math.prod(spec.shape) for spec in layers)
-    sizes = [[len(indices) for indices in plan] for plan in plans]
+    numbers_per_sample = math.prod(manifest.input_shape)
+    numbers_per_sample += sum(math.prod(spec.shape) for spec in layers)
+    sizes = []
+    for plan in plans:
+        sizes.append([len(indices) for indices in plan])
     for stretch in stretches(sizes, jobs[0].schedule.settings.batch_size):
         members = range(len(jobs))[stretch.devices]
-        most = max(1, _PIECE_BYTES // (4 * numbers * stretch.size * len(members)))
-        for first in range(stretch.first, stretch.stop, most):
-            steps = range(first, min(first + most, stretch.stop))
-            parts = [
-                _batches(
-                    jobs[i].schedule,
-                    plans[i][steps.start : steps.stop],
-                    [jobs[i].schedule.step_seed(epoch, step) for step in steps],
-                    manifest.input_dtype,
-                    layers,
-                )
-                for i in members
-            ]
-            x = _stacked([part.x for part in parts])
-            y = _stacked([part.y for part in parts])
-            drawn = tuple(
-                _stacked(list(arrays))
-                for arrays in zip(*(part.noise for part in parts), strict=True)
-            )
-            yield Piece(stretch.devices, first, x, y, drawn)
+        step_bytes = 4 * numbers_per_sample * stretch.size * len(members)
+        most_steps = max(1, _PIECE_BYTES // step_bytes)
+        for first in range(stretch.first, stretch.stop, most_steps):
+            steps = range(first, min(first + most_steps, stretch.stop))
+            by_device = []
+            for member in members:
+                schedule = jobs[member].schedule
+                plan = plans[member][steps.start : steps.stop]
+                seeds = [schedule.step_seed(epoch, step) for step in steps]
+                by_device.append(_batches(schedule, plan, seeds, manifest.input_dtype, layers))
+            yield _piece(stretch.devices, first, by_device)
+
+
+def _piece(devices: slice, first: int, by_device: Sequence["_Batches"]) -> Piece:
+    """Stack the batches of several devices."""
+    x = _stacked([batches.x for batches in by_device])
+    y = _stacked([batches.y for batches in by_device])
+    by_layer = zip(*(batches.noise for batches in by_device), strict=True)
+    noise = tuple(_stacked(arrays) for arrays in by_layer)
+    return Piece(devices, first, x, y, noise)
 
 
 class _Batches(NamedTuple):
@@ -151,23 +179,27 @@ def _batches(
     dtype: str,
     layers: Sequence[NoiseSpec],
 ) -> _Batches:
-    """Batches of equal size."""
+    """Return the batches of one device, which all have the same size."""
     shape = (len(plan), len(plan[0]))
     if not schedule.data.augment:
-        x, y = schedule.data.batch(
-            np.concatenate(plan), dtype
-        )  # at once what `training_batch` does step by step
+        # The same as step by step in `training_batch`, at once.
+        x, y = schedule.data.batch(np.concatenate(plan), dtype)
     else:
-        made = [
-            training_batch(schedule.data, indices, dtype, step_seed)
-            for step_seed, indices in zip(step_seeds, plan, strict=True)
-        ]
-        x = np.concatenate([x for x, _ in made])
-        y = np.concatenate([y for _, y in made])
+        step_samples = []
+        step_labels: list[Any] = []
+        for step_seed, indices in zip(step_seeds, plan, strict=True):
+            samples, labels = training_batch(schedule.data, indices, dtype, step_seed)
+            step_samples.append(samples)
+            step_labels.append(labels)
+        x = np.concatenate(step_samples)
+        y = np.concatenate(step_labels)
     draws = [draw_noise(layers, step_seed, shape[1]) for step_seed in step_seeds]
     noise = tuple(np.stack([draw[spec.name] for draw in draws]) for spec in layers)
     return _Batches(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), noise)
 
 
 def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+    """Return arrays as rows of one; a single one is not copied."""
+    if len(arrays) == 1:
+        return arrays[0][None]
+    return np.stack(arrays)

@@ -174,7 +174,7 @@ def _report(
     experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool
 ) -> list[dict[str, Any]]:
     """Print a table, unless its values are to be printed as JSON."""
-    from reproduction.figures import arms_of, figures, judged, stand_ins
+    from reproduction.figures import arms_of, figures, judge, stand_ins
     from reproduction.report.cells import claim_cells, figure_cells
 
     written = _write(experiment, scale, folder)
@@ -186,7 +186,7 @@ def _report(
     rows = [figure_cells(figure) for figure in figures(experiment, written.rows)]
     print_rows(experiment.title, rows, empty="no figure was evaluated")
     claims = []
-    for result in judged(experiment, written.rows):
+    for result in judge(experiment, written.rows):
         if result.claim.says and result.by_seed:
             claims.append(claim_cells(result))
     print_rows("verdicts", claims, empty="none of the claims has both of its arms")
@@ -199,9 +199,9 @@ def _report(
 
 def _records(experiment: "Experiment", scale: "Scale", written: "Written") -> list[dict[str, Any]]:
     """Return the figures and claims of a table as records."""
-    from reproduction.figures import plain
+    from reproduction.figures import to_json
 
-    table = plain(experiment, written.rows)
+    table = to_json(experiment, written.rows)
     about = {
         "table": experiment.table,
         "scale": scale,
