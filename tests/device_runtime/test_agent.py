@@ -278,7 +278,7 @@ def test_a_board_at_work_that_was_silent_says_that_it_is_there(tmp_path):
     agent._connection.gone_since = time.monotonic()
     assert agent._silent_at == math.inf
     agent._connection.gone_since = None
-    agent._turn()
+    agent._handle_next()
     assert [topic for topic, _ in said] == ["shoal/v1/lab/devices/d/status"]
     assert b'"training"' in said[0][1]
     assert len(said[0][1]) < 60
