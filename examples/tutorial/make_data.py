@@ -1,4 +1,6 @@
-"""Stands in for data that is already on the boards: three unequal parts of scikit-learn's digits, and a test set."""
+"""Stands in for data that is already on the boards: three unequal parts of scikit-learn's digits,
+and a test set.
+"""
 
 from pathlib import Path
 
