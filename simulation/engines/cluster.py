@@ -90,9 +90,8 @@ def _start_here(workers: int) -> None:
         Exception
     ) as error:  # of a machine too busy to start it within 30 seconds, Ray says so in a bare one
         raise TransportError(
-            f"Ray cannot be started on this machine: {error}; its logs are in "
-            f"/tmp/ray/session_latest/logs, and"
-            ' [engine] kind = "local" needs no Ray'
+            f"Ray cannot be started on this machine: {error}; its logs are "
+            'in /tmp/ray/session_latest/logs, and [engine] kind = "local" needs no Ray'
         ) from error
 
 
