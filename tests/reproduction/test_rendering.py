@@ -110,7 +110,9 @@ def test_the_lowest_perplexity_is_the_best():
 
 
 def test_the_time_to_a_target():
-    """Hours of simulated time to the end of the first round that reaches it; none if no round does."""
+    """Hours of simulated time to the end of the first round that reaches it; none if no round
+    does.
+    """
     rows = [row(1, 0.5, total=1800.0), row(2, 0.9, total=3600.0), row(3, 0.95, total=7200.0)]
     assert measure_named("hours-90").read(rows, 1) == Reading(1.0, 2, None)
     assert measure_named("hours-99").read(rows, 1) == Reading(None, None, None)
@@ -535,8 +537,8 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
     page = write_index(tmp_path, {"fedrolex-3": other}).read_text()
     assert (
-        f"Earlier, when something else was stated: [{kept.name}](fedrolex-3/{kept.name}/fedrolex-3.md)."
-        in page
+        f"Earlier, when something else was stated: "
+        f"[{kept.name}](fedrolex-3/{kept.name}/fedrolex-3.md)." in page
     )
     assert page.count("| not run | > 0 |") == 8
     assert "fedrolex-3.md): scale small, 1 of 24 arms, 2 runs." in page
