@@ -222,7 +222,7 @@ class RayEngine:
             item.device: read_state(self._setup.devices / item.device) for item in order.items
         }
 
-    def take(self, timeout_seconds: float) -> list[Finished | Failed]:
+    def receive(self, timeout_seconds: float) -> list[Finished | Failed]:
         """Wait for results; see `simulation.orders.Engine`.
 
         Raises:
