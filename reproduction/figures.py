@@ -1,5 +1,4 @@
-"""From stored figures to those of a table: every seed, mean and spread, and a verdict for each
-claim.
+"""Judge the claims of a table by its stored figures, over all seeds.
 
 A claim is tested as its table states: the mean of the last evaluations, or the time or round that
 belongs to no single one; the difference to the other arm with the same seed, or the logarithm of
@@ -38,37 +37,35 @@ class Figure:
 
     @property
     def published(self) -> Published | None:
-        """As printed in the paper, if it is."""
+        """The figure that the paper prints, if it does."""
         return self.arm.published.get(self.measure.name)
 
     @property
     def last_alone(self) -> bool:
-        """Whether the last evaluation decides, as some of its runs have no mean of the last ones."""
-        return any(
-            reading.decides is None and reading.last is not None
-            for reading in self.readings.values()
-        )
+        """Whether the last evaluation decides, as some run has no mean of the last ones."""
+        readings = self.readings.values()
+        return any(reading.decides is None and reading.last is not None for reading in readings)
 
     def by_seed(self, name: Literal["best", "last", "deciding"]) -> dict[int, float | None]:
-        """An attribute of the readings."""
+        """Return an attribute of the readings, by seed."""
         name = "last" if name == "deciding" and self.last_alone else name
         return {seed: getattr(reading, name) for seed, reading in self.readings.items()}
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A claim, and what was found.
+class ClaimResult:
+    """A claim, and what the runs say of it.
 
     Attributes:
         claim: what is claimed.
-        by_seed: differences, ratios or figures that decide; None where one of the two never reached
-            its target.
-        best: the same of the best round, as the papers have it.
-        published: the same of the published figures, if there are.
-        same_data: whether it is of the data set that the claim is about.
-        bounds: where one of the two never reached its target, what is known of the ratio of times,
+        by_seed: differences, ratios or figures that decide; None where one of the arms never
+            reached its target.
+        best: the same of the best round, which the papers print.
+        published: the same of the published figures, if there are any.
+        same_data: whether the runs are of the data set that the claim is about.
+        bounds: where one of the arms never reached its target, the bound of the ratio of times,
             such as ``> 2.65``.
-        lacking: stated seeds that were not run of both.
+        lacking: stated seeds that were not run of all arms of the claim.
     """
 
     claim: Claim
@@ -88,13 +85,17 @@ class Judged:
         values = [value for value in self.by_seed.values() if value is not None]
         if len(values) < max(2, len(self.by_seed)):
             return None
-        ratio = self.claim.how == "over"
-        scale = [math.log(value) for value in values] if ratio else values
-        mean = statistics.fmean(scale)
-        quantile = float(stats.t.ppf(UPPER_TAIL, len(scale) - 1))
-        half = quantile * statistics.stdev(scale) / math.sqrt(len(scale))
-        low, middle, high = (math.exp(v) if ratio else v for v in (mean - half, mean, mean + half))
-        return middle, low, high
+        is_ratio = self.claim.how == "over"
+        if is_ratio:
+            values = [math.log(value) for value in values]
+        mean = statistics.fmean(values)
+        quantile = float(stats.t.ppf(UPPER_TAIL, len(values) - 1))
+        half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+        low = mean - half
+        high = mean + half
+        if is_ratio:
+            return math.exp(mean), math.exp(low), math.exp(high)
+        return mean, low, high
 
     @property
     def verdict(self) -> str:
@@ -106,7 +107,8 @@ class Judged:
         if not self.by_seed:
             return "not run"
         if self.interval is None or self.lacking or not self.same_data:
-            return "undecided"  # whoever stops at the seed that suits him decides nothing
+            # All stated seeds are needed: stopping at a convenient one would decide nothing.
+            return "undecided"
         _, low, high = self.interval
         if (least is None or low > least) and (most is None or high < most):
             return "holds"
@@ -116,164 +118,197 @@ class Judged:
 
 
 def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
-    """The figures of a table's stored rows, in the order of its arms.
+    """Return the figures of a table's stored rows, in the order of its arms.
 
-    Those of arms it has no more are left out.
+    Rows of arms that the table does not have any more are left out.
     """
-    found = []
+    ordered: list[Figure] = []
     for arm in experiment.arms:
         for measure in arm.measures:
-            mine = sorted(
-                (r for r in rows if (r.arm, r.figure) == (arm.name, measure.name)),
-                key=lambda row: row.seed,
-            )
-            if mine:
-                hours = {row.seed: row.simulated_seconds / _HOUR for row in mine}
-                found.append(Figure(arm, measure, {row.seed: row.reading for row in mine}, hours))
-    return tuple(found)
+            name = (arm.name, measure.name)
+            runs = [row for row in rows if (row.arm, row.figure) == name]
+            runs.sort(key=lambda row: row.seed)
+            if runs:
+                readings = {row.seed: row.reading for row in runs}
+                hours = {row.seed: row.simulated_seconds / _HOUR for row in runs}
+                ordered.append(Figure(arm, measure, readings, hours))
+    return tuple(ordered)
 
 
-def judged(experiment: Experiment, rows: Sequence[Row]) -> tuple[Judged, ...]:
-    """Every claim and comparison of a table, whether or not it was run, on the stated seeds that
-    its arms share.
+def judge(experiment: Experiment, rows: Sequence[Row]) -> tuple[ClaimResult, ...]:
+    """Judge every claim and comparison of a table, whether or not it was run.
+
+    Only the stated seeds that all arms of a claim have count.
     """
     stated = experiment.seeds[rows[0].scale] if rows else ()
-    rows = [row for row in rows if row.seed in stated]
-    known = {(figure.arm.name, figure.measure.name): figure for figure in figures(experiment, rows)}
-    same_data = not stand_ins(experiment, arms_of(rows))
-    return tuple(
-        _judged(experiment, claim, known, stated, same_data=same_data)
-        for claim in experiment.claims
-    )
+    counted = [row for row in rows if row.seed in stated]
+    same_data = not stand_ins(experiment, arms_of(counted))
+    judge = _Judge(experiment, figures(experiment, counted), stated, same_data=same_data)
+    return tuple(judge.result(claim) for claim in experiment.claims)
 
 
 def stand_ins(experiment: Experiment, runs: Collection[tuple[str, Scale]]) -> list[tuple[str, str]]:
-    """Data sets of the paper, and those of arms at a scale instead.
+    """Return data sets of the paper, each with the one that runs use instead.
 
-    No published figure and no claim is about these.
+    Published figures and claims are not about these.
     """
-    names = {
-        tuple(experiment.arm(arm).settings(at)["data"]["name"] for at in ("paper", scale))
-        for arm, scale in runs
-    }
-    return sorted((published, here) for published, here in names if published != here)
+    names: set[tuple[str, str]] = set()
+    for name, scale in runs:
+        arm = experiment.arm(name)
+        published = arm.settings("paper")["data"]["name"]
+        here = arm.settings(scale)["data"]["name"]
+        if published != here:
+            names.add((published, here))
+    return sorted(names)
 
 
 def arms_of(rows: Sequence[Row]) -> set[tuple[str, Scale]]:
-    """The arms of stored figures, each with their scale."""
+    """Return the arms of stored figures, each with its scale."""
     return {(row.arm, row.scale) for row in rows}
 
 
-def _judged(
-    experiment: Experiment,
+@dataclass(frozen=True)
+class _Judge:
+    """Judges claims by the figures of a table."""
+
+    experiment: Experiment
+    figures: Sequence[Figure]
+    stated: Sequence[int]  # seeds
+    same_data: bool
+
+    def result(self, claim: Claim) -> ClaimResult:
+        """Compare the arms of a claim, seed by seed."""
+        names = [name for name in (claim.left, claim.right) if name]
+        published = _compare(claim, [self._published(name, claim.measure) for name in names])
+        sides = [side for name in names for side in self._figures_of(name, claim.measure)]
+        if len(sides) < len(names):
+            return ClaimResult(claim, {}, {}, published, self.same_data)
+        first, *others = sides
+        seeds = [seed for seed in first.readings if all(seed in side.readings for side in others)]
+        last_alone = any(side.last_alone for side in sides)
+        decided = _compare_by_seed(claim, sides, seeds, "last" if last_alone else "deciding")
+        return ClaimResult(
+            claim=claim,
+            by_seed=decided,
+            best=_compare_by_seed(claim, sides, seeds, "best"),
+            published=published,
+            same_data=self.same_data,
+            bounds=_bounds(claim, sides, decided),
+            lacking=tuple(seed for seed in self.stated if seed not in seeds),
+        )
+
+    def _published(self, arm: str, measure: str) -> float | None:
+        published = self.experiment.arm(arm).published.get(measure)
+        return None if published is None else published.value
+
+    def _figures_of(self, arm: str, measure: str) -> list[Figure]:
+        """Return the figure of an arm, if it was run."""
+        name = (arm, measure)
+        return [f for f in self.figures if (f.arm.name, f.measure.name) == name]
+
+
+def _compare_by_seed(
     claim: Claim,
-    known: Mapping[tuple[str, str], Figure],
-    stated: Sequence[int],
-    *,
-    same_data: bool,
-) -> Judged:
-    names = [name for name in (claim.left, claim.right) if name]
-    published = _compared(
-        claim,
-        [
-            p.value if (p := experiment.arm(name).published.get(claim.measure)) else None
-            for name in names
-        ],
-    )
-    sides = [known.get((name, claim.measure)) for name in names]
-    there = [side for side in sides if side is not None]
-    if len(there) < len(names):
-        return Judged(claim, {}, {}, published, same_data)
-    seeds = [seed for seed in there[0].readings if all(seed in side.readings for side in there)]
-    deciding: Literal["last", "deciding"] = (
-        "last" if any(side.last_alone for side in there) else "deciding"
-    )
-    decided, best = (
-        {seed: _compared(claim, [side.by_seed(name)[seed] for side in there]) for seed in seeds}
-        for name in (deciding, "best")
-    )
-    bounds = {
-        seed: bound
-        for seed in seeds
-        if decided[seed] is None and (bound := _bound(claim, there, seed))
-    }
-    lacking = tuple(seed for seed in stated if seed not in seeds)
-    return Judged(claim, decided, best, published, same_data, bounds, lacking)
+    sides: Sequence[Figure],
+    seeds: Sequence[int],
+    name: Literal["best", "last", "deciding"],
+) -> dict[int, float | None]:
+    """Compare an attribute of the readings of the arms of a claim."""
+    values = [side.by_seed(name) for side in sides]
+    return {seed: _compare(claim, [side[seed] for side in values]) for seed in seeds}
 
 
-def _bound(claim: Claim, sides: Sequence[Figure], seed: int) -> str:
-    """What is known of a ratio of times of which one was never reached, as its run ended before.
-
-    Empty if nothing.
-    """
-    times = [side.by_seed("deciding")[seed] for side in sides]
-    if claim.how != "over" or any(side.measure.unit != "h" for side in sides) or len(times) < 2:
-        return ""
-    (left, right), (left_ran, right_ran) = times, (side.hours[seed] for side in sides)
-    return (
-        f"> {left_ran / right:.2f}"
-        if right
-        else f"< {left / right_ran:.2f}"
-        if left
-        else "neither reached"
-    )
+def _bounds(
+    claim: Claim, sides: Sequence[Figure], decided: Mapping[int, float | None]
+) -> dict[int, str]:
+    """Bound the ratio of times for seeds whose run ended before a time was reached."""
+    is_ratio_of_times = claim.how == "over" and all(side.measure.unit == "h" for side in sides)
+    if not is_ratio_of_times or len(sides) < 2:
+        return {}
+    bounds: dict[int, str] = {}
+    for seed, ratio in decided.items():
+        if ratio is None:
+            bounds[seed] = _bound(sides, seed)
+    return bounds
 
 
-def _compared(claim: Claim, values: Sequence[float | None]) -> float | None:
-    """None where a figure is missing, or where there is no ratio because one is 0."""
-    there = [value for value in values if value is not None]
-    if len(there) < len(values) or (claim.how == "over" and min(there) <= 0):
+def _bound(sides: Sequence[Figure], seed: int) -> str:
+    left, right = (side.by_seed("deciding")[seed] for side in sides)
+    left_ran, right_ran = (side.hours[seed] for side in sides)
+    if right:
+        return f"> {left_ran / right:.2f}"
+    if left:
+        return f"< {left / right_ran:.2f}"
+    return "neither reached"
+
+
+def _compare(claim: Claim, values: Sequence[float | None]) -> float | None:
+    """Compare figures; None where one is missing, or where there is no ratio because one is 0."""
+    present = [value for value in values if value is not None]
+    if len(present) < len(values) or (claim.how == "over" and min(present) <= 0):
         return None
-    return claim.value(there[0], there[1]) if len(there) > 1 else there[0]
+    return claim.value(present[0], present[1]) if len(present) > 1 else present[0]
 
 
 def mean_and_spread(
     values: Sequence[float | None], how: str = "minus"
 ) -> tuple[float | None, float | None]:
-    """Mean of the seeds, geometric of ratios, None if one or all are missing.
+    """Return mean and standard deviation over the seeds.
 
-    Deviation, None for fewer than two.
+    Args:
+        values: figures by seed.
+        how: as of `Claim`; the mean of ratios is geometric.
+
+    Returns:
+        Both are None if one value or all are missing, the deviation also for fewer than two.
     """
-    there = [value for value in values if value is not None]
-    if not there or len(there) != len(values):
+    present = [value for value in values if value is not None]
+    if not present or len(present) != len(values):
         return None, None
     mean = statistics.geometric_mean if how == "over" else statistics.fmean
-    return mean(there), statistics.stdev(there) if len(there) > 1 else None
+    return mean(present), statistics.stdev(present) if len(present) > 1 else None
 
 
-def plain(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
-    """The table of some stored rows as values for JSON."""
-    found = figures(experiment, rows)
-    other = stand_ins(experiment, arms_of(rows))
+def to_json(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the table of some stored rows as values for JSON."""
+    stand_in_names = stand_ins(experiment, arms_of(rows))
+    results = [result for result in judge(experiment, rows) if result.claim.says or result.by_seed]
     return {
-        "other_data": [{"published": published, "here": here} for published, here in other],
-        "figures": [
-            {
-                "arm": figure.arm.name,
-                "figure": figure.measure.name,
-                "unit": figure.measure.unit,
-                "published": figure.published and figure.published.value,
-                "mean": mean_and_spread([*figure.by_seed("deciding").values()])[0],
-                **{name: figure.by_seed(name) for name in ("deciding", "best", "last")},
-            }
-            for figure in found
+        "other_data": [
+            {"published": published, "here": here} for published, here in stand_in_names
         ],
-        "claims": [
-            {
-                "claim": item.claim.says,
-                "left": item.claim.left,
-                "right": item.claim.right,
-                "figure": item.claim.measure,
-                "how": item.claim.how,
-                "published": item.published,
-                "interval": item.interval,
-                "by_seed": item.by_seed,
-                "bounds": item.bounds,
-                "seeds_not_run": item.lacking,
-                "best": item.best,
-                "verdict": item.verdict,
-            }
-            for item in judged(experiment, rows)
-            if item.claim.says or item.by_seed
-        ],
+        "figures": [_figure_to_json(figure) for figure in figures(experiment, rows)],
+        "claims": [_result_to_json(result) for result in results],
+    }
+
+
+def _figure_to_json(figure: Figure) -> dict[str, Any]:
+    deciding = figure.by_seed("deciding")
+    return {
+        "arm": figure.arm.name,
+        "figure": figure.measure.name,
+        "unit": figure.measure.unit,
+        "published": figure.published and figure.published.value,
+        "mean": mean_and_spread([*deciding.values()])[0],
+        "deciding": deciding,
+        "best": figure.by_seed("best"),
+        "last": figure.by_seed("last"),
+    }
+
+
+def _result_to_json(result: ClaimResult) -> dict[str, Any]:
+    claim = result.claim
+    return {
+        "claim": claim.says,
+        "left": claim.left,
+        "right": claim.right,
+        "figure": claim.measure,
+        "how": claim.how,
+        "published": result.published,
+        "interval": result.interval,
+        "by_seed": result.by_seed,
+        "bounds": result.bounds,
+        "seeds_not_run": result.lacking,
+        "best": result.best,
+        "verdict": result.verdict,
     }

@@ -1,12 +1,14 @@
-"""Runs the arms of an experiment one after the other, and finds again what was run before.
+"""Run the arms of an experiment one after the other, and collect what was run before.
 
-    <out>/<table>/<scale>/<arm>/seed-<n>/    the folder of one simulation; result.json there says that it is complete
+    <out>/<table>/<scale>/<arm>/seed-<n>/    the folder of one simulation
     <out>/<table>/<scale>/cache/             exported models and prepared data, shared by the arms
 
-An arm that was stopped goes on where it was, and so does one whose table asks for more rounds than
-it had; one that is complete is not run again, and neither is what another arm of any table has
-trained: runs that differ in nothing but the clock train the same, where everybody is waited for and
-nobody chooses by time. What is complete is in the table.
+A file ``result.json`` in the folder of a simulation says that it is complete.
+
+An arm that was stopped continues where it was, and so does one whose table asks for more rounds
+than it had. An arm that is complete is not run again, nor is one that another arm of any table has
+trained: runs that differ only in the clock train the same, if all devices are waited for and none
+chooses by time. Complete runs are in the table.
 """
 
 import contextlib
@@ -16,7 +18,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ _PACKAGES = (
     "torch",
     "onnx",
 )
-_KEPT_VERSIONS = 2  # nobody looks at older ones, and a table's runs together would fill a disk
+_KEPT_VERSIONS = 2  # older ones have no use, and a table's runs together would fill a disk
 
 Watch = Callable[[RoundRow], None]
 
@@ -60,71 +61,76 @@ Watch = Callable[[RoundRow], None]
 def rounds_with(
     config: SimulationConfig, folder: Path, trained: SimulationConfig
 ) -> tuple[RoundRow, ...]:
-    """The rounds of a complete run in a folder, as those of a configuration that differs in its
-    clock or not at all.
+    """Return the rounds of a complete run as those of a configuration with another clock.
+
+    Args:
+        config: differs from the run's only in its clock, or not at all.
+        folder: the folder of the run.
+        trained: the run's own configuration.
 
     Returns:
-        None where its own do not last as long as their slowest devices, or time decides who trains
-        what.
+        No rounds if the run's do not last as long as their slowest devices, or if time decides
+        which device trains what.
     """
     rows = read_history(folder)
     if trained.clock == config.clock:
         return rows
-    rule = config.round
-    leave = any(kind.dropout for kind in config.devices.kinds)
-    if not _all_merged(folder):  # it waited for them, and the devices' parts do not tell of them
+    # A round also waited for updates that were not merged, which are not in the devices' file.
+    if not _all_merged(folder) or _depends_on_time(config):
         return ()
-    by_time = (
-        rule.over_selection
+    if _seconds(trained, folder) != [row.simulated_seconds for row in rows]:
+        return ()
+    timed: list[RoundRow] = []
+    total = 0.0
+    for row, seconds in zip(rows, _seconds(config, folder), strict=True):
+        total += seconds
+        timed.append(replace(row, simulated_seconds=seconds, simulated_total=total))
+    return tuple(timed)
+
+
+def _depends_on_time(config: SimulationConfig) -> bool:
+    """Return whether time decides which device trains what."""
+    rule = config.round
+    has_dropout = any(kind.dropout for kind in config.devices.kinds)
+    return (
+        bool(rule.over_selection)
         or not keeps(config, Trait.ONE_VERSION)
         or rule.deadline_seconds < NO_DEADLINE
-        or leave
-    )
-    if (
-        by_time
+        or has_dropout
         or devices_choose(config)
-        or _seconds(trained, folder) != [row.simulated_seconds for row in rows]
-    ):
-        return ()
-    seconds = _seconds(config, folder)
-    timed = zip(rows, seconds, accumulate(seconds), strict=True)
-    return tuple(
-        replace(row, simulated_seconds=own, simulated_total=total) for row, own, total in timed
     )
 
 
 def devices_choose(config: SimulationConfig) -> bool:
-    """Whether every device chooses its own width before every round."""
+    """Return whether every device chooses its own width before every round."""
     return STRATEGIES[config.strategy.name].settings is SizingConstants
 
 
 def widths_in(config: SimulationConfig, folder: Path) -> dict[int, tuple[float | None, ...]]:
-    """The width that every device trained in every round of a run in a folder.
-
-    None for those that did not.
-    """
+    """Return the widths of all devices by round; None for a device that did not train."""
     places = {name: place for place, name in enumerate(config.devices.ids)}
-    found = dict[int, list[float | None]]()
-    for part in read_devices(folder):
-        row = found.setdefault(part.round, [None] * len(places))
-        row[places[part.device]] = Tier.parse(part.tier).width
-    return {number: tuple(row) for number, row in found.items()}
+    widths: dict[int, list[float | None]] = {}
+    for entry in read_devices(folder):
+        row = widths.setdefault(entry.round, [None] * len(places))
+        row[places[entry.device]] = Tier.parse(entry.tier).width
+    return {number: tuple(row) for number, row in widths.items()}
 
 
 def _all_merged(folder: Path) -> bool:
-    """Whether every update that was asked for counted."""
+    """Return whether every update that was asked for was merged."""
     if not (folder / "store").exists():
         return False
     with contextlib.closing(Store(folder / "store", read_only=True)) as store:
         run = store.runs()[0].id
-        tasks = (
-            task for item in store.rounds(run) for task in store.tasks(run, item.number, "train")
-        )
-        return all(task.phase is TaskPhase.MERGED for task in tasks)
+        for round_ in store.rounds(run):
+            tasks = store.tasks(run, round_.number, "train")
+            if any(task.phase is not TaskPhase.MERGED for task in tasks):
+                return False
+    return True
 
 
 def _seconds(config: SimulationConfig, folder: Path) -> list[float]:
-    """How long each round of a run takes with the clock of a configuration."""
+    """Return how long each round of a run takes with the clock of a configuration."""
     clock = load_clock(config.clock)
     ids = config.devices.ids
     devices = [clock.device(kind.type, kind.link) for kind in config.devices.kinds]
@@ -213,8 +219,9 @@ class Job:
             return False
         if _identity(record.config) != _identity(self.config):
             raise ConfigError(
-                f"{self.config.out} holds results of another configuration of {self.experiment.table}, arm"
-                f" {self.arm.name}; name another --out, or remove that folder"
+                f"{self.config.out} holds results of another configuration of "
+                f"{self.experiment.table}, arm {self.arm.name}; name another --out, or remove that "
+                "folder"
             )
         return True
 

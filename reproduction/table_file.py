@@ -1,4 +1,4 @@
-"""Reads the file of a table, ``tables/<name>.toml``, and those it is based on, into an experiment.
+"""Read the file of a table, ``tables/<name>.toml``, and those it is based on, as an experiment.
 
 The arms are the combinations of the axes' options. What an arm is comes in layers: a layer applies
 to the arms and scales that it names in ``when``, and the later of two counts, those of a scale
@@ -31,7 +31,7 @@ from reproduction.experiment import (
     suggestion,
 )
 from reproduction.measures import measure_named
-from reproduction.published import PublishedTable, published_tables
+from reproduction.published import Published, PublishedTable, published_tables
 
 _FOLDER = Path(__file__).with_name("tables")
 _JOINED = ("layers", "claims", "notes", "checked")
@@ -56,14 +56,15 @@ class Layer(FrozenModel):
     settings: Mapping[str, Any] = {}
 
     def applies(self, options: Mapping[str, str]) -> bool:
-        """Whether it is for an arm of these options.
+        """Return whether it is for an arm of these options.
 
-        Those it names and the arm lacks are for other tables.
+        A layer that names an axis which the arm lacks is for other tables.
         """
-        return all(
-            options.get(axis) in ((wanted,) if isinstance(wanted, str) else wanted)
-            for axis, wanted in self.when.items()
-        )
+        for axis, named in self.when.items():
+            allowed = (named,) if isinstance(named, str) else named
+            if options.get(axis) not in allowed:
+                return False
+        return True
 
 
 class ClaimLines(FrozenModel):
@@ -82,18 +83,24 @@ class ClaimLines(FrozenModel):
     def _bound(self) -> Self:
         if bool(self.says) != (self.at_least is not None or self.at_most is not None):
             raise ValueError(
-                "a claim says something and has a bound, and what has none is a comparison that says nothing"
+                "a claim says something and has a bound, and what has none is a comparison that "
+                "says nothing"
             )
         return self
 
     def claims(self) -> Iterator[Claim]:
-        """All of them."""
-        for words in (words for options in self.each for words in _combinations(options)):
-            texts = {
-                name: getattr(self, name).format(**words)
-                for name in ("says", "left", "right", "measure")
-            }
-            yield Claim(**texts, how=self.how, at_least=self.at_least, at_most=self.at_most)
+        """Yield a claim for each combination of words."""
+        for options in self.each:
+            for words in _combinations(options):
+                yield Claim(
+                    says=self.says.format(**words),
+                    left=self.left.format(**words),
+                    right=self.right.format(**words),
+                    measure=self.measure.format(**words),
+                    how=self.how,
+                    at_least=self.at_least,
+                    at_most=self.at_most,
+                )
 
 
 class TableFile(FrozenModel):
@@ -129,79 +136,81 @@ class TableFile(FrozenModel):
 
     @model_validator(mode="after")
     def _axes_are_known(self) -> Self:
-        for options in (*(layer.when for layer in self.layers), *self.without):
-            if unknown := sorted(options.keys() - {*self.axes, "scale"}):
+        named: list[Mapping[str, Any]] = [layer.when for layer in self.layers]
+        named += self.without
+        for options in named:
+            unknown = sorted(options.keys() - {*self.axes, "scale"})
+            if unknown:
                 raise ValueError(
                     f"there is no axis {unknown[0]!r}{suggestion(unknown[0], self.axes)}"
                 )
         return self
 
     def experiment(self, table: str) -> Experiment:
-        """The table of this name."""
-        own = {
-            name: getattr(self, name)
-            for name in (
-                "title",
-                "url",
-                "section",
-                "rank",
-                "seeds",
-                "decides",
-                "selected",
-            )
-        }
+        """Return the table, of this name."""
         published = published_tables(self.paper).get(table) if self.paper else None
         absent = [Layer(when=options) for options in self.without]
-        kept = [
-            o for o in _combinations(self.axes) if not any(layer.applies(o) for layer in absent)
-        ]
-        arms = [self._arm(options, published) for options in kept]
-        claims = tuple(claim for lines in self.claims for claim in lines.claims())
+        arms: list[Arm] = []
+        for options in _combinations(self.axes):
+            if not any(layer.applies(options) for layer in absent):
+                arms.append(self._arm(options, published))
+        claims: list[Claim] = []
+        for lines in self.claims:
+            claims += lines.claims()
         return Experiment(
             table=table,
+            title=self.title,
+            url=self.url,
+            section=self.section,
+            rank=self.rank,
             arms=tuple(arms),
-            claims=claims,
+            seeds=self.seeds,
+            decides=self.decides,
+            selected=self.selected,
+            claims=tuple(claims),
             notes=self.notes,
             checked=self.checked,
-            **own,
         )
 
     def _arm(self, options: Mapping[str, str], published: PublishedTable | None) -> Arm:
+        """Return the arm of some options."""
         layers = [
             layer for layer in self.layers if "scale" not in layer.when and layer.applies(options)
         ]
         words = merged(options, *(layer.words for layer in layers))
-        cells = {measure: cell for layer in layers for measure, cell in layer.published.items()}
-        numbers = {
-            measure: published.number(row.format(**words), column.format(**words))
-            for measure, (row, column) in cells.items()
-            if published is not None
-        }
+        measures: tuple[str, ...] = ()
+        cells: dict[str, tuple[str, str]] = {}
+        for layer in layers:
+            measures = layer.measures or measures
+            cells.update(layer.published)
+        numbers: dict[str, Published] = {}
+        if published is not None:
+            for measure, (row, column) in cells.items():
+                number = published.number(row.format(**words), column.format(**words))
+                if number is not None:
+                    numbers[measure] = number
         return Arm(
-            self.arm.format(**words),
-            self.about.format(**words),
-            tuple(
-                map(
-                    measure_named,
-                    [layer.measures for layer in layers if layer.measures][-1],
-                )
-            ),
-            partial(self._settings, options),
-            {measure: number for measure, number in numbers.items() if number is not None},
+            name=self.arm.format(**words),
+            about=self.about.format(**words),
+            measures=tuple(map(measure_named, measures)),
+            settings=partial(self._settings, options),
+            published=numbers,
         )
 
     def _settings(self, options: Mapping[str, str], scale: Scale) -> Settings:
+        """Return the settings of an arm at a scale."""
         layers = [layer for layer in self.layers if layer.applies({**options, "scale": scale})]
+        # Layers of a scale count after all others.
         layers.sort(key=lambda layer: "scale" in layer.when)
         words = merged(options, *(layer.words for layer in layers))
-        found: dict[str, Any] = _filled(merged(*(layer.settings for layer in layers)), words)
-        return _computed(found)
+        settings: dict[str, Any] = _filled(merged(*(layer.settings for layer in layers)), words)
+        return _computed(settings)
 
 
 def table_names() -> tuple[str, ...]:
-    """Names of the tables' files, sorted.
+    """Return the names of the tables' files, sorted.
 
-    One that begins with ``_`` is what several have in common.
+    A file whose name begins with ``_`` has what several tables have in common.
     """
     return tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.toml")))
 
@@ -210,7 +219,7 @@ def read_table(name: str) -> Experiment:
     """Read one of `table_names`.
 
     Raises:
-        ConfigError: a mistake in its files, such as an unknown key or word.
+        ConfigError: if its files have a mistake, such as an unknown key or word.
     """
     try:
         return validate_config(_document(name), TableFile, source=f"{name}.toml").experiment(name)
@@ -221,10 +230,10 @@ def read_table(name: str) -> Experiment:
 def _document(name: str) -> dict[str, Any]:
     own = read_toml(_FOLDER / f"{name}.toml")
     base = _document(own.pop("base")) if "base" in own else {}
-    return {
-        **merged(base, own),
-        **{key: [*base.get(key, ()), *own.get(key, ())] for key in _JOINED},
-    }
+    document = merged(base, own)
+    for key in _JOINED:
+        document[key] = [*base.get(key, ()), *own.get(key, ())]
+    return document
 
 
 def _combinations(options: Options) -> Iterator[dict[str, str]]:
@@ -233,45 +242,55 @@ def _combinations(options: Options) -> Iterator[dict[str, str]]:
 
 
 def _filled(value: Any, words: Mapping[str, str]) -> Any:
+    """Put words into all texts of a value."""
     if isinstance(value, str):
         return value.format(**words)
     if isinstance(value, Mapping):
-        return {key: _filled(item, words) for key, item in value.items()}
-    return [_filled(item, words) for item in value] if isinstance(value, Sequence) else value
+        return {key: _filled(entry, words) for key, entry in value.items()}
+    if isinstance(value, Sequence):
+        return [_filled(entry, words) for entry in value]
+    return value
 
 
 def _computed(settings: Settings) -> Settings:
-    """Settings with the tables that a file has in a shorter form: ``levels``, HeteroFL's, and
-    ``fleet``, of devices.
+    """Write out the tables that a file has in a shorter form.
+
+    These are ``levels``, HeteroFL's, and ``fleet``, the kinds of devices.
     """
-    plain = {key: value for key, value in settings.items() if key not in {"levels", "fleet"}}
-    levels = _level_tables(**settings["levels"]) if "levels" in settings else {}
-    fleet = (
-        {"devices": {"types": _kinds(settings["devices"]["count"], **settings["fleet"])}}
-        if "fleet" in settings
-        else {}
-    )
-    return merged(levels, fleet, plain)
+    written = dict(settings)
+    levels: Settings = {}
+    if "levels" in settings:
+        levels = _level_tables(**written.pop("levels"))
+    fleet: Settings = {}
+    if "fleet" in settings:
+        kinds = _kinds(settings["devices"]["count"], **written.pop("fleet"))
+        fleet = {"devices": {"types": kinds}}
+    return merged(levels, fleet, written)
 
 
 def _level_tables(row: str, **sizes: list[int] | int) -> Settings:
-    """A row of levels such as ``a-b-e``, the widest first, all equally likely.
+    """Return the settings of a row of levels such as ``a-b-e``, all equally likely.
 
-    The first is the global model's: ``sizes``, settings of the architecture at level a, shrink with
-    it.
+    Args:
+        row: the levels, the widest first, which is the global model's.
+        sizes: settings of the architecture at level a, which shrink with the global model.
     """
     levels = row.split("-")
     top = LEVEL_RATES[levels[0]]
-
-    def scaled(size: Any) -> Any:
-        return [scaled(one) for one in size] if isinstance(size, list) else max(1, int(size * top))
-
     model = {
-        "settings": {name: scaled(size) for name, size in sizes.items()},
+        "settings": {name: _scaled(size, top) for name, size in sizes.items()},
         "widths": [LEVEL_RATES[level] / top for level in levels],
     }
-    mix = {"assign": "dynamic", "levels": "-".join(f"{level}1" for level in levels)}
-    return {"model": model, **({"tiers": mix} if len(levels) > 1 else {})}
+    if len(levels) == 1:
+        return {"model": model}
+    mix = "-".join(f"{level}1" for level in levels)
+    return {"model": model, "tiers": {"assign": "dynamic", "levels": mix}}
+
+
+def _scaled(size: Any, rate: float) -> Any:
+    if isinstance(size, list):
+        return [_scaled(entry, rate) for entry in size]
+    return max(1, int(size * rate))
 
 
 def _kinds(
@@ -282,40 +301,45 @@ def _kinds(
     dropout: float = 0.0,
     **limits: Sequence[float] | Mapping[str, float],
 ) -> list[Settings]:
-    """Kinds of devices with limits: in shares such as ``1:2:7`` of ``count``, or of each type one
-    at each link.
+    """Return kinds of devices with limits.
+
+    Args:
+        count: number of devices.
+        shares: of each kind, such as ``1:2:7``, if the limits are a list.
+        links: if the limits are by type; there is one device of each type at each link.
+        dropout: of all devices.
+        limits: a single key of a kind, such as ``max_width``, with its values.
     """
-    often = {"dropout": dropout} if dropout else {}
-    ((key, most),) = limits.items()
-    if isinstance(most, Mapping):
-        each = {"count": 1, **often}
-        return [
-            {"type": kind, "link": link, key: limit, **each}
-            for kind, limit in most.items()
-            for link in links
-        ]
-    parts = [int(part) for part in shares.split(":")]
-    counts = [count * part // sum(parts) for part in parts]
+    common = {"dropout": dropout} if dropout else {}
+    ((key, values),) = limits.items()
+    kinds: list[Settings] = []
+    if isinstance(values, Mapping):
+        for kind, limit in values.items():
+            for link in links:
+                kinds.append({"type": kind, "link": link, key: limit, "count": 1, **common})
+        return kinds
+    weights = list(map(int, shares.split(":")))
+    counts = [count * weight // sum(weights) for weight in weights]
     counts[-1] += count - sum(counts)
-    return [
-        {"count": number, key: limit, **often} for number, limit in zip(counts, most, strict=True)
-    ]
+    for number, limit in zip(counts, values, strict=True):
+        kinds.append({"count": number, key: limit, **common})
+    return kinds
 
 
-TABLES: Mapping[str, Experiment] = MappingProxyType(
-    {
-        table.table: table
-        for table in sorted(map(read_table, table_names()), key=lambda table: table.section)
-    }
-)
-"""In the order of the specification."""
+def _read_tables() -> Mapping[str, Experiment]:
+    tables = sorted(map(read_table, table_names()), key=lambda table: table.section)
+    return MappingProxyType({table.table: table for table in tables})
+
+
+TABLES: Mapping[str, Experiment] = _read_tables()
+"""All experiments by the name of their table, in the order of the specification."""
 
 
 def find_experiment(table: str) -> Experiment:
-    """An experiment by the name of its table.
+    """Return an experiment by the name of its table.
 
     Raises:
-        ConfigError: there is none; the message names the closest one.
+        ConfigError: if there is none; the message names the closest one.
     """
     if table not in TABLES:
         raise ConfigError(f"no table {table!r} to reproduce{suggestion(table, TABLES)}")
@@ -323,10 +347,10 @@ def find_experiment(table: str) -> Experiment:
 
 
 def parse_scale(text: str) -> Scale:
-    """A scale by its name.
+    """Return a scale by its name.
 
     Raises:
-        ConfigError: there is none; the message names the closest one.
+        ConfigError: if there is none; the message names the closest one.
     """
     for scale in SCALES:
         if scale == text:

@@ -204,7 +204,7 @@ class Clock:
         return self._sending_seconds(device, load, load.download_bytes)
 
     def device_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Return the time of a device in a round: to receive where it counts, train and send.
+        """Return the time of a device in a round: receiving if it counts, training, sending.
 
         Raises:
             ConfigError: the table does not reach this width, or a size is missing.

@@ -1,4 +1,4 @@
-"""Defines the messages between a simulation and its workers, which travel as JSON, and an engine."""
+"""What a simulation and its workers send each other, as JSON, and the protocol of an engine."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Real brokers for tests: on 127.0.0.1, on a free port, and able to die and come back on that port."""
+"""Real brokers for tests: on 127.0.0.1, on a free port, and able to die and come back on that
+port.
+"""
 
 import contextlib
 import random

@@ -79,7 +79,9 @@ def pytest_sessionfinish(session, exitstatus):
 
 @pytest.fixture
 def collected(request):
-    """The marks of every test of the files that pytest was asked for, whichever of the tests run."""
+    """The marks of every test of the files that pytest was asked for, whichever of the tests
+    run.
+    """
     if any("::" in argument for argument in request.config.args):
         pytest.skip("single tests were asked for, and not whole files")
     return request.config.stash[COLLECTED]

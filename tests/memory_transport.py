@@ -1,4 +1,6 @@
-"""A transport without a network, to show what another one costs: this file, and a row in `SCHEMES`."""
+"""A transport without a network, to show what another one costs: this file, and a row in
+`SCHEMES`.
+"""
 
 import re
 import sys

@@ -134,7 +134,8 @@ def main() -> int:
     for reason in reasons:
         if not reason.used:
             print(
-                f"\nexplains nothing any more, remove it from {REASONS.name}: {reason.change!r} ({reason.why})"
+                f"\nexplains nothing any more, remove it from {REASONS.name}: {reason.change!r} "
+                f"({reason.why})"
             )
     print(f"\n{len(found)} survived, {unexplained} of them without a reason")
     return 1 if unexplained else 0

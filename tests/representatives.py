@@ -40,7 +40,8 @@ SLOW = {
     "tests/device_runtime/test_memory.py": "test_an_agent_that_the_kernel_kills_comes_back_smaller",
     "tests/device_runtime/test_predicting.py": "test_the_personal_model",
     "tests/device_runtime/test_torch_free.py": "test_a_board_trains_an_exported_set[conv]",
-    "tests/documents/test_typed.py": "test_exports[shoal export --arch mlp --widths 1 --formats onnx --out sets]",
+    "tests/documents/test_typed.py": "test_exports[shoal export --arch mlp --widths 1 --formats "
+    "onnx --out sets]",
     "tests/fleet/test_base.py": "test_boards_of_unequal_rank_share_a_base_that_each_fetches_once",
     "tests/fleet/test_chaos.py": "test_rounds_close_whatever_the_network_does",
     "tests/fleet/test_contract.py": "test_boards_with_disjoint_classes_learn_as_with_one_numbering",

@@ -77,11 +77,13 @@ def test_every_command_can_be_typed(page, words):
 
 
 MINIMAL = {
-    "fleet.toml": 'fleet = "f"\n[model]\narch = "a"\n[evaluation]\ndata = { kind = "npz", path = "test.npz" }\n',
+    "fleet.toml": 'fleet = "f"\n[model]\narch = "a"\n[evaluation]\ndata = { kind = "npz", path = '
+    '"test.npz" }\n',
     "device.toml": 'fleet = "f"\ndevice = "d"\nbroker = "mqtt://127.0.0.1"\nstate_dir = "s"\n'
     '[data]\nkind = "npz"\npath = "t.npz"\n',
     "flash.toml": 'board = "jetson"\nenrolment = "e"\n[data]\nkind = "npz"\npath = "train.npz"\n',
-    "sim.toml": '[model]\narch = "mlp"\nwidths = [1, 0.5]\n[data]\nname = "digits"\n[devices]\ncount = 2\n',
+    "sim.toml": '[model]\narch = "mlp"\nwidths = [1, 0.5]\n[data]\nname = '
+    '"digits"\n[devices]\ncount = 2\n',
 }
 # Programs of the pages, by their first line, and the test that runs them.
 PROGRAMS = {
@@ -100,7 +102,9 @@ OF_PAGE = {"docs/data.md": "sim.toml", "docs/device.md": "device.toml", "docs/fl
 
 
 def over(base, more):
-    """Tables of both; where both say something, what is said later. Data is another's altogether."""
+    """Tables of both; where both say something, what is said later. Data is another's
+    altogether.
+    """
     both = {key for key in base.keys() & more.keys() - {"data"} if isinstance(more[key], dict)}
     return {**base, **more, **{key: over(base[key], more[key]) for key in both}}
 

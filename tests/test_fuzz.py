@@ -1,4 +1,6 @@
-"""Bytes from outside, changed at random: for half a minute here, a million of them by `make fuzz`."""
+"""Bytes from outside, changed at random: for half a minute here, a million of them by `make
+fuzz`.
+"""
 
 import secrets
 import subprocess

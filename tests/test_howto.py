@@ -160,7 +160,10 @@ def test_mosquitto_lets_an_enrolled_board_in(tmp_path):
 def test_ray_simulates_here_without_an_address(tmp_path):
     """The block as it stands, but for the cluster, beside the least that a simulation needs."""
     ((name, engine),) = [(name, text) for name, text in BLOCKS if "ray" in text]
-    rest = 'out = "runs"\n[model]\narch = "mlp"\nwidths = [1, 0.5]\n[data]\nname = "digits"\ntrain_limit = 200\n'
+    rest = (
+        'out = "runs"\n[model]\narch = "mlp"\nwidths = [1, 0.5]\n[data]\nname = '
+        '"digits"\ntrain_limit = 200\n'
+    )
     shorter = engine.replace('address = "192.168.1.10:6379"\n', "").replace(
         "workers = 16", "workers = 1"
     )

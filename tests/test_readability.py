@@ -32,7 +32,9 @@ def measured(folder: Path, text: str, *options: str) -> tuple[int, str]:
 
 
 def test_plain_code_is_within_the_limits(tmp_path):
-    """A module that says one thing a line ends with 0, and its functions are named with their size."""
+    """A module that says one thing a line ends with 0, and its functions are named with their
+    size.
+    """
     code, printed = measured(tmp_path / "plain", PLAIN, "--limits")
     assert code == 0
     assert "module.py:4 total" in printed

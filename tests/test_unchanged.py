@@ -103,7 +103,8 @@ def test_final_weights_are_the_recorded_ones(tmp_path, run):
     here = surroundings() == json.loads((RECORDED / "surroundings.json").read_text())
     if not here and run != "one_round":
         pytest.skip(
-            "recorded with another runtime or processor, whose roundings grow beyond comparison in so many rounds"
+            "recorded with another runtime or processor, whose roundings grow beyond comparison "
+            "in so many rounds"
         )
     now = load_file(RUNS[run](tmp_path))
     before = load_file(RECORDED / f"{run}.safetensors")

@@ -18,14 +18,15 @@ def load_other_sets(config: FleetConfig, root: Path) -> Artifacts:
     before = _prepare(config)
     model = config.model.model_copy(update={"artifacts": root})
     after = _prepare(config.model_copy(update={"model": model}))
-    for item in before.tiers:
-        replacement = after.artifacts.tiers.get(item.tier.id)
+    for tier_set in before.tiers:
+        replacement = after.artifacts.tiers.get(tier_set.tier.id)
         if replacement is None:
             raise ConfigError(
-                f"{root} has no tier {item.tier.id}, which the run in progress trains; export it,"
+                f"{root} has no tier {tier_set.tier.id}, which the run in progress trains; export "
+                f"it,"
                 " too"
             )
-        difference = before.set_difference(item, replacement.manifest)
+        difference = before.set_difference(tier_set, replacement.manifest)
         if difference:
             raise ConfigError(
                 f"{replacement.folder}: {difference} in the run in progress, whose updates would no"

@@ -89,20 +89,20 @@ class RunContext:
         """Return whether a trait holds of the run, as far as its settings decide it."""
         return keeps(self.config, trait)
 
-    def set_of(self, device: str, item: TierArtifacts) -> BlobRef:
+    def set_of(self, device: str, tier_set: TierArtifacts) -> BlobRef:
         """Return the artifact set that a task of a device names for a tier."""
-        tested = self.sets(device).get(item.tier.id)
+        tested = self.sets(device).get(tier_set.tier.id)
         if tested is None:
-            return item.ref
+            return tier_set.ref
         manifest, ref = tested
-        return item.ref if self.set_difference(item, manifest) else ref
+        return tier_set.ref if self.set_difference(tier_set, manifest) else ref
 
-    def set_difference(self, item: TierArtifacts, new: Manifest) -> str:
+    def set_difference(self, tier_set: TierArtifacts, new: Manifest) -> str:
         """Return why another artifact set cannot take the place of a tier's in this run.
 
         It is empty if it can.
         """
-        old = item.manifest
+        old = tier_set.manifest
         fields = list(_MEANING)
         if self.config.train.optimizer_state == "keep":
             fields.append("states")
@@ -110,7 +110,7 @@ class RunContext:
         if old.recipe.loss != new.recipe.loss:
             differing.append("recipe.loss")
         differing += [f"graph {name}" for name in old.graphs.keys() - new.graphs.keys()]
-        return f"{', '.join(differing)} of {item.tier.id} are others than" if differing else ""
+        return f"{', '.join(differing)} of {tier_set.tier.id} are others than" if differing else ""
 
     @property
     def open_labels(self) -> bool:
@@ -120,7 +120,7 @@ class RunContext:
         boards, or tiers have heads of their own, labels may differ.
         """
         named = any(contract.labels for contract in self.contracts.values())
-        own_heads = any(self.artifacts.layout.own_head(item.tier) for item in self.tiers)
+        own_heads = any(self.artifacts.layout.own_head(tier_set.tier) for tier_set in self.tiers)
         return not (named or own_heads or self.strategy.stays)
 
     @property
@@ -149,11 +149,11 @@ class RunContext:
 
         None if the plans of all tiers stay.
         """
-        for item in self.tiers:
-            request = PlanRequest(item.tier, "", 0, self.config.seed)
+        for tier_set in self.tiers:
+            request = PlanRequest(tier_set.tier, "", 0, self.config.seed)
             plan = self.strategy.plan(request).plan
             if plan.kind != "static" or self.strategy.renews_units:
-                return item.tier.id
+                return tier_set.tier.id
         return None
 
     def instructions(
@@ -270,19 +270,19 @@ def prepare_run(
     strategy = build_strategy(
         method_settings(config),
         artifacts.layout,
-        [item.tier for item in allowed],
+        [tier_set.tier for tier_set in allowed],
         config.server_optimizer,
     )
-    tiers = tuple(item for item in allowed if item.tier in strategy.tiers)
+    tiers = tuple(tier_set for tier_set in allowed if tier_set.tier in strategy.tiers)
     require_levels(tiers, config.tiers)
     context = RunContext(run, config, artifacts, tiers, strategy, noise)
     asked = context.instructions("train", 0)
     require_together([*features_of(config), *method_features(config, _method_of(context, asked))])
     if config.privacy is not None:
         require_accountant()
-    for item in tiers:
-        require_inputs(asked.train, item.manifest)
-        require_recipe(config.model.recipe, item.manifest)
+    for tier_set in tiers:
+        require_inputs(asked.train, tier_set.manifest)
+        require_recipe(config.model.recipe, tier_set.manifest)
     if config.evaluation.data is not None:
         require_metric(config.evaluation, context.judged.manifest.recipe)
         _warn_of_untrained(context)
@@ -292,7 +292,9 @@ def prepare_run(
 def _method_of(context: RunContext, asked: Instructions) -> Method:
     config = context.config
     layout = context.artifacts.layout
-    own_heads = tuple(item.tier.id for item in context.tiers if layout.own_head(item.tier))
+    own_heads = tuple(
+        tier_set.tier.id for tier_set in context.tiers if layout.own_head(tier_set.tier)
+    )
     judged = config.evaluation.data is not None
     queries = judged and config.evaluation.statistics == "query"
     return Method(
@@ -310,8 +312,8 @@ def _method_of(context: RunContext, asked: Instructions) -> Method:
 
 def _shared_plans(context: RunContext) -> bool:
     """Return whether any two devices of a tier have the same plan."""
-    for item in context.tiers:
-        requests = [PlanRequest(item.tier, device, 0, 0) for device in ("one", "other")]
+    for tier_set in context.tiers:
+        requests = [PlanRequest(tier_set.tier, device, 0, 0) for device in ("one", "other")]
         keys = {context.strategy.plan(request).key for request in requests}
         if len(keys) > 1:
             return False

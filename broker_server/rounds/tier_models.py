@@ -36,7 +36,7 @@ def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: Blo
     if tier == layout.tier(1.0):
         return weights
     plan = compile_plan(layout, make_plan(layout, tier))
-    trained = {item.tier for item in context.tiers}
+    trained = {tier_set.tier for tier_set in context.tiers}
     if tier not in trained:
         # The state of an old version, which a method may send from, may be gone.
         return plan.slice(weights)

@@ -123,11 +123,11 @@ class Cache:
             weights: their digest.
             newest: which model that is, as of the index.
         """
-        known = self.index.find(manifest) or CachedSet(manifest=manifest, blobs=())
+        before = self.index.find(manifest) or CachedSet(manifest=manifest, blobs=())
         entry = CachedSet(
             manifest=manifest,
-            blobs=tuple(sorted({manifest, *graphs, *known.blobs})),
-            tested=known.tested,
+            blobs=tuple(sorted({manifest, *graphs, *before.blobs})),
+            tested=before.tested,
         )
         older_weights = tuple(digest for digest in self.index.weights if digest != weights)
         index = CacheIndex(

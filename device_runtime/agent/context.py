@@ -226,7 +226,7 @@ class Context:
         self.uplink.publish_status(None, self._profile(self.need_setup()))
 
     def _profile(self, setup: DeviceSetup) -> Profile | None:
-        findings = self.kit.findings.of(setup.data)
+        findings = self.kit.findings.find(setup.data)
         reports = self.kit.config.report_data
         return self.measurements.profile(
             self.kit.config,

@@ -44,7 +44,7 @@ class DataFindings:
         """Compare with another contract from now on; None for a fleet without a contract."""
         self._contract = contract
 
-    def of(self, data: DataSet) -> tuple[str, ...]:
+    def find(self, data: DataSet) -> tuple[str, ...]:
         """Return one sentence for each finding; log the new ones."""
         if self._is_examined(data):
             return self._sentences

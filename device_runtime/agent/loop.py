@@ -122,7 +122,7 @@ class Agent:
                 self._enter(State.STARTING)
                 self._follow_events()
                 while self.ctx.state is not State.STOPPED:
-                    self._turn()
+                    self._handle_next()
                 return RESTART if self.ctx.releases.restarts else 0
             finally:
                 if self.ctx.uplink.link is not None and self.ctx.state is not State.STOPPED:
@@ -156,7 +156,7 @@ class Agent:
 
     # The loop.
 
-    def _turn(self) -> None:
+    def _handle_next(self) -> None:
         """Wait for one item or a deadline, and handle it."""
         ctx = self.ctx
         self._service.alive()

@@ -105,13 +105,13 @@ class Releases:
         record = self.sets if release.sets else self.record
         if record is None:
             return
-        known = _number_of(record)
+        newest_number = _number_of(record)
         # An older one that was signed once must not bring its faults back.
-        if release.number < known:
+        if release.number < newest_number:
             raise RefusedError(
-                RefusalReason.REPLAYED, f"release {release.number}, where {known} is known"
+                RefusalReason.REPLAYED, f"release {release.number}, where {newest_number} is known"
             )
-        if release.number > known:
+        if release.number > newest_number:
             self._consider(release)
 
     def _consider(self, release: "Release") -> None:

@@ -1,4 +1,6 @@
-"""A model of your own: plain PyTorch, except that every size that may shrink is asked from ``cut``."""
+"""A model of your own: plain PyTorch, except that every size that may shrink is asked from
+``cut``.
+"""
 
 from torch import Tensor, nn
 

@@ -1,74 +1,85 @@
-"""How figures, verdicts and times read in a table."""
+"""Write figures, verdicts and times as the cells of a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from reproduction.experiment import Claim
-from reproduction.figures import Figure, Judged, mean_and_spread
+from reproduction.figures import ClaimResult, Figure, mean_and_spread
 from reproduction.measures import measure_named
 
 MISSING = "-"
-"""What stands where there is no figure."""
+"""The cell where there is no figure."""
 
 _NOT_REACHED = "not reached"
 
 
 def figure_cells(figure: Figure) -> dict[str, str]:
-    """A figure as cells by column."""
-    digits = 3 if figure.measure.unit == "h" else 0 if figure.measure.name == "rounds" else 2
-    deciding, best, last = (
-        list(figure.by_seed(name).values()) for name in ("deciding", "best", "last")
-    )
-    published = figure.published
-    spread = "" if published is None or published.spread is None else f" ± {published.spread:.2f}"
+    """Return the cells of a figure by column."""
+    digits = _digits(figure)
+    deciding = figure.by_seed("deciding")
+    best = figure.by_seed("best")
+    last = list(figure.by_seed("last").values())
     return {
         "arm": figure.arm.name,
         "figure": f"{figure.measure.title}, {figure.measure.unit}".removesuffix(", "),
-        "published": MISSING
-        if published is None
-        else f"{published.value:.{min(digits, 2)}f}{spread}",
-        "ours": _mean(deciding, digits),
-        "by seed": _seeds(figure.by_seed("deciding"), digits),
-        "best round": _mean(best, digits),
+        "published": _published(figure, digits),
+        "ours": _mean(list(deciding.values()), digits),
+        "by seed": _seeds(deciding, digits),
+        "best round": _mean(list(best.values()), digits),
         "last round": MISSING if None in last else _mean(last, digits),
     }
 
 
-def claim_cells(item: Judged) -> dict[str, str]:
-    """A claim or comparison with its verdict, as cells by column."""
-    best = mean_and_spread(list(item.best.values()), item.claim.how)[0]
+def _digits(figure: Figure) -> int:
+    if figure.measure.unit == "h":
+        return 3
+    return 0 if figure.measure.name == "rounds" else 2
+
+
+def _published(figure: Figure, digits: int) -> str:
+    published = figure.published
+    if published is None:
+        return MISSING
+    spread = "" if published.spread is None else f" ± {published.spread:.2f}"
+    return f"{published.value:.{min(digits, 2)}f}{spread}"
+
+
+def claim_cells(result: ClaimResult) -> dict[str, str]:
+    """Return the cells of a claim or comparison with its verdict, by column."""
+    claim = result.claim
+    best = mean_and_spread(list(result.best.values()), claim.how)[0]
+    seeds = _seeds(result.by_seed, 2, signed=_signed(claim), bounds=result.bounds)
     return {
-        "claim": item.claim.says or comparison_text(item.claim),
-        "verdict": item.verdict or MISSING,
-        "wanted": _bounds(item.claim),
-        "ours, 95 %": _interval(item),
-        "by seed": _seeds(item.by_seed, 2, signed=_signed(item.claim), bounds=item.bounds)
-        + _lacking(item)
-        or MISSING,
-        "best round": _number(best, item.claim),
-        "published": _number(item.published, item.claim),
+        "claim": claim.says or comparison_text(claim),
+        "verdict": result.verdict or MISSING,
+        "wanted": _bounds(claim),
+        "ours, 95 %": _interval(result),
+        "by seed": seeds + _lacking(result) or MISSING,
+        "best round": _number(best, claim),
+        "published": _number(result.published, claim),
     }
 
 
 def comparison_text(claim: Claim) -> str:
-    """Which arms are compared, and by what."""
-    other = f" {'/' if claim.how == 'over' else '-'} {claim.right}" if claim.right else ""
-    return f"{claim.left}{other}, {measure_named(claim.measure).title}"
+    """Name the arms that are compared, and the measure."""
+    sign = "/" if claim.how == "over" else "-"
+    right = f" {sign} {claim.right}" if claim.right else ""
+    return f"{claim.left}{right}, {measure_named(claim.measure).title}"
 
 
 def table_text(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows, of which there is at least one, as a table in Markdown."""
-    lines = [
-        list(rows[0]),
-        ["---"] * len(rows[0]),
-        *(list(row.values()) for row in rows),
-    ]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
+    """Write rows, of which there is at least one, as a table in Markdown."""
+    lines = [_line(rows[0]), _line(["---"] * len(rows[0]))]
+    lines += [_line(row.values()) for row in rows]
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def duration_text(seconds: float | None) -> str:
-    """A time in seconds, minutes or hours; unknown where it is None."""
+    """Write a time in seconds, minutes or hours; None is unknown."""
     if seconds is None:
         return "unknown"
     if seconds < 60:
@@ -76,15 +87,15 @@ def duration_text(seconds: float | None) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.2f} h"
 
 
-def _interval(item: Judged) -> str:
-    if not item.by_seed:
+def _interval(result: ClaimResult) -> str:
+    if not result.by_seed:
         return MISSING
-    if None in item.by_seed.values():
+    if None in result.by_seed.values():
         return _NOT_REACHED
-    if item.interval is None:
-        return f"{_number(next(iter(item.by_seed.values())), item.claim)}, one seed"
-    middle, low, high = (_number(value, item.claim) for value in item.interval)
-    return f"{middle} [{low}, {high}]"
+    if result.interval is None:
+        return f"{_number(next(iter(result.by_seed.values())), result.claim)}, one seed"
+    mean, low, high = (_number(value, result.claim) for value in result.interval)
+    return f"{mean} [{low}, {high}]"
 
 
 def _signed(claim: Claim) -> bool:
@@ -92,14 +103,18 @@ def _signed(claim: Claim) -> bool:
 
 
 def _number(value: float | None, claim: Claim) -> str:
-    return MISSING if value is None else f"{value:+.2f}" if _signed(claim) else f"{value:.2f}"
+    if value is None:
+        return MISSING
+    return f"{value:+.2f}" if _signed(claim) else f"{value:.2f}"
 
 
 def _bounds(claim: Claim) -> str:
-    least = [] if claim.at_least is None else [f"> {claim.at_least:g}"]
-    return (
-        " and ".join(least + ([] if claim.at_most is None else [f"< {claim.at_most:g}"])) or MISSING
-    )
+    bounds: list[str] = []
+    if claim.at_least is not None:
+        bounds.append(f"> {claim.at_least:g}")
+    if claim.at_most is not None:
+        bounds.append(f"< {claim.at_most:g}")
+    return " and ".join(bounds) or MISSING
 
 
 def _seeds(
@@ -110,15 +125,18 @@ def _seeds(
     bounds: Mapping[int, str] | None = None,
 ) -> str:
     form = f"{'+' if signed else ''}.{digits}f"
-    known = bounds or {}
-    return ", ".join(
-        f"{seed}: {known.get(seed, _NOT_REACHED) if value is None else format(value, form)}"
-        for seed, value in by_seed.items()
-    )
+    seeds: list[str] = []
+    for seed, value in by_seed.items():
+        if value is None:
+            text = (bounds or {}).get(seed, _NOT_REACHED)
+        else:
+            text = format(value, form)
+        seeds.append(f"{seed}: {text}")
+    return ", ".join(seeds)
 
 
-def _lacking(item: Judged) -> str:
-    return "".join(f", {seed}: not run" for seed in item.lacking) if item.by_seed else ""
+def _lacking(result: ClaimResult) -> str:
+    return "".join(f", {seed}: not run" for seed in result.lacking) if result.by_seed else ""
 
 
 def _mean(values: Sequence[float | None], digits: int) -> str:

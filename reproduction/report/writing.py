@@ -1,6 +1,6 @@
-"""Writes a table into a folder: figures, curves, Markdown and plots.
+"""Write a table into a folder: figures, curves, Markdown and plots.
 
-What another statement gave is kept.
+Files of an earlier statement are kept.
 """
 
 from collections import Counter
@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from pathlib import Path
+from typing import Any
 
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from reproduction.experiment import Arm, Experiment, Scale, stated
-from reproduction.figures import VERDICTS, judged, stand_ins
+from reproduction.figures import VERDICTS, judge, stand_ins
 from reproduction.report.cells import claim_cells, table_text
 from reproduction.report.markdown import as_markdown, stated_since
 from reproduction.running import ArmResult
@@ -35,53 +36,70 @@ from simulation.results.tier_plots import Widths, widths_by_device
 
 CURVES = ".curves.csv"
 """Ends the name of the file with a table's curves, from which its plots are made."""
-# curves, which are as many as there are colours; more are drawn apart, by what the methods share
+
+# Curves in one panel, as many as there are colours; more are drawn in panels by the data of an arm.
 _MOST_TOGETHER = 7
+
 _ABOUT = """# What we ran
 
-Every claim of the papers' tables, as `shoal reproduce --report` wrote this page from the figures stored beside it. What
-is claimed, what decides and how it is tested stands in the table's file (`reproduction/tables`) before it is run: the
-mean of the last evaluations (of arms with a run that is too old to have it the last one), or a simulated time; paired
+Every claim of the papers' tables, as `shoal reproduce --report` wrote this page from the figures \
+stored beside it. What
+is claimed, what decides and how it is tested stands in the table's file (`reproduction/tables`) \
+before it is run: the
+mean of the last evaluations (of arms with a run that is too old to have it the last one), or a \
+simulated time; paired
 over the seeds; Student's interval of 95 %.
 
-- `holds`: all of the interval is beyond what is wanted; `does not hold`: all of it is on the other side.
-- `undecided`: neither, or not all of the stated seeds, or a target that one of the two never reached, or other data.
-  `> 2.65` is what is known of a ratio of times then: the first had not reached it when its run ended.
-- `not run`: nothing is stored of one of the two, or they share no stated seed; other seeds stand in the table alone.
+- `holds`: all of the interval is beyond what is wanted; `does not hold`: all of it is on the \
+other side.
+- `undecided`: neither, or not all of the stated seeds, or a target that one of the two never \
+reached, or other data.
+  `> 2.65` is what is known of a ratio of times then: the first had not reached it when its run \
+ended.
+- `not run`: nothing is stored of one of the two, or they share no stated seed; other seeds stand \
+in the table alone.
 
 How to run a table is in [simulation](../simulation.md)."""
 
 
 def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
-    """Write every table's Markdown again, in the folder of its name, and ``README.md`` from all of
-    them.
+    """Write ``README.md`` from all tables, and the Markdown of each in the folder of its name.
 
-    What was written when a table stated something else is set aside as it is, and not judged by
-    what is stated now.
+    Files that were written when a table stated something else are set aside, and not judged by what
+    is stated now.
 
     Raises:
-        DataError: a stored table is damaged.
-        StorageError: a file cannot be written.
+        DataError: if a stored table is damaged.
+        StorageError: if a file cannot be written.
     """
-    found = {name: read_rows(folder / name / f"{name}.csv") for name in tables}
-    for name, rows in found.items():
-        then = statement_of(rows)
-        if then and then != stated(tables[name], rows[0].scale):
-            keep_earlier(folder / name, name, then)
-            found[name] = ()
-        elif rows:
-            write_rows(tables[name], rows, folder / name)
-    parts = [
-        _ABOUT,
-        table_text([_counts(paper, group, found) for paper, group in _by_paper(tables)]),
-    ]
-    for paper, group in _by_paper(tables):
-        parts.append(f"## {paper}")
+    rows_by_table: dict[str, tuple[Row, ...]] = {}
+    # All are read before any is written, so that a damaged one changes nothing.
+    for name in tables:
+        rows_by_table[name] = read_rows(folder / name / f"{name}.csv")
+    for name, experiment in tables.items():
+        rows_by_table[name] = _write_again(experiment, rows_by_table[name], folder / name)
+    papers = list(_by_paper(tables))
+    counts = [_count_verdicts(paper, group, rows_by_table) for paper, group in papers]
+    paragraphs = [_ABOUT, table_text(counts)]
+    for paper, group in papers:
+        paragraphs.append(f"## {paper}")
         for experiment in group:
-            parts += _table(experiment, found[experiment.table], folder / experiment.table)
+            name = experiment.table
+            paragraphs += _summary(experiment, rows_by_table[name], folder / name)
     path = folder / "README.md"
-    write_atomically(path, ("\n\n".join(parts) + "\n").encode())
+    write_atomically(path, ("\n\n".join(paragraphs) + "\n").encode())
     return path
+
+
+def _write_again(experiment: Experiment, rows: tuple[Row, ...], folder: Path) -> tuple[Row, ...]:
+    """Write the files of a table from its rows; return the rows that what is stated now judges."""
+    statement = statement_of(rows)
+    if statement and statement != stated(experiment, rows[0].scale):
+        keep_earlier(folder, experiment.table, statement)
+        return ()
+    if rows:
+        write_rows(experiment, rows, folder)
+    return rows
 
 
 def _by_paper(
@@ -91,127 +109,140 @@ def _by_paper(
         yield paper, list(group)
 
 
-def _counts(
-    paper: str, group: Sequence[Experiment], found: Mapping[str, Sequence[Row]]
+def _count_verdicts(
+    paper: str, group: Sequence[Experiment], rows_by_table: Mapping[str, Sequence[Row]]
 ) -> dict[str, str]:
-    verdicts = Counter(
-        item.verdict for table in group for item in judged(table, found[table.table])
-    )
-    return {"claims of": paper, **{word: str(verdicts[word]) for word in VERDICTS}}
+    verdicts = Counter[str]()
+    for experiment in group:
+        results = judge(experiment, rows_by_table[experiment.table])
+        verdicts.update(result.verdict for result in results)
+    return {"claims of": paper, **{verdict: str(verdicts[verdict]) for verdict in VERDICTS}}
 
 
-def _table(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[str]:
-    name = experiment.table
+def _summary(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[str]:
+    """Yield the paragraphs of a table on the page of all tables."""
     title = experiment.title.partition(", ")[2]
     yield f"### {title[0].upper()}{title[1:]}"
-    earlier = [
-        f"[{path.name}]({name}/{path.name}/{name}.md)"
-        for path in sorted(folder.glob(f"{EARLIER}*"))
-    ]
-    words = [f"`{name}`: not run."]
+    yield " ".join(_run_sentences(experiment, rows, folder))
+    claims = [claim_cells(result) for result in judge(experiment, rows) if result.claim.says]
+    if claims:
+        yield table_text(claims)
+    else:
+        yield "Nothing is claimed of it; its figures stand beside the others."
+    if rows and rows[0].scale == "small":
+        yield from experiment.checked
+
+
+def _run_sentences(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[str]:
+    """Yield what was run of a table, and where it is."""
+    name = experiment.table
     if rows:
         runs = {(row.arm, row.seed) for row in rows}
         arms = f"{len({arm for arm, _ in runs})} of {len(experiment.arms)} arms"
-        words = [f"[{name}]({name}/{name}.md): scale {rows[0].scale}, {arms}, {len(runs)} runs."]
-        words += [since] if (since := stated_since(rows)) else []
-    yield " ".join(
-        [
-            *words,
-            *(
-                [f"Earlier, when something else was stated: {', '.join(earlier)}."]
-                if earlier
-                else []
-            ),
-        ]
-    )
-    items = [claim_cells(item) for item in judged(experiment, rows) if item.claim.says]
-    yield (
-        table_text(items)
-        if items
-        else "Nothing is claimed of it; its figures stand beside the others."
-    )
-    yield from experiment.checked if rows and rows[0].scale == "small" else ()
+        yield f"[{name}]({name}/{name}.md): scale {rows[0].scale}, {arms}, {len(runs)} runs."
+        since = stated_since(rows)
+        if since:
+            yield since
+    else:
+        yield f"`{name}`: not run."
+    folders = sorted(folder.glob(f"{EARLIER}*"))
+    if folders:
+        links = [f"[{path.name}]({name}/{path.name}/{name}.md)" for path in folders]
+        yield f"Earlier, when something else was stated: {', '.join(links)}."
 
 
 def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: Path) -> None:
-    """Write one plot for each quantity that the figures are taken from, and others where these are
-    about more.
+    """Write the plots of a table.
 
-    Those are accuracy over time and bytes where a figure is of a time or at so many bytes, and the
-    widths of the devices where they choose them, of the first seed of each arm.
+    There is one for each quantity that the figures are taken from, accuracy over time and bytes
+    where a figure is of a time or at a number of bytes, and the widths of the devices where they
+    choose them, of the first seed of each arm.
 
     Raises:
-        StorageError: a file cannot be written.
+        StorageError: if a file cannot be written.
     """
-    arms = [arm for arm in experiment.arms if any(point.arm == arm.name for point in points)]
-    measures = [measure for arm in arms for measure in arm.measures]
-    drawn = {}
+    arms_with_points = {point.arm for point in points}
+    arms = [arm for arm in experiment.arms if arm.name in arms_with_points]
     title = experiment.title
     for published, here in stand_ins(experiment, {(arm.name, scale) for arm in arms}):
         title += f" ({here} stands for {published}, of which the published figures are)"
-    for quantity in dict.fromkeys(
-        measure.quantity for measure in measures if measure.quantity is not None
-    ):
-        if curves := _curves(arms, points, quantity):
-            drawn[quantity.name] = over_rounds(curves, quantity=quantity, title=title)
-            for what in ("time", "bytes"):
-                if quantity == ACCURACY and any(measure.over == what for measure in measures):
-                    drawn[what] = accuracy_over(what, curves, title=title)
-    if chosen := [widths for arm in arms if (widths := _widths(arm, scale, points))]:
-        drawn["widths"] = widths_by_device(chosen, title=title)
-    for name, figure in drawn.items():
+    plots = _plots_of_quantities(arms, points, title)
+    widths = [widths for arm in arms for widths in _widths(arm, scale, points)]
+    if widths:
+        plots["widths"] = widths_by_device(widths, title=title)
+    for name, figure in plots.items():
         save(figure, folder / f"{experiment.table}-{name}.png")
 
 
+def _plots_of_quantities(
+    arms: Sequence[Arm], points: Sequence[Point], title: str
+) -> dict[str, Any]:
+    """Draw every quantity over rounds, and accuracy also over what figures measure it by."""
+    measures = [measure for arm in arms for measure in arm.measures]
+    costs = {measure.over for measure in measures}
+    plots: dict[str, Any] = {}
+    for quantity in dict.fromkeys(measure.quantity for measure in measures):
+        curves = [] if quantity is None else _curves(arms, points, quantity)
+        if quantity is None or not curves:
+            continue
+        plots[quantity.name] = over_rounds(curves, quantity=quantity, title=title)
+        if quantity == ACCURACY:
+            for cost in ("time", "bytes"):
+                if cost in costs:
+                    plots[cost] = accuracy_over(cost, curves, title=title)
+    return plots
+
+
 def _runs(arm: Arm, points: Sequence[Point]) -> list[list[Point]]:
-    """The curves of an arm, seed by seed."""
-    mine = [point for point in points if point.arm == arm.name]
-    return [
-        [point for point in mine if point.seed == seed]
-        for seed in sorted({point.seed for point in mine})
-    ]
+    """Return the curves of an arm, seed by seed."""
+    runs: dict[int, list[Point]] = {}
+    for point in points:
+        if point.arm == arm.name:
+            runs.setdefault(point.seed, []).append(point)
+    return [runs[seed] for seed in sorted(runs)]
 
 
 def _curves(arms: Sequence[Arm], points: Sequence[Point], quantity: Quantity) -> list[Curve]:
-    """The arms with figures that are taken from a quantity, as far as it was evaluated."""
-    curves = []
+    """Return the curves of arms with figures of a quantity, as far as it was evaluated."""
+    curves: list[Curve] = []
     for arm in arms:
-        histories = _runs(arm, points)
-        asked = [
-            measure
-            for measure in arm.measures
-            if measure.quantity == quantity and measure.target is None
-        ]
-        if asked and all(
-            any(quantity.value(row) is not None for row in rows) for rows in histories
-        ):
-            figure = arm.published.get(asked[-1].name)
-            share = 100.0 if quantity.share else 1.0
-            targets = [
-                m.target for m in arm.measures if m.quantity == quantity and m.target is not None
-            ]
-            published = None if figure is None else figure.value / share
-            curves.append(Curve(arm.name, histories, published, targets=targets))
+        curve = _curve(arm, _runs(arm, points), quantity)
+        if curve is not None:
+            curves.append(curve)
     if len(curves) <= _MOST_TOGETHER:
         return curves
-    apart = [
-        replace(item, label=item.label.partition("/")[0], panel=item.label.partition("/")[2])
-        for item in curves
-    ]
-    return sorted(apart, key=lambda curve: curve.panel)
+    panels: list[Curve] = []
+    for curve in curves:
+        label, _, panel = curve.label.partition("/")
+        panels.append(replace(curve, label=label, panel=panel))
+    return sorted(panels, key=lambda curve: curve.panel)
 
 
-def _widths(arm: Arm, scale: Scale, points: Sequence[Point]) -> Widths | None:
-    """Those of an arm's first seed; None where the devices choose none."""
-    rows = [point for point in _runs(arm, points)[0] if point.widths]
-    if not rows:
+def _curve(arm: Arm, runs: list[list[Point]], quantity: Quantity) -> Curve | None:
+    measures = [measure for measure in arm.measures if measure.quantity == quantity]
+    plotted = [measure for measure in measures if measure.target is None]
+    if not plotted or not all(_is_evaluated(run, quantity) for run in runs):
         return None
-    devices = [kind.type for kind in arm.config(scale, rows[0].seed).devices.kinds]
-    return Widths(
-        f"{arm.name}, seed {rows[0].seed}",
-        devices,
-        {point.round: point.by_device for point in rows},
-    )
+    published = arm.published.get(plotted[-1].name)
+    share = 100.0 if quantity.share else 1.0
+    value = None if published is None else published.value / share
+    targets = [measure.target for measure in measures if measure.target is not None]
+    return Curve(arm.name, runs, value, targets=targets)
+
+
+def _is_evaluated(run: Sequence[Point], quantity: Quantity) -> bool:
+    return any(quantity.value(point) is not None for point in run)
+
+
+def _widths(arm: Arm, scale: Scale, points: Sequence[Point]) -> list[Widths]:
+    """Return the widths of an arm's first seed, if its devices choose any."""
+    rounds = [point for point in _runs(arm, points)[0] if point.widths]
+    if not rounds:
+        return []
+    seed = rounds[0].seed
+    devices = [kind.type for kind in arm.config(scale, seed).devices.kinds]
+    by_round = {point.round: point.by_device for point in rounds}
+    return [Widths(f"{arm.name}, seed {seed}", devices, by_round)]
 
 
 @dataclass(frozen=True)
@@ -225,46 +256,47 @@ class Written:
 def write_table(
     experiment: Experiment, scale: Scale, results: Sequence[ArmResult], folder: Path
 ) -> Written:
-    """Write the figures of complete runs, at least one.
+    """Write the figures of complete runs, at least one, beside those that are there.
 
-    Those of others stay, if the table stated the same then.
-
-    Those that are older than any statement stay, too, and the table names them; where their curves
-    were not kept, their page is set aside with its plots.
+    Figures that are there stay if the table stated the same then, and also if they are older than
+    any statement; the table names those. Where their curves were not kept, their page is set aside
+    with its plots.
 
     Raises:
-        ConfigError: what is there is of another scale.
-        StorageError: a file cannot be written.
+        ConfigError: if figures of another scale are there.
+        StorageError: if a file cannot be written.
     """
-    before = read_rows(folder / f"{experiment.table}.csv")
+    earlier = read_rows(folder / f"{experiment.table}.csv")
     curves = folder / f"{experiment.table}{CURVES}"
-    then = statement_of(before)
-    if before and before[0].scale != scale:
-        raise ConfigError(
-            f"{folder} has this table at scale {before[0].scale}; name another folder for {scale}"
-        )
-    if before and then not in {"", stated(experiment, scale)}:
-        keep_earlier(folder, experiment.table, then or "nothing")
-        before = ()
-    elif before and not curves.exists():  # the plots of those could not be drawn again
-        keep_earlier(folder, experiment.table, then or "nothing")
-    new = {
-        (row.arm, row.seed, row.figure): row
-        for row in (*before, *rows_of(experiment, scale, results))
-    }
-    points = {
-        (point.arm, point.seed, point.round): point
-        for point in (*read_points(curves), *points_of(results))
-    }
+    if earlier:
+        if earlier[0].scale != scale:
+            raise ConfigError(
+                f"{folder} has this table at scale {earlier[0].scale}; name another folder for "
+                f"{scale}"
+            )
+        statement = statement_of(earlier)
+        is_current = statement in {"", stated(experiment, scale)}
+        # Without curves, the plots could not be drawn again.
+        if not is_current or not curves.exists():
+            keep_earlier(folder, experiment.table, statement or "nothing")
+        if not is_current:
+            earlier = ()
+    # A run that is there once more replaces the earlier one in its place.
+    rows: dict[tuple[str, int, str], Row] = {}
+    for row in (*earlier, *rows_of(experiment, scale, results)):
+        rows[row.arm, row.seed, row.figure] = row
+    points: dict[tuple[str, int, int], Point] = {}
+    for point in (*read_points(curves), *points_of(results)):
+        points[point.arm, point.seed, point.round] = point
     write_atomically(curves, as_csv(_in_order(experiment, points.values()), Point).encode())
-    return write_rows(experiment, tuple(new.values()), folder)
+    return write_rows(experiment, tuple(rows.values()), folder)
 
 
 def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Written:
-    """Write a table from its figures and curves alone, with the plots of older ones that lie there.
+    """Write a table from its figures and curves, with older plots that are there.
 
     Raises:
-        StorageError: a file cannot be written.
+        StorageError: if a file cannot be written.
     """
     ordered = _in_order(experiment, rows)
     curves = folder / f"{experiment.table}{CURVES}"
@@ -281,25 +313,29 @@ def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Wri
 
 
 def keep_earlier(folder: Path, table: str, digest: str) -> None:
-    """Set a table's files aside, into a new folder named by the digest of what it stated when they
-    were written.
+    """Set a table's files aside, into a new folder named by a digest.
+
+    Args:
+        folder: where the files are.
+        table: name of the table.
+        digest: of what the table stated when they were written.
     """
-    names = (f"{EARLIER}{digest}" + (f"-{number}" if number else "") for number in count())
-    earlier = next(path for name in names if not (path := folder / name).exists())
+    earlier = folder / f"{EARLIER}{digest}"
+    for number in count(1):
+        if not earlier.exists():
+            break
+        earlier = folder / f"{EARLIER}{digest}-{number}"
     earlier.mkdir()
     for path in [*folder.glob(f"{table}.*"), *folder.glob(f"{table}-*.png")]:
         path.replace(earlier / path.name)
 
 
 def _in_order(experiment: Experiment, rows: Iterable[RowT]) -> tuple[RowT, ...]:
-    """By arm and seed, and then as they came.
+    """Sort rows by arm and seed; rows with the same stay in their order.
 
-    Those of arms that the table has no more are left out.
+    Rows of arms that the table does not have any more are left out.
     """
     order = {arm.name: place for place, arm in enumerate(experiment.arms)}
-    return tuple(
-        sorted(
-            (row for row in rows if row.arm in order),
-            key=lambda row: (order[row.arm], row.seed),
-        )
-    )
+    present = [row for row in rows if row.arm in order]
+    present.sort(key=lambda row: (order[row.arm], row.seed))
+    return tuple(present)

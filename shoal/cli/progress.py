@@ -29,9 +29,9 @@ _BUSY = {"train": "training", "statistics": "statistics"}
 
 @contextmanager
 def export_bar(console: Console, title: str) -> "Iterator[Callable[[Stage], None]]":
-    """What to call with every stage of an export, to draw how far it is.
+    """Draw how far an export is; yields the function that receives its stages.
 
-    Nothing where the console is no terminal.
+    Nothing is drawn where the console is no terminal.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # Drawn to a file it would leave an empty line before an error.
@@ -94,61 +94,73 @@ class RunDisplay(Display):
         table = Table.grid(padding=(0, 2))
         for device, (tier, state) in sorted(self._devices.items()):
             table.add_row(f"  {device}", f"[dim]{tier}[/]", state)
-        return Group(self._bars, table, *[line for line in (self._waiting, self._last) if line])
+        lines = [line for line in (self._waiting, self._last) if line]
+        return Group(self._bars, table, *lines)
 
-    def _set(self, device: str, state: str, tier: str | None = None) -> None:
-        known = self._devices.get(device, ("", ""))[0]
-        self._devices[device] = (tier if tier is not None else known, state)
+    def _set_state(self, device: str, state: str, tier: str | None = None) -> None:
+        """Show another state of a device, with the tier that it had, if no other is given."""
+        last_tier, _ = self._devices.get(device, ("", ""))
+        self._devices[device] = (last_tier if tier is None else tier, state)
 
     def show(self, event: control.RunEvent) -> None:
-        """Take in one event."""
+        """Draw the view as it is after an event."""
+        self._apply(event)
+        self._live.update(self._render())
+
+    def _apply(self, event: control.RunEvent) -> None:
+        # One table of events, a case each, which reads better in one piece.
         match event:
             case control.RunStarted():
                 self._bars.update(self._rounds, total=event.rounds, completed=event.closed)
             case control.FleetChanged():
-                self._waiting = f"waiting for devices: {event.eligible} of {event.needed} ready, {len(event.online)} online"
-                if not self._console.is_terminal:
-                    self._console.print(self._waiting)
+                self._show_waiting(event)
             case control.RoundStarted():
                 self._waiting = ""
                 self._devices = {device: (tier, "asked") for device, tier in event.devices.items()}
             case control.DeviceAccepted():
-                self._set(event.device, _BUSY[event.kind], event.tier)
+                self._set_state(event.device, _BUSY[event.kind], event.tier)
             case control.DeviceProgressed():
                 loss = "" if event.loss is None else f", loss {event.loss:.4f}"
-                self._set(event.device, f"training, epoch {event.epoch}/{event.epochs}{loss}")
+                self._set_state(event.device, f"training, epoch {event.epoch}/{event.epochs}{loss}")
             case control.UpdateReceived():
-                self._set(event.device, f"[green]sent {bytes_text(event.size)}[/]")
+                self._set_state(event.device, f"[green]sent {bytes_text(event.size)}[/]")
             case control.UpdateRefused():
-                # The text is a device's: a [word] in it is no markup.
-                who = f"({event.reason.value}) {event.device or ''}"
-                self._console.print(f"[yellow]refused[/] {who}: {escape(event.detail)}")
+                # The detail comes from a device: a [word] in it is no markup.
+                about = f"({event.reason.value}) {event.device or ''}"
+                self._console.print(f"[yellow]refused[/] {about}: {escape(event.detail)}")
             case control.StatisticsStarted():
                 for device in event.devices:
-                    self._set(device, "asked for statistics")
+                    self._set_state(device, "asked for statistics")
             case control.RoundClosed():
                 self._closed(event)
             case control.RoundJudged():
-                said = event.note if event.evaluation is None else event.evaluation.summary
-                self._tell(f"  round {event.round} judged: {said}")
+                result = event.note if event.evaluation is None else event.evaluation.summary
+                self._show_last(f"  round {event.round} judged: {result}")
             case control.RoundAbandoned():
                 self._console.print(
                     f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}"
                 )
             case control.RunFinished() | control.RunRejected():
                 self._devices = {}
-        self._live.update(self._render())
+
+    def _show_waiting(self, event: control.FleetChanged) -> None:
+        """Show how many devices are missing."""
+        ready = f"{event.eligible} of {event.needed} ready"
+        self._waiting = f"waiting for devices: {ready}, {len(event.online)} online"
+        if not self._console.is_terminal:
+            self._console.print(self._waiting)
 
     def _closed(self, event: control.RoundClosed) -> None:
         self._bars.advance(self._rounds)
         accuracy = "" if event.evaluation is None else f"{event.evaluation.summary}, "
         missing = f", missing {', '.join(event.missing)}" if event.missing else ""
-        self._tell(
+        self._show_last(
             f"  round {event.round}: {accuracy}{len(event.merged)} updates merged{missing}, "
             f"{event.round_seconds:.1f} s, {bytes_text(event.wire_bytes)} on the wire so far"
         )
 
-    def _tell(self, last: str) -> None:
+    def _show_last(self, last: str) -> None:
+        """Show the last thing that happened, as a line where the console is no terminal."""
         self._last = escape(last)
         if not self._console.is_terminal:
             self._console.print(f"{self._title}{self._last}", highlight=False)

@@ -30,7 +30,7 @@ class SimulationDisplay(Display):
             self._console.print(text)
 
     def show(self, event: control.RunEvent) -> None:
-        """Take in one event of the run."""
+        """Draw the bars as they are after an event of the run."""
         if isinstance(event, control.RoundStarted):
             self._bars.reset(
                 self._tasks,
@@ -46,9 +46,8 @@ class SimulationDisplay(Display):
         elif isinstance(event, control.UpdateReceived):
             self._bars.advance(self._tasks)
         elif isinstance(event, control.UpdateRefused):
-            self._say(
-                f"[yellow]{event.device}, round {event.round}: {event.reason.value}: {escape(event.detail)}[/]"
-            )
+            about = f"{event.device}, round {event.round}: {event.reason.value}"
+            self._say(f"[yellow]{about}: {escape(event.detail)}[/]")
         elif isinstance(event, control.RoundAbandoned):
             self._say(f"[yellow]round {event.round} was abandoned: {escape(event.reason)}[/]")
 
@@ -62,25 +61,31 @@ class SimulationDisplay(Display):
 
 
 def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
-    """Print a simulation in one line; nothing if no round was evaluated.
+    """Print a simulation in one line, nothing if no round was evaluated.
 
-    Without an accuracy there is the loss.
+    Without an accuracy the loss is printed.
     """
-    judged = [(row.accuracy, row.round) for row in rows if row.accuracy is not None]
-    name, highest = ("accuracy", "highest") if judged else ("loss", "lowest")
-    judged = judged or [(row.loss, row.round) for row in rows if row.loss is not None]
-    if not judged:
+    scores = [(row.accuracy, row.round) for row in rows if row.accuracy is not None]
+    name = "accuracy"
+    best_name = "highest"
+    if not scores:
+        scores = [(row.loss, row.round) for row in rows if row.loss is not None]
+        name = "loss"
+        best_name = "lowest"
+    if not scores:
         return
-    best = max(judged) if highest == "highest" else min(judged)
-    hidden = {} if rows[-1].epsilon is None else {"epsilon": f"{rows[-1].epsilon:.4g}"}
-    table = Table("rounds", name, highest, "simulated", "real", "payload", *hidden, title=title)
-    table.add_row(
-        str(len(rows)),
-        f"{judged[-1][0]:.4f}",
-        f"{best[0]:.4f} (round {best[1]})",
-        seconds_text(rows[-1].simulated_total),
-        seconds_text(sum(row.seconds for row in rows)),
-        bytes_text(sum(row.payload_bytes for row in rows)),
-        *hidden.values(),
-    )
+    best, best_round = max(scores) if best_name == "highest" else min(scores)
+    last, _ = scores[-1]
+    columns = {
+        "rounds": str(len(rows)),
+        name: f"{last:.4f}",
+        best_name: f"{best:.4f} (round {best_round})",
+        "simulated": seconds_text(rows[-1].simulated_total),
+        "real": seconds_text(sum(row.seconds for row in rows)),
+        "payload": bytes_text(sum(row.payload_bytes for row in rows)),
+    }
+    if rows[-1].epsilon is not None:
+        columns["epsilon"] = f"{rows[-1].epsilon:.4g}"
+    table = Table(*columns, title=title)
+    table.add_row(*columns.values())
     output_console().print(table)

@@ -36,7 +36,9 @@ def merged(strategy: Strategy, updates: Iterable[Contribution], weights: Tensors
 
 
 def merge_memes(layout: Layout, old: Tensors, memes: Iterable[Tensors]) -> dict[str, Any]:
-    """The plain mean of the memes of one round, in layout order; without a meme the weights before."""
+    """The plain mean of the memes of one round, in layout order; without a meme the weights
+    before.
+    """
     plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
     state = start(layout)
     for meme in memes:

@@ -34,7 +34,9 @@ def test_other_texts_are_refused(text):
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(1, 60))
 def test_fixed_levels_go_in_order_and_the_rest_gets_the_last(weights, devices):
-    """Every device has a level, rates never rise from one device to the next, and units are whole."""
+    """Every device has a level, rates never rise from one device to the next, and units are
+    whole.
+    """
     text = "-".join(f"{level}{weight}" for level, weight in zip(LEVEL_RATES, weights, strict=False))
     if not sum(weights):
         return

@@ -68,7 +68,9 @@ def asynchronous(config, **round_keys):
 
 
 def by_version(settings, run):
-    """The tasks that each version is made of, with the version it began from, as the store tells."""
+    """The tasks that each version is made of, with the version it began from, as the store
+    tells.
+    """
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
         versions = store.versions(run)[1:]
         rounds = {item.number: item for item in store.rounds(run)}

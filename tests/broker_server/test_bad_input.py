@@ -520,7 +520,9 @@ def test_a_run_that_lacks_who_declined_says_so(url, config, running, fleet):
 
 
 def test_a_run_without_devices_fails_with_what_to_look_at(url, config, running, fleet):
-    """Nobody comes: the error says how many were there, how many are needed, and which tiers exist."""
+    """Nobody comes: the error says how many were there, how many are needed, and which tiers
+    exist.
+    """
     server = running(config(round={"wait_seconds": 0.5}), url)
     finished = server.wait()
     assert finished.status == "failed"

@@ -61,7 +61,10 @@ def test_the_reason_names_the_best():
     """With metric, how many evaluations, and the version."""
     config = EvaluationKeys(metric="loss", patience=1, min_delta=0.05)
     versions = [version(1, loss=0.5), version(2, loss=0.46)]
-    said = "loss did not get better by more than 0.05 in 1 evaluations; the best was 0.5000 of version 1"
+    said = (
+        "loss did not get better by more than 0.05 in 1 evaluations; the best was 0.5000 of "
+        "version 1"
+    )
     assert reason_to_stop(config, versions) == said
 
 

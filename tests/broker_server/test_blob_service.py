@@ -119,7 +119,9 @@ def copied_from(secret, path):
 def test_a_file_of_the_same_size_and_time_does_not_go_out_instead(
     service, broker, tmp_path, replaced, published_before, offered_before
 ):
-    """Whatever takes the place of a file that had the digest: none of its bytes reaches a device."""
+    """Whatever takes the place of a file that had the digest: none of its bytes reaches a
+    device.
+    """
     blobs = BlobStore(tmp_path)
     data = bytes(range(256)) * 1024
     digest = blobs.put(data)
@@ -158,7 +160,9 @@ def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(service, broker, tmp_path
 def test_a_file_is_hashed_once_for_as_long_as_it_stays_the_same(
     service, broker, tmp_path, monkeypatch
 ):
-    """A thousand rounds ask for the same graph; only a file that was written again is hashed again."""
+    """A thousand rounds ask for the same graph; only a file that was written again is hashed
+    again.
+    """
     hashed = []
 
     def counting(data, digest):

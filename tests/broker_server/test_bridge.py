@@ -19,7 +19,9 @@ def central(tmp_path):
 
 
 def test_a_run_over_two_brokers_of_which_one_is_killed(central, config, running, fleet, tmp_path):
-    """Every round has the updates of the boards at either; what the bridge lost is asked for again."""
+    """Every round has the updates of the boards at either; what the bridge lost is asked for
+    again.
+    """
     lines = (
         LINES.read_text()
         .replace("central:1883", f"127.0.0.1:{central.port}")

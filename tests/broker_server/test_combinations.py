@@ -1,4 +1,6 @@
-"""That settings meet in one place: who else asks whether a run has a buffer, noise or secure sums."""
+"""That settings meet in one place: who else asks whether a run has a buffer, noise or secure
+sums.
+"""
 
 import ast
 from pathlib import Path

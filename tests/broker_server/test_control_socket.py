@@ -1,4 +1,6 @@
-"""The socket in a store: its owner asks there, nobody else does, and no client holds up the server."""
+"""The socket in a store: its owner asks there, nobody else does, and no client holds up the
+server.
+"""
 
 import contextlib
 import json
@@ -109,7 +111,9 @@ except ConnectionError:
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes another user"
 )
 def test_another_user_is_not_taken(tmp_path, at_hand, requests):
-    """Not by the file's mode; and where somebody changed that, not by who the system says is there."""
+    """Not by the file's mode; and where somebody changed that, not by who the system says is
+    there.
+    """
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     said = []

@@ -108,7 +108,9 @@ def store(whole, tmp_path):
 
 
 def sign_again(store):
-    """Save the run's configuration for this copy of a store: that of the first counts only there."""
+    """Save the run's configuration for this copy of a store: that of the first counts only
+    there.
+    """
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         ((run, config),) = opened.execute("SELECT id, config FROM runs").fetchall()
     save_config(store, run, config)
@@ -190,7 +192,8 @@ def test_a_configuration_that_cannot_be_shown_is_named(config, store, monkeypatc
     """Of another run than the one that is shown, too, and for programs."""
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         opened.execute(
-            "INSERT INTO runs SELECT 'older', fleet, arch, ?, 'finished', detail, 1.0, 2.0, 0, 0 FROM runs",
+            "INSERT INTO runs SELECT 'older', fleet, arch, ?, 'finished', detail, 1.0, 2.0, 0, 0 "
+            "FROM runs",
             (config,),
         )
         opened.execute("UPDATE runs SET rowid = -1 WHERE id = 'older'")
@@ -203,7 +206,9 @@ def test_a_configuration_that_cannot_be_shown_is_named(config, store, monkeypatc
 
 
 def test_a_device_that_cannot_be_read_keeps_nobody_away(store, caplog):
-    """A server that begins goes on with the others; what the device says next is written over it."""
+    """A server that begins goes on with the others; what the device says next is written over
+    it.
+    """
     with contextlib.closing(Store(store)) as opened:
         before = {device.id for device in opened.devices()}
     damage(store, "devices", "profile", "garbage")

@@ -54,7 +54,8 @@ def covers(topic_filter, topic):
 def by_emqx(text):
     """A judge after acl.conf: Erlang tuples, each ended by a dot; the first that fits counts."""
     rule = re.compile(
-        r'\{(allow|deny), (?:all|\{username, "([^"\\\\]*)"\}, (publish|subscribe|all), \["([^"\\\\]*)"\])\}\.'
+        r'\{(allow|deny), (?:all|\{username, "([^"\\\\]*)"\}, (publish|subscribe|all), '
+        r'\["([^"\\\\]*)"\])\}\.'
     )
     rules = [rule.fullmatch(line).groups() for line in text.splitlines()]
 

@@ -155,7 +155,9 @@ def judged(full, folder, monkeypatch, most):
 def test_a_test_set_that_is_replaced_leaves_judgements_comparable(
     full, tmp_path, monkeypatch, caplog, most
 ):
-    """All versions of a run are judged by the same samples; that there are others now is said once."""
+    """All versions of a run are judged by the same samples; that there are others now is said
+    once.
+    """
     _, judge = judged(full, tmp_path, monkeypatch, most)
     first = judge()
     assert not caplog.text
@@ -283,7 +285,9 @@ def test_a_test_set_that_does_not_fit_says_why(tmp_path, full, arrays, words):
 
 
 def test_a_label_per_token_may_be_negative(tmp_path, full):
-    """As many labels as the manifest says; negative ones do not count, but not all may be negative."""
+    """As many labels as the manifest says; negative ones do not count, but not all may be
+    negative.
+    """
     tagged = full.manifest.model_copy(update={"label_shape": (3,)})
     y = np.array([[0, -1, 3], [-1, -1, 2]])
     data = load_test_set(npz(tmp_path / "t.npz", **{**GOOD, "y": y}), tagged)

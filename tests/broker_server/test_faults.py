@@ -1,4 +1,6 @@
-"""What the disk or the database cannot take for a while ends no run: it goes on as the run it was."""
+"""What the disk or the database cannot take for a while ends no run: it goes on as the run it
+was.
+"""
 
 import contextlib
 import errno
@@ -85,7 +87,9 @@ def test_a_run_whose_store_stays_locked_is_gone_on_with(url, config, running, fl
 def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(
     url, config, fleet, monkeypatch
 ):
-    """A full disk stops the run; once there is room it is resumed without anybody asking, and ends."""
+    """A full disk stops the run; once there is room it is resumed without anybody asking, and
+    ends.
+    """
     monkeypatch.setattr(runs, "RETRY_SECONDS", 0.5)
     full = threading.Event()
     put = BlobStore.put

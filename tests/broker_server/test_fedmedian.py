@@ -92,7 +92,9 @@ def test_entries_are_decided_by_their_holders(kind):
 
 
 def test_rows_of_labels_count_only_from_those_that_hold_them():
-    """A row of the output layer comes from the devices with the label; one that nobody has stays."""
+    """A row of the output layer comes from the devices with the label; one that nobody has
+    stays.
+    """
     one = update("a", 1.0, 1, labels=(0, 1))
     two = update("b", 1.0, 2, labels=(1, 2))
     found = merge([one, two])["out"]

@@ -189,7 +189,9 @@ def test_the_graph_that_was_checked_is_the_one_that_is_opened(tmp_path, monkeypa
 
 
 class Swapping:
-    """The onnxruntime package, in whose options a graph's file is replaced once its check is over."""
+    """The onnxruntime package, in whose options a graph's file is replaced once its check is
+    over.
+    """
 
     def __init__(self, runtime, path):
         self._runtime = runtime

@@ -51,7 +51,9 @@ def same(one, other):
 
 
 def test_groups_start_from_the_bottom_of_one_model(layout):
-    """Each has the embeddings, its layers, and a head; a group may bring a head of its own shape."""
+    """Each has the embeddings, its layers, and a head; a group may bring a head of its own
+    shape.
+    """
     weights = noise(layout)
     own = {
         "weak": {"head.weight": np.ones((7, 8), np.float32), "head.bias": np.ones(7, np.float32)}
@@ -81,7 +83,9 @@ def test_all_deep_is_plain_federated_averaging(layout):
 
 
 def test_shared_layers_agree_and_isolated_ones_do_not(layout):
-    """After a round every owner of a layer has the same values; tops and heads are the group's own."""
+    """After a round every owner of a layer has the same values; tops and heads are the group's
+    own.
+    """
     chosen = InclusiveSettings(0.5, PLAIN)
     state = inclusivefl.init(layout, DEPTHS, noise(layout), chosen)
     new, _ = inclusivefl.apply(

@@ -99,7 +99,9 @@ def test_what_has_no_signature_counts_as_none(form, store, config):
 
 
 def test_a_user_who_can_have_no_key_keeps_and_is_told(tmp_path, config, monkeypatch):
-    """A server whose home can only be read does runs; it goes on with them by its own file alone."""
+    """A server whose home can only be read does runs; it goes on with them by its own file
+    alone.
+    """
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     folder = tmp_path / "store"

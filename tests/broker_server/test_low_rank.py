@@ -158,7 +158,9 @@ def test_a_product_that_is_no_number_is_left_to_who_takes_the_result(name):
 
 
 def test_what_does_not_go_together_is_refused_with_what_does():
-    """No adapters, units of a rank that are not the leading ones, a server optimizer over factors."""
+    """No adapters, units of a rank that are not the leading ones, a server optimizer over
+    factors.
+    """
     plain = layout_of({"w": ("r", "inputs")}, {"r": 4, "inputs": 3, "classes": 4})
     with pytest.raises(PlanError, match=r"t has none .* take heterofl"):
         built({"name": "hetlora"}, plain)

@@ -276,8 +276,13 @@ def test_kernel_positions_share_a_count():
 
 
 def test_memory_does_not_grow_with_the_number_of_updates():
-    """Peak resident memory of merging 4 and 40 updates differs by less than a tenth of the model."""
-    script = "import sys; from benchmarks.merge import _memory; print(_memory(int(sys.argv[1]))['models'])"
+    """Peak resident memory of merging 4 and 40 updates differs by less than a tenth of the
+    model.
+    """
+    script = (
+        "import sys; from benchmarks.merge import _memory; "
+        "print(_memory(int(sys.argv[1]))['models'])"
+    )
     peaks = [
         float(
             subprocess.run(

@@ -150,7 +150,9 @@ def test_devices_are_drawn_by_seed_and_round(tiers):
 
 
 def test_presence_follows_the_status_messages():
-    """A device is known by either word; its will takes it offline and keeps what is known about it."""
+    """A device is known by either word; its will takes it offline and keeps what is known about
+    it.
+    """
     fleet = Fleet()
     assert fleet.receive(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
     assert fleet.profiles() == {}
@@ -182,7 +184,9 @@ def test_task_ids_are_names_that_fit_a_topic():
 
 
 def test_random_plans_are_the_devices_own_and_static_ones_are_shared():
-    """Federated Dropout draws for every device; a static or rolling plan depends on the tier alone."""
+    """Federated Dropout draws for every device; a static or rolling plan depends on the tier
+    alone.
+    """
     layout = tiny_layout()
     tier = layout.tier(0.5)
 
@@ -322,7 +326,10 @@ tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
     [
         ('tiers = ["w1.00-d2"]', "go with evaluation.data"),
         (
-            'data = {kind = "npz", path = "x"}\ntier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}',
+            (
+                'data = {kind = "npz", path = "x"}\ntier_data = {"w1.00-d2" = {kind = "npz", path = '
+                '"z"}}'
+            ),
             "name it in evaluation.tiers",
         ),
     ],

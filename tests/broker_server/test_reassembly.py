@@ -1,4 +1,6 @@
-"""Chunks of updates: kept in any order, once, asked for where they are missing, and ignored later."""
+"""Chunks of updates: kept in any order, once, asked for where they are missing, and ignored
+later.
+"""
 
 import time
 from dataclasses import replace

@@ -267,7 +267,9 @@ def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
     ],
 )
 def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables, message):
-    """A store has what an earlier version took: its runs are read, resumed and exported as before."""
+    """A store has what an earlier version took: its runs are read, resumed and exported as
+    before.
+    """
     with pytest.raises(ValueError, match=f"(?s){message}"):
         config(**tables)
     document = json.loads(config().model_dump_json())

@@ -1,4 +1,6 @@
-"""A server that is killed goes on with the round it was in, and a broker that dies loses nothing."""
+"""A server that is killed goes on with the round it was in, and a broker that dies loses
+nothing.
+"""
 
 import contextlib
 import signal
@@ -49,7 +51,9 @@ def weights_of(config, run, number):
 
 
 def expected(config):
-    """Two rounds by arithmetic: the wide device adds 1 and the narrow one 3, each to what it holds."""
+    """Two rounds by arithmetic: the wide device adds 1 and the narrow one 3, each to what it
+    holds.
+    """
     start = weights_of(config, config_run(config), 0)
     after = {}
     for name, value in start.items():
@@ -248,7 +252,9 @@ def test_the_last_round_of_a_killed_server_is_closed_and_judged(
 
 
 def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp_path):
-    """A run that was killed between two updates merges to exactly the weights of one that was not."""
+    """A run that was killed between two updates merges to exactly the weights of one that was
+    not.
+    """
 
     def awkward(seed):
         def script(peer, work):
@@ -372,7 +378,9 @@ def test_offers_are_made_again_after_a_broker_lost_its_sessions(
 
 
 def test_a_device_that_comes_back_gets_its_offer_again(url, config, running, fleet):
-    """A device that was restarted in mid-round, with nothing in memory, is offered its task anew."""
+    """A device that was restarted in mid-round, with nothing in memory, is offered its task
+    anew.
+    """
     settings = config(round={"min_devices": 1, "nudge_seconds": 60}, evaluation={"data": None})
     first = Peer(fleet, "d", url, lambda _peer, _work: None)
     first.__enter__()

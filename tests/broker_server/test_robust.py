@@ -525,6 +525,7 @@ def test_a_share_that_nothing_trims_is_refused():
     for merge in ("mean", "median"):
         with pytest.raises(
             ValueError,
-            match=rf'faulty has no effect on merge = "{merge}"; set merge = "trimmed_mean" or "krum"',
+            match=rf'faulty has no effect on merge = "{merge}"; set merge = "trimmed_mean" or '
+            rf'"krum"',
         ):
             RobustConfig(merge=merge, faulty=0.3)

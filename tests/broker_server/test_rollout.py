@@ -153,7 +153,9 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
 
 
 def test_a_paused_rollout_asks_nobody_until_it_goes_on(tmp_path):
-    """Those that were asked go on meanwhile, and their failures stop it; what is stopped stays so."""
+    """Those that were asked go on meanwhile, and their failures stop it; what is stopped stays
+    so.
+    """
     records = dict.fromkeys(NAMES, "running 0 0 0")
     going = rollout().advance(records, records, 0.0)
     (name,) = going.asked

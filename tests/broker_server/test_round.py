@@ -291,7 +291,9 @@ def test_only_the_newest_state_of_a_server_optimizer_is_kept(url, config, runnin
 
 
 def test_statistics_are_asked_for_one_tier_alone(url, config, running, fleet):
-    """To judge several tiers of a model with static batch norm the server's own batches have to do."""
+    """To judge several tiers of a model with static batch norm the server's own batches have to
+    do.
+    """
     server = running(config(evaluation={"tiers": ("w0.50-d1",)}), url)
     with pytest.raises(ConfigError, match=r'evaluation\.statistics = "server-batch"'):
         server.wait()

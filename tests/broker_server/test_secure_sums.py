@@ -202,7 +202,9 @@ def test_an_offer_gives_the_time_of_every_sum(url, config, running, fleet):
 
 
 def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
-    """Masked updates are received, checked and written by processes of their own like any others."""
+    """Masked updates are received, checked and written by processes of their own like any
+    others.
+    """
     settings = config(
         round={"rounds": 2, "min_devices": 4, "deadline_seconds": 60},
         broker={"receivers": 2},

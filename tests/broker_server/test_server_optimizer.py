@@ -100,7 +100,9 @@ def test_pieces_donation_and_merged_weights_do_not_change_the_result(name, seed,
 
 
 def test_without_donation_nothing_given_is_written():
-    """Weights, moments and update keep their bits; read-only arrays are welcome even to `donate`."""
+    """Weights, moments and update keep their bits; read-only arrays are welcome even to
+    `donate`.
+    """
     rng = np.random.default_rng(0)
     chosen = OptimizerSettings(name="fedyogi")
     weights = {"w": rng.standard_normal(50)}

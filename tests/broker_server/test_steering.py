@@ -148,7 +148,9 @@ def test_a_wish_outlives_the_server_that_acknowledged_it(url, settings, fleet, w
 
 @pytest.mark.parametrize(("wish", "closed"), [("stop", 1), ("abandon", 0)])
 def test_a_stopped_run_keeps_what_it_has(url, settings, fleet, wish, closed):
-    """After the round in progress, or at once; it is over, and the next request begins a new one."""
+    """After the round in progress, or at once; it is over, and the next request begins a new
+    one.
+    """
 
     def stopping(peer, work):
         steer(settings, wish)

@@ -78,7 +78,9 @@ def test_what_may_be_lost_waits_for_a_commit(store):
 
 
 def test_an_answer_that_nobody_acknowledges_may_wait_for_a_commit(begun):
-    """Later is with the next commit, of whatever it is, and nothing of an answer is lost by that."""
+    """Later is with the next commit, of whatever it is, and nothing of an answer is lost by
+    that.
+    """
     other = Store(begun.folder, read_only=True)
     _, (first, second, *_) = add_round(begun)
     begun.receive([first.with_update("c" * 64, 77, metrics())], later=True)

@@ -70,7 +70,9 @@ def test_every_row_survives_the_upgrade(version, tmp_path):
 @pytest.mark.parametrize("version", EARLIER)
 @pytest.mark.parametrize("read_only", [False, True])
 def test_an_earlier_version_is_read_through_the_store(version, read_only, tmp_path):
-    """Each message that is stored as JSON is read by this version, the configurations among them."""
+    """Each message that is stored as JSON is read by this version, the configurations among
+    them.
+    """
     restore(version, tmp_path)
     with contextlib.closing(Store(tmp_path, read_only=read_only)) as store:
         unfinished, finished = store.runs()
@@ -199,7 +201,8 @@ def test_an_upgrade_that_fails_leaves_the_store_as_it_was(version, tmp_path):
     for read_only in (False, True):
         with pytest.raises(
             StorageError,
-            match=rf"version {version} to 4, it is left as it was.*duplicate column name: screening",
+            match=rf"version {version} to 4, it is left as it was.*duplicate column name: "
+            rf"screening",
         ):
             Store(tmp_path, read_only=read_only)
     assert text_of(path) == before
@@ -209,7 +212,9 @@ def test_an_upgrade_that_fails_leaves_the_store_as_it_was(version, tmp_path):
 
 
 def test_servers_that_open_the_same_store_at_once_upgrade_it_once(tmp_path):
-    """Whoever comes second waits and finds it done; stores of others are upgraded at the same time."""
+    """Whoever comes second waits and finds it done; stores of others are upgraded at the same
+    time.
+    """
     folders = [tmp_path / str(number % 2) for number in range(8)]
     for folder in set(folders):
         restore(3, folder)
@@ -255,7 +260,10 @@ def test_a_store_of_a_newer_version_is_left_alone(read_only, tmp_path):
     "made",
     [
         "CREATE TABLE something (a)",
-        "CREATE TABLE shoal_store (schema_version INTEGER NOT NULL); INSERT INTO shoal_store VALUES (2)",
+        (
+            "CREATE TABLE shoal_store (schema_version INTEGER NOT NULL); INSERT INTO shoal_store "
+            "VALUES (2)"
+        ),
         "CREATE TABLE alembic_version (version_num); INSERT INTO alembic_version VALUES ('1d9f')",
     ],
 )
@@ -275,7 +283,9 @@ def test_a_database_without_the_mark_of_a_store_is_left_alone(made, tmp_path):
 
 
 def test_a_server_that_is_killed_while_it_makes_a_store_leaves_none(tmp_path):
-    """The tables come in one transaction with their mark, so that what is there is empty or whole."""
+    """The tables come in one transaction with their mark, so that what is there is empty or
+    whole.
+    """
     script = """
 import os, signal, sys
 from pathlib import Path

@@ -42,7 +42,9 @@ def opened(tmp_path):
 
 
 def test_many_updates_are_in_one_file_and_a_killed_server_finds_them(opened):
-    """Also beside what was torn off behind them; others, in files of their own, are found as ever."""
+    """Also beside what was torn off behind them; others, in files of their own, are found as
+    ever.
+    """
     store = opened()
     blobs = [update(number) for number in range(20)]
     names = keep(store, *blobs)
@@ -117,7 +119,9 @@ def test_updates_that_were_synced_would_survive_a_power_cut(tmp_path, monkeypatc
 
 
 class Kept(RuleBasedStateMachine):
-    """Whatever comes, goes and is killed in between: what was synced and not removed can be read."""
+    """Whatever comes, goes and is killed in between: what was synced and not removed can be
+    read.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Worked examples of FML: the mutual losses, their limits, and a round of two devices (F1 to F3)."""
+"""Worked examples of FML: the mutual losses, their limits, and a round of two devices (F1 to
+F3).
+"""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -48,7 +48,8 @@ def h1(entry: Entry, check: Check) -> None:
             Fraction(str(rate)) * size
         ):
             check.note(
-                f"{size} x {rate} keeps {kept}, not {wanted}: rounding errors of floats do not add a unit"
+                f"{size} x {rate} keeps {kept}, not {wanted}: rounding errors of floats do not "
+                f"add a unit"
             )
             continue
         check.same(f"odd {size} x {rate}", kept, wanted)
@@ -218,7 +219,8 @@ def h10(entry: Entry, check: Check) -> None:
         dealt = deal_shards(classes, users, per_device, 0, as_released=whole)
         if not whole:
             check.note(
-                f"{key}: {users * per_device} shards are no multiple of {classes} classes; classes differ by one"
+                f"{key}: {users * per_device} shards are no multiple of {classes} classes; "
+                f"classes differ by one"
             )
         sizes = [len(shard) for shard in cut_shards(np.arange(size), min(dealt.counts))]
         found = {

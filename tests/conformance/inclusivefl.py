@@ -1,4 +1,6 @@
-"""Worked examples of InclusiveFL: rounds, ranges of layers, FedAdam and absent groups (I1 to I4)."""
+"""Worked examples of InclusiveFL: rounds, ranges of layers, FedAdam and absent groups (I1 to
+I4).
+"""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -40,7 +42,8 @@ def _numbers(tensors: Tensors) -> dict[str, float]:
 def _fedadam(given: Mapping[str, Any]) -> OptimizerSettings:
     if given.get("bias_correction") or given.get("m0", 0) != 0:
         raise NotApplicableError(
-            "the server's FedAdam has no bias correction, and its m is 0 at first (specification 3.5)"
+            "the server's FedAdam has no bias correction, and its m is 0 at first (specification "
+            "3.5)"
         )
     return OptimizerSettings(
         name="fedadam",

@@ -41,7 +41,9 @@ class FakeSystem:
         self.write("proc/stat", f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 2 3 4")
 
     def pressure(self, what: str, percent: float) -> None:
-        """Of the last minute; the other figures of the file are of other spans, or of all at once."""
+        """Of the last minute; the other figures of the file are of other spans, or of all at
+        once.
+        """
         lines = [
             f"some avg10=99.00 avg60={percent:.2f} avg300=98.00 total=97",
             "full avg10=1.00 avg60=0.50 avg300=0.25 total=9",

@@ -283,7 +283,9 @@ def test_a_provider_that_the_runtime_has(tiny, settled):
     ids=["they pay", "they do not"],
 )
 def test_more_threads_of_the_cpu_are_taken_where_they_pay(settled, monkeypatch, alone, two, chosen):
-    """They are tried as another provider is: the numbers are those of one thread, but for rounding."""
+    """They are tried as another provider is: the numbers are those of one thread, but for
+    rounding.
+    """
     opened = []
 
     def make(graph, options, provider):
@@ -376,7 +378,9 @@ def test_what_the_cpu_cannot_do_either_is_not_the_providers_fault(
 
 
 def test_a_task_on_a_provider_is_right(provide, tiny, device_setup, tmp_path):
-    """Batches of several sizes, the last of an epoch a short one, from a memory that is not ours."""
+    """Batches of several sizes, the last of an epoch a short one, from a memory that is not
+    ours.
+    """
     plain = compute(task(tiny, initial_weights()), device_setup, Hooks())
     opened = provide(GPU=right)
     wanted = Accelerators(tmp_path / "providers.json", ("GPU",))

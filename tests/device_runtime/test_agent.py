@@ -126,7 +126,8 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
         assert server.wait(lambda: not server.statuses[-1].online) is None
         chain = " ".join(device.states())
         assert chain == (
-            "starting probing idle fetching training uploading dropping idle fetching measuring uploading dropping "
+            "starting probing idle fetching training uploading dropping idle fetching measuring "
+            "uploading dropping "
             "idle fetching training uploading dropping idle stopped"
         )
 
@@ -208,7 +209,9 @@ def test_repeated_offers_change_nothing(tmp_path, one_broker, tiny):
 
 
 def test_a_finished_task_that_is_offered_again_and_again_is_done_anew(tmp_path, one_broker, tiny):
-    """A server that goes on from a backup lacks the update; one echo of an offer is the broker's."""
+    """A server that goes on from a backup lacks the update; one echo of an offer is the
+    broker's.
+    """
     with fleet(tmp_path, one_broker, tiny) as (server, device):
         choice = tiny.choice(initial_weights())
         for echo in (1, 2):
@@ -261,7 +264,9 @@ def test_the_time_of_a_task_stands_still_while_the_broker_is_away(tmp_path):
 
 
 def test_a_board_at_work_that_was_silent_says_that_it_is_there(tmp_path):
-    """Not what it has just said, not while the broker is away, and not where it has nothing to do."""
+    """Not what it has just said, not while the broker is away, and not where it has nothing to
+    do.
+    """
     agent = agent_named("d", tmp_path)
     said = []
     agent.ctx.uplink.link = types.SimpleNamespace(
@@ -273,7 +278,7 @@ def test_a_board_at_work_that_was_silent_says_that_it_is_there(tmp_path):
     agent._connection.gone_since = time.monotonic()
     assert agent._silent_at == math.inf
     agent._connection.gone_since = None
-    agent._turn()
+    agent._handle_next()
     assert [topic for topic, _ in said] == ["shoal/v1/lab/devices/d/status"]
     assert b'"training"' in said[0][1]
     assert len(said[0][1]) < 60

@@ -107,7 +107,9 @@ def test_outputs_that_are_not_finite_are_no_prediction(board, served):
 
 
 def test_few_may_wait_and_nobody_for_longer_than_he_said(served):
-    """The next is refused at once; one whose time is over is dropped, as nobody reads the answer."""
+    """The next is refused at once; one whose time is over is dropped, as nobody reads the
+    answer.
+    """
     x = np.zeros((1, *SHAPE)).tolist()
     turn = served.hold()
     served.take({"x": x}, "first")

@@ -29,7 +29,9 @@ def test_the_backend_is_what_is_installed():
 
 
 def test_a_small_step_takes_its_memory_as_one_block_to_the_same_bits(monkeypatch):
-    """Whatever size the batches have, in turns; a step that needs more memory asks for each tensor."""
+    """Whatever size the batches have, in turns; a step that needs more memory asks for each
+    tensor.
+    """
     manifest = parse_manifest((SMALL / "manifest.json").read_bytes())
     chosen = []
     ended = []

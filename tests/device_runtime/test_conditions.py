@@ -1,4 +1,6 @@
-"""A board trains when its operator wants: each condition, its two limits, and what the fleet hears."""
+"""A board trains when its operator wants: each condition, its two limits, and what the fleet
+hears.
+"""
 
 from itertools import takewhile
 
@@ -188,7 +190,9 @@ def test_quiet_hours(system, monkeypatch, clock, until):
 
 
 def test_the_clock_may_jump(system, monkeypatch):
-    """A board without a battery for its clock starts anywhere, and is right once it has the time."""
+    """A board without a battery for its clock starts anywhere, and is right once it has the
+    time.
+    """
     clock = ["03:00"]
     monkeypatch.setattr(module.time, "strftime", lambda _form: clock[0])
     rules = {
@@ -342,7 +346,10 @@ def scene(tmp_path, system):
     ):
         data = {"kind": "npz", "path": str(tmp_path / "data.npz")}
         device = DeviceProcess(tmp_path / "device", broker.url, data)
-        rules = f'celsius = [80, 70]\nlook_seconds = 0.1\nsettle_seconds = 0.2\nroot = "{system.root}"\n'
+        rules = (
+            f"celsius = [80, 70]\nlook_seconds = 0.1\nsettle_seconds = 0.2\nroot = "
+            f'"{system.root}"\n'
+        )
         device.config.write_text(f"{device.config.read_text()}[conditions]\n{rules}")
         try:
             yield server, device, tiny.choice(initial_weights())
@@ -450,7 +457,10 @@ def test_doctor_shows_each_condition_with_its_reading(tmp_path, system, monkeypa
         "condition mains": ("ok", "no battery discharges"),
         "condition celsius": (
             "warning",
-            "the temperature: 81 °C; now it would pause: the temperature rose above 80 °C; it goes on at 70 °C",
+            (
+                "the temperature: 81 °C; now it would pause: the temperature rose above 80 °C; it "
+                "goes on at 70 °C"
+            ),
         ),
         "condition unthrottled": (
             "warning",

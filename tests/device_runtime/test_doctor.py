@@ -203,7 +203,10 @@ def test_labels_that_are_taken_by_position_are_said(board, tmp_path):
     config = board()
     said = {finding.check: finding for finding in examine(config)}["data"]
     assert said.level == "ok"
-    words = "they fit the fleet's contract, where labels are taken by position (0 is 'kind 0', 9 is 'kind 9')"
+    words = (
+        "they fit the fleet's contract, where labels are taken by position (0 is 'kind 0', 9 "
+        "is 'kind 9')"
+    )
     assert said.detail.endswith(words)
     (tmp_path / "data.csv").write_text("a,label\n1,0\n2,1\n")
     config.write_text(config.read_text().replace('"npz"', '"csv"').replace("data.npz", "data.csv"))

@@ -314,7 +314,9 @@ def test_what_has_passed_is_hashed_again_but_not_read_again(monkeypatch) -> None
 
 
 def test_a_session_is_made_only_of_a_checked_graph(tmp_path) -> None:
-    """The device's own sessions look first; a file that is gone or empty is an error that says so."""
+    """The device's own sessions look first; a file that is gone or empty is an error that says
+    so.
+    """
     tiny = write_tiny_set(tmp_path / "good")
     TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     spec = tiny.manifest.graphs["onnx/train"]

@@ -37,7 +37,8 @@ NPZ = {"kind": "npz", "path": "data.npz"}
 YEARS = 10 * 365 * 86_400
 # Programs that Python runs before the agent, in place of another system.
 SYSTEMS = {
-    "32 bits": "import sys, device_runtime.board\nclass Sys:\n    maxsize = 2**31 - 1\ndevice_runtime.board.sys = Sys",
+    "32 bits": "import sys, device_runtime.board\nclass Sys:\n    maxsize = 2**31 - "
+    "1\ndevice_runtime.board.sys = Sys",
     "no runtime": "import device_runtime.board\ndevice_runtime.board.BACKEND_PACKAGES = ()",
     "behind": f"import time\nnow = time.time\ntime.time = lambda: now() - {YEARS}",
     "none": "",
@@ -104,7 +105,9 @@ def test_a_clock_that_is_far_off_is_told_and_does_no_harm(board, tmp_path):
 
 @pytest.fixture
 def tomorrow(tmp_path):
-    """The port of a TLS server whose certificate begins tomorrow; the certificate lies in ca.pem."""
+    """The port of a TLS server whose certificate begins tomorrow; the certificate lies in
+    ca.pem.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     begin = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=1)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
@@ -197,7 +200,10 @@ def test_a_full_card_in_doctor(tmp_path, monkeypatch):
 
 def test_an_old_python_is_named():
     """Before anything is imported that it cannot read."""
-    old = "import sys, runpy; sys.version_info = (3, 9, 18); runpy.run_module('device_runtime', run_name='__main__')"
+    old = (
+        "import sys, runpy; sys.version_info = (3, 9, 18); runpy.run_module('device_runtime', "
+        "run_name='__main__')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", old],
         cwd=REPOSITORY,

@@ -102,7 +102,9 @@ def test_a_death_that_nobody_explains_counts_when_it_is_the_third_in_a_row(board
 
 
 def test_it_is_tried_again_after_some_tasks_and_ever_later(board):
-    """Eight, then sixteen after the next death, up to 256; once it works, everything is forgotten."""
+    """Eight, then sixteen after the next death, up to 256; once it works, everything is
+    forgotten.
+    """
     rests = []
     for _ in range(7):
         memory = board.now(free=200)
@@ -197,7 +199,9 @@ def scene(tmp_path, request) -> Iterator[Scene]:
 
 @pytest.mark.slow
 def test_an_agent_that_the_kernel_kills_comes_back_smaller(scene):
-    """The task is declined with the reason, the profile tells it, a smaller sub-model is trained."""
+    """The task is declined with the reason, the profile tells it, a smaller sub-model is
+    trained.
+    """
     assert scene.wait_profile(None) is None
     scene.offer("t1", LARGE, train=ENDLESS)
     scene.server.wait_message(Progress, "t1")

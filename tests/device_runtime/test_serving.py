@@ -157,7 +157,9 @@ def test_requests_in_a_row_and_a_last_one_without_an_end(board, served):
 
 
 def test_one_that_is_slow_is_let_go(board, monkeypatch):
-    """A request must be whole in time, however often a part of it comes; the place is free again."""
+    """A request must be whole in time, however often a part of it comes; the place is free
+    again.
+    """
     config = load_device_config(board / "device.toml")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s"

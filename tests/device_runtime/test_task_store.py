@@ -59,7 +59,9 @@ def test_a_record_survives_the_disk(tmp_path):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", json.dumps({"version": 2}).encode()])
 def test_an_unreadable_record_is_set_aside(tmp_path, text):
-    """A damaged record, or one of a newer version, is kept for a look and does not stop the device."""
+    """A damaged record, or one of a newer version, is kept for a look and does not stop the
+    device.
+    """
     store = TaskStore(tmp_path)
     store.path.write_bytes(text)
     record, problem = store.load()

@@ -40,7 +40,8 @@ MESSAGES: tuple[type[BaseModel], ...] = (
 _PARAMETERS = {
     "fleet": "name of the fleet",
     "device": "id of the device",
-    "digest": "of the blob: 1e20 and the 64 hexadecimal digits of its BLAKE3, or those of its sha256 alone",
+    "digest": "of the blob: 1e20 and the 64 hexadecimal digits of its BLAKE3, or those of its "
+    "sha256 alone",
     "task": "id of the task",
     "index": "number of the chunk, from 0",
 }
@@ -72,11 +73,16 @@ def _binary(name: str, summary: str, description: str) -> dict[str, Any]:
 
 def _chunk(summary: str) -> dict[str, Any]:
     text = (
-        "magic SHC2, index (4 bytes), size of the blob (8), bytes per chunk (4), BLAKE3 of the payload (32), payload; "
-        f"{FRAME_OVERHEAD} bytes before the payload. The default chunk is {DEFAULT_CHUNK_BYTES} bytes. With magic SHC3 "
-        "there is no digest: in an enrolled fleet, where the whole is in an envelope of magic SHK1, and elsewhere "
-        "where a chunk is sent for the first time: that of the blob must do, and damage is sent again with digests. "
-        "With magic SHC4 there is none either, and the payload is packed (RFC 1951), as the server does with graphs."
+        "magic SHC2, index (4 bytes), size of the blob (8), bytes per chunk (4), BLAKE3 of the "
+        "payload (32), payload; "
+        f"{FRAME_OVERHEAD} bytes before the payload. The default chunk is {DEFAULT_CHUNK_BYTES} "
+        f"bytes. With magic SHC3 "
+        "there is no digest: in an enrolled fleet, where the whole is in an envelope of magic "
+        "SHK1, and elsewhere "
+        "where a chunk is sent for the first time: that of the blob must do, and damage is sent "
+        "again with digests. "
+        "With magic SHC4 there is none either, and the payload is packed (RFC 1951), as the "
+        "server does with graphs."
     )
     return _binary("Chunk", summary, text)
 
@@ -150,7 +156,8 @@ def document() -> dict[str, Any]:
             "version": str(messages.SCHEMA_VERSION),
             "description": (
                 "What a Shoal server and its devices say to each other over MQTT 5. Names match "
-                f"{NAME_PATTERN}. Anything unknown, oversized, for another round or with a bad digest is refused "
+                f"{NAME_PATTERN}. Anything unknown, oversized, for another round or with a bad "
+                f"digest is refused "
                 "and counted."
             ),
         },

@@ -48,7 +48,10 @@ def _where(suite: str) -> str:
             ["qemu-system-aarch64", "--version"], capture_output=True, text=True, check=False
         ).stdout
         version = re.search(r"version ([\d.]+)", said)
-        return f"aarch64, qemu-system-aarch64 {version[1] if version else ''} `-M virt`, Debian 13, Python 3.13"
+        return (
+            f"aarch64, qemu-system-aarch64 {version[1] if version else ''} `-M virt`, Debian "
+            f"13, Python 3.13"
+        )
     names = ("torch", "onnxruntime", "onnxruntime-training-cpu")
     found = {
         each.metadata["Name"]: each.version

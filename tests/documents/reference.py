@@ -245,11 +245,26 @@ def _json() -> Iterator[str]:
         "",
         "With `--json` a command prints a list of records, or one record, and no record holds",
     ]
-    yield "another: what is inside has a dotted name, a value is text, a number, true, false, null, or a list of these."
-    yield "Items of any other list go by their name or number. All records of a list have the same names. What is"
-    yield "not there is null: its parts, or where no record has any, the whole. In `jq` such a name is quoted,"
-    yield "`shoal rounds --json | jq '.[].\"round.state\"'`; in pandas `pandas.read_json` makes a table of a list. With"
-    yield "`--watch` it is one line each time, of `log` one record. What a board predicts stands below its model."
+    yield (
+        "another: what is inside has a dotted name, a value is text, a number, true, false, "
+        "null, or a list of these."
+    )
+    yield (
+        "Items of any other list go by their name or number. All records of a list have the "
+        "same names. What is"
+    )
+    yield (
+        "not there is null: its parts, or where no record has any, the whole. In `jq` such a "
+        "name is quoted,"
+    )
+    yield (
+        "`shoal rounds --json | jq '.[].\"round.state\"'`; in pandas `pandas.read_json` makes a "
+        "table of a list. With"
+    )
+    yield (
+        "`--watch` it is one line each time, of `log` one record. What a board predicts stands "
+        "below its model."
+    )
     for command in PRINTED:
         yield from ["", f"`shoal {command} --json`:", "", "| name | what it is |", "|---|---|"]
         yield from (_row(f"`{name}`", about) for name, about in printed(command).items())

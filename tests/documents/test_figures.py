@@ -47,9 +47,11 @@ COMPUTED = {
 """What a document says of several stored runs together."""
 
 OTHER = {
-    "graphs.md": "milliseconds of training steps, which `tests/test_step_figures.py` holds against the stored history",
+    "graphs.md": "milliseconds of training steps, which `tests/test_step_figures.py` holds "
+    "against the stored history",
     "recipes.md": "a default",
-    "security.md": "shares of a processor's time that `benchmarks.run identity` printed, with the date and the machine",
+    "security.md": "shares of a processor's time that `benchmarks.run identity` printed, with the "
+    "date and the machine",
     "whalefl.md": "a setting",
 }
 """Documents whose small decimals are no results of training, and what they are."""
@@ -96,7 +98,9 @@ def untraced(text: str, known: list[float]) -> list[str]:
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
 def test_every_accuracy_is_of_a_stored_run(path, stored):
-    """Who measures something stores it; a figure that nobody can trace has no place in a document."""
+    """Who measures something stores it; a figure that nobody can trace has no place in a
+    document.
+    """
     found = untraced(path.read_text(), [*stored, *COMPUTED.get(path.name, [])])
     assert (path.name in OTHER and bool(found)) or found == []
 
@@ -109,7 +113,9 @@ def test_a_figure_that_nobody_stored_is_found(stored):
 
 @pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
 def test_what_was_checked_of_a_table_names_stored_figures(experiment):
-    """Every percentage and difference in points that a table's paragraphs name, if they name any."""
+    """Every percentage and difference in points that a table's paragraphs name, if they name
+    any.
+    """
     folder = DOCS / "results" / experiment.table
     rows = read_rows(folder / f"{experiment.table}.csv")
     known = {

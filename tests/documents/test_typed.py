@@ -52,15 +52,19 @@ REPLACED = {
 SMALLER = {
     "--report docs/results": "--scale smoke",
     "--formats onnx,executorch": "--set channels=8,16,32,64",
-    "--arch token_classifier": "--set pretrained=false --set vocab=100 --set embed=24 --set heads=2 --set ffn=32 "
+    "--arch token_classifier": "--set pretrained=false --set vocab=100 --set embed=24 --set "
+    "heads=2 --set ffn=32 "
     "--set input_shape=8",
-    "--arch smollm": "--set blocks=1 --set embed=16 --set heads=2 --set shared_heads=1 --set head_dim=8 --set ffn=16 "
+    "--arch smollm": "--set blocks=1 --set embed=16 --set heads=2 --set shared_heads=1 --set "
+    "head_dim=8 --set ffn=16 "
     "--set classes=50 --set input_shape=8",
 }
 
 
 def test_every_line_has_its_place():
-    """Each is executed, or it is said why not; no row is about a line that there is not any more."""
+    """Each is executed, or it is said why not; no row is about a line that there is not any
+    more.
+    """
     assert {table.key_of(line) for line in table.all_lines()} == PLACES.keys()
     scenes = {place.name for place in PLACES.values() if isinstance(place, Scene)}
     assert {f"test_{name}" for name in scenes} <= globals().keys()
@@ -248,7 +252,9 @@ def test_a_store(stores, does):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_page(stores, simulated):
-    """Pages of a store, of a store for others, and of results; and what is asked of them by curl."""
+    """Pages of a store, of a store for others, and of results; and what is asked of them by
+    curl.
+    """
     if not importlib.util.find_spec("fastapi") or not shutil.which("curl"):
         pytest.skip("the page needs the extra `view`, and its lines need curl")
     shutil.copytree(
@@ -399,7 +405,9 @@ def test_exports(line, does, tmp_path):
 
 
 def test_costs(does, tmp_path):
-    """What training costs on this machine, of the set of the self-test in place of exported ones."""
+    """What training costs on this machine, of the set of the self-test in place of exported
+    ones.
+    """
     shutil.copytree(ROOT / "device_runtime" / "self_test_set", tmp_path / "sets" / "tiny")
     for line in in_scene("costs"):
         assert "tiny" in does(line)
@@ -413,7 +421,8 @@ def test_steering(url, config, fleet, does, tmp_path):
         evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 300}
     )
     (tmp_path / "fleet.toml").write_text(
-        f'fleet = "{fleet}"\nstore = "store"\n[broker]\nurl = "{url}"\n[model]\narch = "{settings.model.arch}"\n'
+        f'fleet = "{fleet}"\nstore = "store"\n[broker]\nurl = "{url}"\n[model]\narch = '
+        f'"{settings.model.arch}"\n'
     )
     with Serving(settings, url):
         followed = Followed(settings)
@@ -613,7 +622,9 @@ def test_personal_models(does, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_bench(tmp_path):
-    """With all its devices, but on a port of its own; on a busy machine its figures mean nothing."""
+    """With all its devices, but on a port of its own; on a busy machine its figures mean
+    nothing.
+    """
     if not shutil.which("mosquitto", path="/usr/sbin:/usr/bin"):
         pytest.skip("mosquitto is not installed")
     (line,) = in_scene("a_bench")

@@ -95,7 +95,8 @@ _CARD = Never(
 )
 _PATTERN = Never("a pattern; the examples below it run")
 _FAR = Never(
-    "takes a page on another machine; tests/shoal/test_remote.py and tests/broker_server/test_steering.py ask one"
+    "takes a page on another machine; tests/shoal/test_remote.py and "
+    "tests/broker_server/test_steering.py ask one"
 )
 _PIP = Never("takes a network; tests/packaging/test_installed.py installs each extra")
 _CLONE = Never("takes a network; who runs the tests has done it")
@@ -113,7 +114,8 @@ PLACES: dict[tuple[str, str], Place] = {
     ("README.md", "shoal devices --store lab/store"): _NEWCOMER,
     ("README.md", "shoal export-weights --store lab/store --format torch --out pi-1.pt"): _NEWCOMER,
     ("README.md", "SHOAL_DATA=/path/to/data shoal demo --data mnist"): Never(
-        "takes minutes and MNIST; tests/documents/stored_tables.py has its figures, `make demo` is the same on digits"
+        "takes minutes and MNIST; tests/documents/stored_tables.py has its figures, `make demo` "
+        "is the same on digits"
     ),
     ("README.md", "shoal simulate*"): Scene("simulations"),
     ("README.md", "shoal reproduce heterofl-1 --scale smoke"): Scene("tables"),
@@ -201,7 +203,8 @@ def key_of(line: Line) -> tuple[str, str]:
         if _fits(line.page, page) and _fits(line.text, start):
             return page, start
     raise KeyError(
-        f"{line.page} has {line.text!r}, which is in no scene: say where it is executed, or why it is not"
+        f"{line.page} has {line.text!r}, which is in no scene: say where it is executed, or why "
+        f"it is not"
     )
 
 

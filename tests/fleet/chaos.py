@@ -167,7 +167,8 @@ def chaos(
             figures.merged.append(len(event.merged))
             figures.asked.append(asked)
             print(
-                f"round {event.round}: {len(event.merged)} of {asked} in {event.round_seconds:.1f} s",
+                f"round {event.round}: {len(event.merged)} of {asked} in "
+                f"{event.round_seconds:.1f} s",
                 flush=True,
             )
         elif isinstance(event, control.RoundAbandoned):
@@ -242,8 +243,10 @@ def main() -> None:
         )
     print(json.dumps({"faults": found.faults, "refused": found.refused}, indent=1))
     print(
-        f"{len(found.closed)} of {given.rounds} rounds closed, {len(found.abandoned)} abandoned, {sum(found.merged)} "
-        f"of {sum(found.asked)} updates merged, {found.twice} twice, {found.kills} kills of the broker; a round took "
+        f"{len(found.closed)} of {given.rounds} rounds closed, {len(found.abandoned)} abandoned, "
+        f"{sum(found.merged)} "
+        f"of {sum(found.asked)} updates merged, {found.twice} twice, {found.kills} kills of the "
+        f"broker; a round took "
         f"{statistics.median(found.closed):.1f} s, at most {max(found.closed):.1f}"
     )
     sys.exit(len(found.closed) != given.rounds or bool(found.abandoned) or bool(found.twice))

@@ -103,7 +103,9 @@ class Proxy:
             item.transport.abort()
 
     def _end(self) -> tuple[int, ...]:
-        """How a connection breaks: the ways in which nothing passes any more; none where it is cut."""
+        """How a connection breaks: the ways in which nothing passes any more; none where it is
+        cut.
+        """
         (end,) = self.draw.choices(
             ["half open", "one way", "cut"], [HALF_OPEN, ONE_WAY, 1 - HALF_OPEN - ONE_WAY]
         )

@@ -1,4 +1,6 @@
-"""A board whose data looks different is named before its first update counts, over a real broker."""
+"""A board whose data looks different is named before its first update counts, over a real
+broker.
+"""
 
 import contextlib
 import subprocess

@@ -531,7 +531,9 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
 
 
 def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp_path):
-    """By access rules a device neither hears what is for another nor writes under another's name."""
+    """By access rules a device neither hears what is for another nor writes under another's
+    name.
+    """
     if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip("mosquitto is not installed")
     folder = tmp_path / "lab"

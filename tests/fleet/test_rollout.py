@@ -218,7 +218,9 @@ def test_a_release_that_the_server_does_not_hear_is_taken_back(lab):
 
 
 def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
-    """A server that was taken over: a release of its own, and an old one once a newer was in hand."""
+    """A server that was taken over: a release of its own, and an old one once a newer was in
+    hand.
+    """
     folder, up, board = lab
     old = begin_as(folder, {board_kind(): b"old"})
     new = begin_as(folder, {board_kind(): b"no archive"})

@@ -1,4 +1,6 @@
-"""Chunks and stores: what arrives is verified, what is missing is known, what was good stays good."""
+"""Chunks and stores: what arrives is verified, what is missing is known, what was good stays
+good.
+"""
 
 import errno
 import hashlib

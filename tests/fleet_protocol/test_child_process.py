@@ -1,9 +1,14 @@
-"""Processes of our own: they end when they want to, and when the one that started them is no more."""
+"""Processes of our own: they end when they want to, and when the one that started them is no
+more.
+"""
 
 import subprocess
 import sys
 
-_WATCH = "from fleet_protocol.child_process import when_parent_ends; when_parent_ends(lambda: print('over', flush=True));"
+_WATCH = (
+    "from fleet_protocol.child_process import when_parent_ends; when_parent_ends(lambda: "
+    "print('over', flush=True));"
+)
 
 
 def started(then):

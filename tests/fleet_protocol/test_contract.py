@@ -76,7 +76,9 @@ def test_a_numbering_that_nobody_has_said_is_refused():
 
 
 def test_a_board_names_as_many_labels_as_the_model_has(tmp_path):
-    """Without a contract a board that says only its own folders numbers them as nobody else does."""
+    """Without a contract a board that says only its own folders numbers them as nobody else
+    does.
+    """
     recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), loss=LossSpec())
     manifest = Manifest.model_construct(arch="mlp", tier="b3", classes=3, recipe=recipe)
     own = reconcile(labelled("ant", "bee", said=True), None)
@@ -138,7 +140,9 @@ def test_numbers_in_a_table_have_names_or_are_refused(tmp_path, header):
 
 
 def test_several_numbers_of_a_sample_are_no_labels_with_names(tmp_path):
-    """Each column of `label_columns` holds or does not, in the order in which the board says them."""
+    """Each column of `label_columns` holds or does not, in the order in which the board says
+    them.
+    """
     data = table(tmp_path, "a,b,c\n1,0,1\n", label_columns=["b", "c"])
     assert reconcile(data, DataContract(labels=("b", "c"))).y.tolist() == [[0, 1]]
 

@@ -41,7 +41,9 @@ LABELS = np.array([0, 1, 2, 0, 1, 2], np.int64)
 
 
 def test_npz(tmp_path, pixels):
-    """Arrays come out as they went in, and become float32 batches that are scaled and normalised."""
+    """Arrays come out as they went in, and become float32 batches that are scaled and
+    normalised.
+    """
     np.savez(tmp_path / "d.npz", images=pixels, labels=LABELS)
     data = load(
         tmp_path,
@@ -62,7 +64,9 @@ def test_npz(tmp_path, pixels):
 
 
 def named(names=("image", "words"), targets=("label", "box")):
-    """A model of two inputs and a loss of two targets, each of six and four, one and two numbers."""
+    """A model of two inputs and a loss of two targets, each of six and four, one and two
+    numbers.
+    """
     shapes = {"image": (1, 2, 3), "words": (4,)}
     sizes = {"label": 1, "box": 2}
     loss = LossSpec(

@@ -219,7 +219,8 @@ def test_pixels_up_to_255_where_the_fleet_has_1():
     """With the line to change; the same pixels scaled alike are no finding."""
     text = only(differences(PICTURES, SCALED, (), WHITE), "scale")
     assert text == (
-        "values range from 0 to 255, the fleet's range from 0 to 1 (their deviation is 255 times larger); "
+        "values range from 0 to 255, the fleet's range from 0 to 1 (their deviation is 255 times "
+        "larger); "
         "multiply `scale` in"
         " [data] by 0.003922"
     )
@@ -238,7 +239,9 @@ def test_pixels_up_to_1_where_the_fleet_has_255():
 
 @pytest.mark.parametrize(("mean", "std"), [(0.5, 0.25), ((0.13,), (0.31,))])
 def test_pixels_that_are_not_normalised(mean, std):
-    """Where the fleet has mean 0 and deviation 1; darker pixels, normalised alike, are no finding."""
+    """Where the fleet has mean 0 and deviation 1; darker pixels, normalised alike, are no
+    finding.
+    """
     normal = {"scale": 1 / 255, "mean": mean, "std": std}
     fleet = summarise(data_of(PICTURES, WHITE, **normal))
     assert "set `scale`, `mean` and `std`" in only(differences(PICTURES, fleet, (), WHITE), "scale")
@@ -317,7 +320,9 @@ def test_few_values_say_nothing():
 
 
 def test_a_constant_column_is_none_where_it_may_be():
-    """In the fleet it is constant as well, or says yes or no; a sensor that is stuck at 0 is one."""
+    """In the fleet it is constant as well, or says yes or no; a sensor that is stuck at 0 is
+    one.
+    """
     flag = (RNG.random(COUNT) < 0.4).astype(np.float32)
     same, flags = (summarise(data_of(with_column(column))) for column in (21.5, flag))
     assert find_problems(data_of(with_column(21.5), names=NAMES), same) == ()

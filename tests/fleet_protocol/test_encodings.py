@@ -95,7 +95,9 @@ def test_rounding_at_random_keeps_the_mean(encoding):
 
 
 def test_the_bytes_are_those_of_the_settings_text():
-    """Shares of fp32's bytes with a megabyte of normal numbers; packing makes some of them fewer."""
+    """Shares of fp32's bytes with a megabyte of normal numbers; packing makes some of them
+    fewer.
+    """
     value = {"w": np.random.default_rng(1).standard_normal((512, 512)).astype(np.float32)}
     whole = len(encode_weights(value))
     shares = {
@@ -227,7 +229,9 @@ def test_the_largest_entries_come_and_no_others(difference, keep):
 @settings(max_examples=40)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(LEVELS)), st.floats(0.02, 0.5))
 def test_what_is_not_sent_is_kept_exactly(seed, encoding, keep):
-    """Of whole steps: what was told in ten rounds and what is left are what was learnt, to the bit."""
+    """Of whole steps: what was told in ten rounds and what is left are what was learnt, to the
+    bit.
+    """
     draw = np.random.default_rng(seed)
     shape = (7, 40)
     left, told, learnt = (np.zeros(shape, np.float32) for _ in range(3))

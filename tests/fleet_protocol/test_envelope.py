@@ -126,7 +126,9 @@ def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
 
 
 def test_a_farewell_counts_as_the_last_of_its_session(fleet):
-    """It was signed before everything else; one of an earlier session says nothing about this one."""
+    """It was signed before everything else; one of an earlier session says nothing about this
+    one.
+    """
     _, _, one, _ = fleet
     topic = TOPICS.status("pi-1")
     verifier = Verifier(one, ReplayGuard())

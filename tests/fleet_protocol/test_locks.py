@@ -33,7 +33,9 @@ def test_who_waits_goes_on_when_the_first_lets_go(tmp_path):
 
 
 def test_what_cannot_be_held_is_named(tmp_path):
-    """A folder that is not there, or a card that can only be read: the system's word, and no trace."""
+    """A folder that is not there, or a card that can only be read: the system's word, and no
+    trace.
+    """
     with (
         pytest.raises(StorageError, match=r"cannot lock .*gone/lock: No such file"),
         held(tmp_path / "gone" / "lock", ""),

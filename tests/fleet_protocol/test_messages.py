@@ -95,7 +95,9 @@ def test_device_messages_round_trip(message):
     ],
 )
 def test_bad_messages_are_refused_with_a_reason(change, reason):
-    """Unknown versions, types and fields, and names that are no names, never get past the parser."""
+    """Unknown versions, types and fields, and names that are no names, never get past the
+    parser.
+    """
     payload = json.dumps({**json.loads(DEVICE[0].to_bytes()), **change}).encode()
     with pytest.raises(RefusedError) as caught:
         m.parse_device_message(payload)

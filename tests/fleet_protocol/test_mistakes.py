@@ -127,7 +127,9 @@ def test_a_command_that_was_killed_at_any_write_is_given_again(
 
 
 def test_an_old_registry_takes_up_what_was_revoked_since(folder, tmp_path):
-    """The newest is lost: the server names the way out, by which nobody who was revoked comes back."""
+    """The newest is lost: the server names the way out, by which nobody who was revoked comes
+    back.
+    """
     gone = read_enrolment(enroll(folder, "gone"))
     pi = read_enrolment(enroll(folder, "pi-1"))
     backup = (folder / REGISTRY).read_bytes()

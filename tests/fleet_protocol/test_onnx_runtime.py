@@ -1,4 +1,6 @@
-"""One runtime at a time: two distributions of one import package are found before either is used."""
+"""One runtime at a time: two distributions of one import package are found before either is
+used.
+"""
 
 import os
 import subprocess
@@ -8,7 +10,8 @@ import pytest
 
 USES = {
     "a board": "from device_runtime.training.backends import load_runtime; load_runtime()",
-    "the server": "from pathlib import Path; from broker_server.rounds.onnx_runtime import open_graph; "
+    "the server": "from pathlib import Path; from broker_server.rounds.onnx_runtime import "
+    "open_graph; "
     "open_graph(Path('eval.onnx'))",
     "the exporter": "from trainer_export.check import open_session; open_session(b'')",
 }

@@ -54,7 +54,10 @@ def server(project, data, code=""):
 def server_by_tier(project, data, code=""):
     """Likewise, of a tier with labels of its own."""
     path = project / "fleet.toml"
-    tables = '[evaluation]\ntier = "w1"\n[evaluation.data]\nkind = "npz"\npath = "d.npz"\n[evaluation.tier_data.w1]\n'
+    tables = (
+        '[evaluation]\ntier = "w1"\n[evaluation.data]\nkind = "npz"\npath = '
+        '"d.npz"\n[evaluation.tier_data.w1]\n'
+    )
     path.write_text(f"{code}\n{FLEET}{tables}{data}")
     return read_fleet(path, None).evaluation.tier_data["w1"]
 

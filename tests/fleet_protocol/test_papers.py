@@ -57,7 +57,9 @@ def refused(work, *arguments):
 
 
 def test_a_renewed_board_speaks_on_after_its_first_end(folder, tmp_path, monkeypatch):
-    """With the same keys and the same file; after a restart as well, and never for a shorter time."""
+    """With the same keys and the same file; after a restart as well, and never for a shorter
+    time.
+    """
     board = Membership(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
     first = board.enrolment
     server = read_enrolment(folder / "server.enrolment")

@@ -1,4 +1,6 @@
-"""How the link reads packets: whole ones, however the connection cuts them, acknowledged together."""
+"""How the link reads packets: whole ones, however the connection cuts them, acknowledged
+together.
+"""
 
 import ast
 import inspect

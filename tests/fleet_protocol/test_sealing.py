@@ -268,7 +268,9 @@ def test_a_chunk_that_comes_before_its_key_waits_for_it(folder):
 
 
 def test_what_is_refused_leaves_its_payload_behind(folder):
-    """The error had held it: each unsigned chunk of a megabyte was a megabyte that a server kept."""
+    """The error had held it: each unsigned chunk of a megabyte was a megabyte that a server
+    kept.
+    """
     enrolment = server_of(folder).enrolment
     inbox = queue.SimpleQueue()
     opening = OpeningInbox(
@@ -357,7 +359,9 @@ def test_a_download_goes_on_when_the_key_changes_within_it(folder):
 
 
 def test_keys_survive_a_restart_and_nothing_is_sent_before_the_server_is_heard(folder, tmp_path):
-    """The broker need not repeat what it told; without a server's key an update stays where it is."""
+    """The broker need not repeat what it told; without a server's key an update stays where it
+    is.
+    """
     enrolment = read_enrolment(enroll(folder, "pi-1"))
     server = server_of(folder)
     path = tmp_path / "keys.json"
@@ -500,7 +504,10 @@ def test_a_board_that_is_renewed_within_an_update_goes_on_with_it(folder):
         ("processor\t: 0\nflags\t\t: fpu sse2 aes avx\n", True),
         ("processor\t: 0\nFeatures\t: fp asimd evtstrm aes pmull\n", True),
         (
-            "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nModel\t: Raspberry Pi 4 aes\n",
+            (
+                "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nModel\t: Raspberry Pi 4 "
+                "aes\n"
+            ),
             False,
         ),
         (None, False),

@@ -17,7 +17,10 @@ from fleet_protocol.data.augment import user_function
 from fleet_protocol.data.stamps import stamps_of
 from fleet_protocol.errors import DataChangedError, DataError
 
-PYTHON = "import numpy as np\ndef load(path): return np.ones((4, 2)), np.arange(4)\ndef same(x): return x\n"
+PYTHON = (
+    "import numpy as np\ndef load(path): return np.ones((4, 2)), np.arange(4)\ndef same(x): "
+    "return x\n"
+)
 TABLES = {
     "npz": {"kind": "npz", "path": "d.npz"},
     "npy": {"kind": "npz", "path": "x.npy", "y_path": "y.npy"},

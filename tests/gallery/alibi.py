@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from models import Cut, architecture
 
-REFUSED = r"units of axis head are not interchangeable.*module out \(Linear\); declare it with leading=True"
+REFUSED = (
+    r"units of axis head are not interchangeable.*module out \(Linear\); declare it with "
+    r"leading=True"
+)
 
 
 class Net(nn.Module):

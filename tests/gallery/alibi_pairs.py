@@ -9,7 +9,10 @@ from torch import nn
 from models import Cut, architecture
 from tests.gallery.alibi import Net
 
-REFUSED = r"units of axis head are not interchangeable.*module out \(Linear\); declare it with leading=True"
+REFUSED = (
+    r"units of axis head are not interchangeable.*module out \(Linear\); declare it with "
+    r"leading=True"
+)
 
 
 @architecture()

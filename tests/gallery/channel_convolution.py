@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from models import Cut, architecture
 
-REFUSED = r"units of axis channels are not interchangeable.*module weigh \(Conv1d\); declare it with leading=True"
+REFUSED = (
+    r"units of axis channels are not interchangeable.*module weigh \(Conv1d\); declare it "
+    r"with leading=True"
+)
 
 
 class Net(nn.Module):

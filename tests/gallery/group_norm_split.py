@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 from models import Cut, architecture
 
-REFUSED = r"units of axis conv are not .*norm\.weight.*module norm \(GroupNorm\).*cut\.heads\('conv', 4, 8\) \* 4"
+REFUSED = (
+    r"units of axis conv are not .*norm\.weight.*module norm "
+    r"\(GroupNorm\).*cut\.heads\('conv', 4, 8\) \* 4"
+)
 
 
 class Net(nn.Module):

@@ -16,7 +16,9 @@ REFUSED = (
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Turn pairs of the first and second half of each head by an angle that grows with the place."""
+    """Turn pairs of the first and second half of each head by an angle that grows with the
+    place.
+    """
     angle = torch.arange(x.shape[2])[:, None] * 10.0 ** -(torch.arange(x.shape[3] // 2) / 2)
     first, second = x.chunk(2, -1)
     return torch.cat(

@@ -64,7 +64,9 @@ def test_a_narrow_tier_is_the_whole_model_without_the_other_units(width):
 
 
 def test_a_frozen_tensor_that_a_width_cuts_has_the_leading_units_in_a_tiers_base():
-    """It is in no weights either; plans that move are refused, and what the message advises is not."""
+    """It is in no weights either; plans that move are refused, and what the message advises is
+    not.
+    """
     layout = infer_layout(half_frozen)
     tier = layout.tier(0.5)
     assert "1.weight" not in layout.shapes(tier)

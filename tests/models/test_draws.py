@@ -106,7 +106,9 @@ def test_a_window_keeps_its_order_inside_every_group(axis, width, shift, directi
     ],
 )
 def test_three_heads_of_four_units_by_hand(options, units):
-    """Three of four units each; the released rule rolls all twelve before it cuts them into heads."""
+    """Three of four units each; the released rule rolls all twelve before it cuts them into
+    heads.
+    """
     assert list(rolling_units(Axis("a", 12, groups=3), 0.75, **options)) == units
 
 

@@ -63,7 +63,9 @@ def test_evaluation_uses_the_buffers():
 
 
 def test_the_statistics_are_no_weights_but_part_of_the_state():
-    """A run trains scale and shift alone; what the layer evaluates with goes into a file with them."""
+    """A run trains scale and shift alone; what the layer evaluates with goes into a file with
+    them.
+    """
     assert [name for name, _ in StaticBatchNorm(3).named_parameters()] == ["weight", "bias"]
     assert [*StaticBatchNorm(3).state_dict()] == ["weight", "bias", "running_mean", "running_var"]
 
@@ -82,7 +84,9 @@ def test_eval_of_pytorch_is_mode_eval(layer):
 
 
 def test_h7_scaler(vectors):
-    """Training divides by the width, evaluation does not, and a norm after it cancels it up to eps."""
+    """Training divides by the width, evaluation does not, and a norm after it cancels it up to
+    eps.
+    """
     inputs = vectors["H7-scaler"]["inputs"]
     expected = vectors["H7-scaler"]["expected"]
     x = torch.tensor(inputs["x"], dtype=torch.float64)

@@ -185,7 +185,9 @@ STRANGE = {
 
 @pytest.mark.parametrize("case", STRANGE)
 def test_a_builder_is_names_and_no_code(case, tmp_path):
-    """What a set says becomes lines of Python that a user runs: only names of Python go into them."""
+    """What a set says becomes lines of Python that a user runs: only names of Python go into
+    them.
+    """
     with pytest.raises(BlobError, match=r"own_class\.safetensors: builder\."):
         read_own_class(written(tmp_path, builder={**BUILDER, **STRANGE[case]}))
     sound = {**BUILDER, "module": "my.größe", "file": "/home/me/größe (2).py"}

@@ -15,7 +15,9 @@ KINDS = st.sampled_from(["static", "rolling", "random"])
 
 @st.composite
 def layouts(draw):
-    """A model of a few tensors over grouped, plain and fixed axes, flattened dimensions among them."""
+    """A model of a few tensors over grouped, plain and fixed axes, flattened dimensions among
+    them.
+    """
     groups = draw(st.integers(1, 3))
     axes = [
         Axis("in", draw(st.integers(1, 4)), AxisKind.FIXED),
@@ -93,7 +95,9 @@ def test_what_nobody_may_write_to_is_not_copied_where_it_is_one_piece(case):
 
 @given(planned())
 def test_scatter_undoes_slice(case):
-    """What was cut out and written back elsewhere is cut out again unchanged, and the rest stays."""
+    """What was cut out and written back elsewhere is cut out again unchanged, and the rest
+    stays.
+    """
     layout, plan = case
     weights = noise(layout)
     other = noise(layout, seed=1)
@@ -189,7 +193,9 @@ def test_regions_meet_each_entry_once(kind):
 
 
 def test_a_mesh_leaves_trailing_whole_dimensions_together():
-    """Kernels of a scattered convolution are copied as blocks: the mesh spans the channels alone."""
+    """Kernels of a scattered convolution are copied as blocks: the mesh spans the channels
+    alone.
+    """
     layout = make_layout(
         [Axis("o", 64), Axis("i", 64), Axis("k", 3, AxisKind.FIXED)],
         {"w": (Dim("o"), Dim("i"), Dim("k"), Dim("k"))},

@@ -146,7 +146,9 @@ class MaskedLayerNorm(nn.Module):
 
 
 def told_of_the_plan(module: nn.Module, layout: Layout, plan: Plan) -> nn.Module:
-    """Tell the layers of a zeroed whole model that depend on their own width which units are kept."""
+    """Tell the layers of a zeroed whole model that depend on their own width which units are
+    kept.
+    """
     dims = {item.name: item.dims for item in layout.parameters}
     for name, layer in list(module.named_modules()):
         if isinstance(layer, nn.LayerNorm) and f"{name}.weight" in dims:

@@ -296,7 +296,9 @@ def interpreter(version):
 
 @pytest.mark.parametrize("extra", ["export", pytest.param("export-training", marks=TRAINING)])
 def test_export(install, folder, extra):
-    """The tutorial's model, and a pair of models; with the other runtime its artifacts come, too."""
+    """The tutorial's model, and a pair of models; with the other runtime its artifacts come,
+    too.
+    """
     environment = install(extra)
     says_its_version(environment, folder)
     if extra == "export":  # once is enough

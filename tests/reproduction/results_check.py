@@ -41,7 +41,10 @@ class Compared:
 
     def __str__(self) -> str:
         verdict = "as stored" if self.inside else "OUTSIDE"
-        return f"{self.figure}: {self.value:.3f}, stored seeds say {self.low:.3f} to {self.high:.3f}: {verdict}"
+        return (
+            f"{self.figure}: {self.value:.3f}, stored seeds say {self.low:.3f} to "
+            f"{self.high:.3f}: {verdict}"
+        )
 
 
 def chosen(folder: Path, wanted: str = "") -> tuple[Row, ...]:
@@ -97,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [number for number in range(1, 10_000) if number not in used]
     )
     print(
-        f"{table}, arm {arm}, scale {scale}, seed {seed}; stored: {', '.join(map(str, sorted(used)))}",
+        f"{table}, arm {arm}, scale {scale}, seed {seed}; stored: "
+        f"{', '.join(map(str, sorted(used)))}",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:

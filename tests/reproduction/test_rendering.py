@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from fleet_protocol.errors import ConfigError, DataError
-from reproduction.figures import figures, judged, mean_and_spread, plain
+from reproduction.figures import figures, judge, mean_and_spread, to_json
 from reproduction.measures import (
     GLOBAL,
     LOCAL,
@@ -110,7 +110,9 @@ def test_the_lowest_perplexity_is_the_best():
 
 
 def test_the_time_to_a_target():
-    """Hours of simulated time to the end of the first round that reaches it; none if no round does."""
+    """Hours of simulated time to the end of the first round that reaches it; none if no round
+    does.
+    """
     rows = [row(1, 0.5, total=1800.0), row(2, 0.9, total=3600.0), row(3, 0.95, total=7200.0)]
     assert measure_named("hours-90").read(rows, 1) == Reading(1.0, 2, None)
     assert measure_named("hours-99").read(rows, 1) == Reading(None, None, None)
@@ -167,7 +169,7 @@ def verdicts(table, runs):
     experiment, rows = found_in(table, runs)
     return {
         (item.claim.left, item.claim.right, item.claim.measure): item
-        for item in judged(experiment, rows)
+        for item in judge(experiment, rows)
         if item.by_seed and item.claim.says
     }
 
@@ -176,7 +178,9 @@ def test_arms_are_compared_on_the_seeds_they_share(rolex):
     (item,) = verdicts("fedrolex-3", rolex).values()
     assert item.by_seed == {1: pytest.approx(10.0), 2: pytest.approx(12.0)}
     assert item.published == pytest.approx(69.44 - 46.64)
-    half = 12.7062 * math.sqrt(2) / math.sqrt(2)  # quantile, deviation, root of the number of seeds
+    half = (
+        12.7062047 * math.sqrt(2) / math.sqrt(2)
+    )  # quantile, deviation, root of the number of seeds
     assert item.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
     assert item.verdict == "undecided"
 
@@ -255,7 +259,7 @@ def test_a_claim_holds_where_all_of_the_interval_is_beyond_its_bound(left, verdi
 
 def test_what_was_not_run_is_said_to_be_so():
     experiment = find_experiment("fedrolex-3")
-    found = judged(experiment, ())
+    found = judge(experiment, ())
     assert {item.verdict for item in found if item.claim.says} == {"not run"}
     assert {item.verdict for item in found if not item.claim.says} == {""}
 
@@ -295,7 +299,7 @@ def test_other_data_than_the_papers_is_said_to_be_other_data():
         result("heterofl-1", "a-b-c-d-e/iid", seed, [row(1, accuracy)], "smoke")
         for seed, accuracy in ((1, 0.5), (2, 0.51))
     ]
-    found = judged(*found_in("heterofl-1", runs, "smoke"))
+    found = judge(*found_in("heterofl-1", runs, "smoke"))
     assert [item.verdict for item in found if item.by_seed] == ["undecided", "undecided"]
     run = result("heterofl-1", "a/iid", 1, [row(1, 0.5)])
     assert "stands for" not in as_markdown(*found_in("heterofl-1", [run]))
@@ -340,7 +344,7 @@ def test_seeds_that_were_not_stated_decide_nothing(rolex):
     ]
     experiment, rows = found_in("fedrolex-3", [*rolex, *more])
     assert {row.seed for row in rows} == {1, 2, 3, 4, 5, 6}
-    assert judged(experiment, rows) == judged(*found_in("fedrolex-3", rolex))
+    assert judge(experiment, rows) == judge(*found_in("fedrolex-3", rolex))
     assert "1: 25.00, 2: 29.00, 4: 25.00, 5: 29.00" in as_markdown(experiment, rows)
 
 
@@ -400,7 +404,7 @@ def test_comma_separated_values_can_be_read_back(rolex, tmp_path):
 
 
 def test_json_has_the_same_figures(rolex):
-    values = plain(*found_in("fedrolex-3", rolex))
+    values = to_json(*found_in("fedrolex-3", rolex))
     assert values["figures"][1]["mean"] == pytest.approx(27.0)
     assert [claim["verdict"] for claim in values["claims"] if claim["by_seed"]] == ["undecided"]
 
@@ -533,8 +537,8 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
     page = write_index(tmp_path, {"fedrolex-3": other}).read_text()
     assert (
-        f"Earlier, when something else was stated: [{kept.name}](fedrolex-3/{kept.name}/fedrolex-3.md)."
-        in page
+        f"Earlier, when something else was stated: "
+        f"[{kept.name}](fedrolex-3/{kept.name}/fedrolex-3.md)." in page
     )
     assert page.count("| not run | > 0 |") == 8
     assert "fedrolex-3.md): scale small, 1 of 24 arms, 2 runs." in page
@@ -612,7 +616,7 @@ def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():
         shown = {
             figure.arm.name: figure.by_seed("deciding")[1] for figure in figures(experiment, known)
         }
-        found = {item.claim.right: item for item in judged(experiment, known) if item.by_seed}
+        found = {item.claim.right: item for item in judge(experiment, known) if item.by_seed}
         right = [f"{arm}/cifar10-high" for arm in ("heterofl", "federated-dropout")]
         return [found[arm].by_seed for arm in right], shown["federated-dropout/cifar10-high"]
 

@@ -1,4 +1,6 @@
-"""Running tables: complete runs stay, those cut short go on, and wrong names end with exit code 2."""
+"""Running tables: complete runs stay, those cut short go on, and wrong names end with exit code
+2.
+"""
 
 import json
 import shutil
@@ -219,8 +221,8 @@ def test_what_lacks_its_data_is_left_out_and_the_rest_runs(tmp_path, monkeypatch
     assert {job.experiment.table for job in ran} == {"beyond-1"}
     said = " ".join(done.stderr.split())
     assert (
-        "heterofl/cifar10-high, seed 1 reading cifar10 left out: cifar10 is not shipped: set SHOAL_DATA"
-        in said
+        "heterofl/cifar10-high, seed 1 reading cifar10 left out: cifar10 is not shipped: set "
+        "SHOAL_DATA" in said
     )
     lacking = said.count("left out: ")
     assert str(done.exception).startswith(f"{lacking} left out of the runs, ")
@@ -267,7 +269,9 @@ def test_a_report_of_nothing_is_an_error(tmp_path):
 
 
 def test_the_list_has_durations_and_the_report_a_page(tmp_path):
-    """From stored results, unknown else; a page of all claims, with the tables that are complete."""
+    """From stored results, unknown else; a page of all claims, with the tables that are
+    complete.
+    """
     (job, *_) = jobs(find_experiment("heterofl-1"), "smoke", tmp_path)
     complete(job, [row(1, 0.5)])
     page = tmp_path / "docs" / "README.md"

@@ -42,7 +42,9 @@ def trained(tmp_path_factory, cache):
     "train", [pytest.param({}, marks=pytest.mark.slow), {"steps": 4}], ids=["passes", "steps"]
 )
 def test_only_the_seconds_of_a_round_depend_on_the_clock(trained, train):
-    """What a run with another clock would have trained and taken, to the bit, without its training."""
+    """What a run with another clock would have trained and taken, to the bit, without its
+    training.
+    """
     name = "-".join(["with", *train])
     static, _ = trained(f"{name}-static", train=train)
     strong, rounds = trained(f"{name}-strong", train=train, clock=STRONG)

@@ -199,7 +199,9 @@ def h11() -> dict[str, Any]:
 
 
 def h12() -> dict[str, Any]:
-    """A smaller CNN: 3x3 kernels and a bias, norm scale and shift, a linear layer with 10 labels."""
+    """A smaller CNN: 3x3 kernels and a bias, norm scale and shift, a linear layer with 10
+    labels.
+    """
 
     def count(widths: list[int]) -> int:
         total = 0

@@ -70,7 +70,9 @@ class TwoNames(nn.Module):
 
 
 class Buffers(nn.Module):
-    """Buffers of several types that never change, one that no state has, and a norm that is frozen."""
+    """Buffers of several types that never change, one that no state has, and a norm that is
+    frozen.
+    """
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()

@@ -42,7 +42,9 @@ def test_the_names_are_few_and_stated_once_for_python_and_once_for_type_checkers
 
 
 def test_each_name_is_there_and_documented():
-    """A docstring where it is defined, a row in the table of docs/api.md, and a line of an example."""
+    """A docstring where it is defined, a row in the table of docs/api.md, and a line of an
+    example.
+    """
     examples = "\n".join(re.findall(r"^    (?:>>>|\.\.\.) (.*)$", PAGE, re.MULTILINE))
     assert set(TABLE) == set(shoal.__all__)
     for name in shoal.__all__:
@@ -72,7 +74,10 @@ def test_importing_shoal_and_what_needs_no_extra_loads_nothing_heavy(tmp_path):
     light = sorted(name for name, extra in TABLE.items() if extra == "none")
     assert len(light) > 5
     for names in ([], light):
-        code = f"import shoal, sys; [getattr(shoal, name) for name in {names}]; print(sorted({HEAVY} & set(sys.modules)))"
+        code = (
+            f"import shoal, sys; [getattr(shoal, name) for name in {names}]; "
+            f"print(sorted({HEAVY} & set(sys.modules)))"
+        )
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
         )

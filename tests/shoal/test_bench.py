@@ -18,7 +18,9 @@ UPDATE = 40_000
 
 
 def test_light_devices_close_their_rounds(tmp_path):
-    """Every update of every device is merged, and what the devices count is what was asked of them."""
+    """Every update of every device is merged, and what the devices count is what was asked of
+    them.
+    """
     with mosquitto_broker(tmp_path) as broker:
         bench = FleetBench(6, 3, UPDATE, broker=broker.url, folder=tmp_path / "bench")
         figures = bench_fleet(bench)

@@ -100,7 +100,9 @@ def test_version_and_help(tmp_path):
     ],
 )
 def test_a_shell_completes_commands_and_options(tmp_path, typed, offered):
-    """What `shoal --install-completion` lets bash ask; only the command that is typed is imported."""
+    """What `shoal --install-completion` lets bash ask; only the command that is typed is
+    imported.
+    """
     asked = {
         "_SHOAL_COMPLETE": "complete_bash",
         "COMP_WORDS": typed,

@@ -117,7 +117,8 @@ def test_a_release_is_told_with_why_it_failed():
 def test_a_file_that_cannot_be_used_is_named(tmp_path):
     """By the system's word for it, whoever opens it."""
     (tmp_path / "sim.toml").write_text(
-        'out = "sim.toml/below"\n[model]\narch = "conv"\n[data]\nname = "digits"\n[devices]\ncount = 2\n'
+        'out = "sim.toml/below"\n[model]\narch = "conv"\n[data]\nname = '
+        '"digits"\n[devices]\ncount = 2\n'
     )
     command = [sys.executable, "-m", "shoal", "simulate", "--config", "sim.toml"]
     ended = subprocess.run(

@@ -403,7 +403,9 @@ def test_a_file_beside_the_set_is_imported_from_there(
 def test_code_in_a_description_is_not_printed(
     store: Path, tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name with a line end would be a line of Python of its own, which the user is asked to run."""
+    """A name with a line end would be a line of Python of its own, which the user is asked to
+    run.
+    """
     builder = {"module": "evil", "name": "net", "file": "/tmp/evil.py"}
     builder[field] += "\nprint('it ran')\n#"
     other = described_by_another(store, tmp_path, builder=builder)

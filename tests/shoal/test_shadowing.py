@@ -161,7 +161,10 @@ def test_a_child_finds_the_code_of_its_parent(tmp_path):
     (tmp_path / "fleet_protocol" / "where.py").write_text(
         "import sys; print(__file__, sys.argv[1:])"
     )
-    command = "from fleet_protocol.child_process import python_module; print(python_module('fleet_protocol.where', 'a'))"
+    command = (
+        "from fleet_protocol.child_process import python_module; "
+        "print(python_module('fleet_protocol.where', 'a'))"
+    )
     bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     made = subprocess.run(
         [PYTHON, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, env=bare
@@ -203,6 +206,9 @@ def test_the_command_says_it_in_one_line(tmp_path):
 def test_a_module_of_the_user_that_is_loaded_already_is_named_too(tmp_path):
     """It stands in the place of ours, whatever the path says by now."""
     (tmp_path / "models.py").write_text("")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import models; del sys.path[0]; from shoal import Cut"
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import models; del sys.path[0]; "
+        f"from shoal import Cut"
+    )
     done = run(PYTHON, "-c", code, cwd="/")
     assert f"ImportError: {tmp_path}/models.py hides the package `models` of Shoal" in done.stderr

@@ -67,7 +67,9 @@ def test_every_template_has_the_same_files(tmp_path, template):
 
 
 def test_what_cannot_be_made_is_refused(tmp_path):
-    """A template that there is not, a folder with something in it, and two kinds of fleet at once."""
+    """A template that there is not, a folder with something in it, and two kinds of fleet at
+    once.
+    """
     with pytest.raises(ConfigError, match=r"did you mean 'vision'.*finetune, sensor"):
         make_project(tmp_path / "p", "visoin", "lab")
     (tmp_path / "full").mkdir()
@@ -110,7 +112,9 @@ def test_templates_are_clean(tmp_path):
     [pytest.param(name, marks=[MINILM] if name == "finetune" else []) for name in TEMPLATES],
 )
 def test_a_template_is_exported_and_simulated(tmp_path, template):
-    """A few rounds, by the commands that need no second terminal; the tutorial exports by itself."""
+    """A few rounds, by the commands that need no second terminal; the tutorial exports by
+    itself.
+    """
     folder = tmp_path / "p"
     make_project(folder, template, "lab")
     rewrite(folder, "[1, 0.5, 0.25]", "[1, 0.25]")

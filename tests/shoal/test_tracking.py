@@ -304,8 +304,8 @@ def test_a_place_that_is_none_says_which_there_are(store, typed, tmp_path):
     done = typed("track", "wandb:here", "--store", store)
     assert done.returncode == 2
     assert (
-        "give one of tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, homeassistant:mqtt://HOST"
-        in " ".join(done.stderr.split())
+        "give one of tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, "
+        "homeassistant:mqtt://HOST" in " ".join(done.stderr.split())
     )
     (tmp_path / "file").write_text("")
     done = typed("track", f"tensorboard:{tmp_path / 'file'}", "--store", store)

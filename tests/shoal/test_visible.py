@@ -176,7 +176,10 @@ def test_a_board_prints_what_is_visible(tmp_path):
         'kind = "npz"\npath = "data.npz"',
         'kind = "csv"\npath = "data.csv"\nlabel_column = "none"',
     ):
-        config = f'fleet = "lab"\ndevice = "d"\nstate_dir = "state"\nbroker = "mqtt://127.0.0.1:1"\n[data]\n{data}\n'
+        config = (
+            f'fleet = "lab"\ndevice = "d"\nstate_dir = "state"\nbroker = '
+            f'"mqtt://127.0.0.1:1"\n[data]\n{data}\n'
+        )
         (tmp_path / "device.toml").write_text(config)
         done = subprocess.run(
             [

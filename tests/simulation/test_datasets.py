@@ -16,7 +16,9 @@ from tests.simulation.data_folder import FOLDER, needs
 
 @needs("cifar10")
 def test_cifar10_is_decoded_and_normalised():
-    """A tenth of each split, evenly spread: all classes alike, 32x32 in three normalised channels."""
+    """A tenth of each split, evenly spread: all classes alike, 32x32 in three normalised
+    channels.
+    """
     data = load_dataset("cifar10", FOLDER, limit=1000)
     assert data.train_x.shape == data.test_x.shape == (1000, 3, 32, 32)
     assert data.train_x.dtype == np.float32

@@ -108,7 +108,9 @@ def test_a_round_that_is_gone_on_with_takes_as_long(tmp_path, cache, monkeypatch
 
 @pytest.mark.slow
 def test_what_an_abandoned_round_took_and_sent_is_counted(tmp_path, cache):
-    """Who waits for a model waits for the rounds that came to nothing, and pays for what they sent."""
+    """Who waits for a model waits for the rounds that came to nothing, and pays for what they
+    sent.
+    """
     unsteady = {"count": 6, "types": [{"dropout": 0.3}]}
     rule = {"rounds": 8, "fraction": 1.0, "quorum": 0.6}
     result = simulate(settings(tmp_path / "out", cache, devices=unsteady, round=rule))

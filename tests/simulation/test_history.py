@@ -158,7 +158,9 @@ def test_rows_of_devices_without_their_round_are_dropped(tmp_path):
 
 
 def test_rounds_must_follow_each_other(tmp_path):
-    """A round that is there already, or rows of another round, are refused before anything changes."""
+    """A round that is there already, or rows of another round, are refused before anything
+    changes.
+    """
     with HistoryWriter(tmp_path) as writer:
         writer.add(a_round(2))
         with pytest.raises(DataError, match="round 2 cannot follow round 2"):

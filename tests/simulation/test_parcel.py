@@ -124,7 +124,9 @@ def test_a_missing_file_is_named(setup):
 
 
 def test_what_a_device_keeps_is_replaced_as_a_whole(tmp_path):
-    """A folder becomes what is written to it, with older files gone and half-written ones left out."""
+    """A folder becomes what is written to it, with older files gone and half-written ones left
+    out.
+    """
     folder = tmp_path / "device-1"
     assert read_state(folder) == {}
     write_state(folder, {"round-1": b"one", "round-2": b"two"})

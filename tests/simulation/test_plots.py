@@ -133,7 +133,9 @@ def test_time_is_shown_in_a_unit_that_fits():
 
 
 def test_seeds_with_different_times_meet_in_between():
-    """Each seed is interpolated over its own time; the mean is drawn where every seed has a value."""
+    """Each seed is interpolated over its own time; the mean is drawn where every seed has a
+    value.
+    """
     fast = a_run([0.0, 0.4, 0.8], seconds=10)
     slow = a_run([0.0, 1.0], seconds=20)
     figure = accuracy_over("time", [Curve("ours", [fast, slow])])

@@ -385,7 +385,9 @@ def test_another_configuration_is_refused(cache, tmp_path, straight):
 
 
 def test_a_cache_has_the_samples_of_what_is_there(cache, tmp_path, monkeypatch):
-    """A set by name may be another one tomorrow, in its folder or in another that SHOAL_DATA names."""
+    """A set by name may be another one tomorrow, in its folder or in another that SHOAL_DATA
+    names.
+    """
     found = load_dataset("digits")
     held = []
     for shift in (0.0, 1.0):
@@ -464,7 +466,9 @@ def sloped(cut, *, input_shape=(1, 8, 8), classes=10):
 
 
 def test_what_a_model_file_imports_is_exported_anew_when_it_changes(tmp_path, monkeypatch):
-    """The cache went by the model file alone, and a simulation trained the model of the old import."""
+    """The cache went by the model file alone, and a simulation trained the model of the old
+    import.
+    """
     own = tmp_path / "own.py"
     part = tmp_path / "part_of_own.py"
     own.write_text(SLOPED)

@@ -16,7 +16,9 @@ from tests.simulation.data_folder import FOLDER, needs, needs_minilm
 
 
 def test_frequent_words_come_first():
-    """Ids by frequency, then alphabet; 0 pads, 1 is any other word; case and spacing do not matter."""
+    """Ids by frequency, then alphabet; 0 pads, 1 is any other word; case and spacing do not
+    matter.
+    """
     words = Vocabulary.of(["b a b", "A, c!"], size=5)
     assert dict(words.ids) == {"a": 2, "b": 3, "!": 4}
     assert len(words) == 5

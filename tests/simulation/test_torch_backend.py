@@ -57,7 +57,9 @@ class Exported:
         return TorchTrainer(self.arch, self.settings, self.manifest, **options)
 
     def job(self, seed: int, count: int = 18, *, labels: int | None = None, **changes) -> TorchJob:
-        """Weights, samples and settings of a device; the training samples are all but every ninth."""
+        """Weights, samples and settings of a device; the training samples are all but every
+        ninth.
+        """
         draw = np.random.default_rng(seed)
         shape = (count, *self.manifest.input_shape)
         x = draw.standard_normal(shape).astype(np.float32)
@@ -433,7 +435,9 @@ def test_sorted_devices_share_their_steps():
 
 @pytest.mark.parametrize(("channels", "wanted"), [(8, False), (16, True)])
 def test_a_point_over_few_channels_is_not_laid_channels_last(channels, wanted):
-    """With a stride, torch's gradient of it destroys memory where a processor's vectors are wider."""
+    """With a stride, torch's gradient of it destroys memory where a processor's vectors are
+    wider.
+    """
     shapes = {"first": (channels, 3, 3, 3), "down": (32, channels, 1, 1)}
     layout = Layout.arrange(shapes, frozenset(shapes), channels_last=True)
     assert [place.channels_last for place in layout.places] == [wanted] * 2
@@ -465,7 +469,10 @@ def test_rows_hold_every_parameter_once(channels_last):
 
 def test_partitions_need_no_torch():
     """A simulation on another backend does not pay for this one."""
-    code = "import sys, simulation.data.partition, simulation.data.datasets; print('torch' in sys.modules)"
+    code = (
+        "import sys, simulation.data.partition, simulation.data.datasets; print('torch' in "
+        "sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )

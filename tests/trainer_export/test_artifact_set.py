@@ -1,4 +1,6 @@
-"""Artifact sets on disk: what is where, what the manifest says, and that a failure changes nothing."""
+"""Artifact sets on disk: what is where, what the manifest says, and that a failure changes
+nothing.
+"""
 
 import hashlib
 import json

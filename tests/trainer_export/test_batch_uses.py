@@ -89,7 +89,9 @@ class _Last(nn.Module):
 def test_what_uses_the_batch_otherwise_is_traced_with_a_symbol(
     last: Any, marks: list[int | None]
 ) -> None:
-    """The first tier is a plain one, and what it does with the batch says nothing about the other."""
+    """The first tier is a plain one, and what it does with the batch says nothing about the
+    other.
+    """
     signature = Signature((4,), "float32", 3, known={})
     module = _Last(last)
     write_forward_graphs(_Last(lambda x: x), signature, Recipe())

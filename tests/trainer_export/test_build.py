@@ -105,9 +105,11 @@ def test_another_file_of_the_user_counts(tmp_path: Path, monkeypatch: pytest.Mon
     layers = tmp_path / "user_layers_of_a_test.py"
     layers.write_text("import torch\n\n\ndef half(x):\n    return x * 0.5\n")
     (tmp_path / "models.py").write_text(
-        "from torch import nn\nfrom models import architecture\nfrom user_layers_of_a_test import half\n\n\n"
+        "from torch import nn\nfrom models import architecture\nfrom user_layers_of_a_test import "
+        "half\n\n\n"
         "class Net(nn.Module):\n    def __init__(self, cut):\n        super().__init__()\n"
-        "        self.a, self.b = nn.Linear(4, cut.width('h', 4)), nn.Linear(cut.width('h', 4), cut.classes(2))\n\n"
+        "        self.a, self.b = nn.Linear(4, cut.width('h', 4)), nn.Linear(cut.width('h', 4), "
+        "cut.classes(2))\n\n"
         "    def forward(self, x):\n        return self.b(half(self.a(x)))\n\n\n"
         "@architecture()\ndef net(cut, *, input_shape=(4,), classes=2):\n    return Net(cut)\n"
     )

@@ -1,4 +1,6 @@
-"""Models of which parts never train, or are computed from others, are cut and train as in PyTorch."""
+"""Models of which parts never train, or are computed from others, are cut and train as in
+PyTorch.
+"""
 
 from collections.abc import Callable
 

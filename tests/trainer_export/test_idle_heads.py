@@ -110,7 +110,8 @@ def test_an_output_that_no_loss_depends_on_is_refused(tmp_path: Path) -> None:
     """And read or left out it is not; pieces of one layer are told apart."""
     with pytest.raises(
         ExportError,
-        match=r"of_one does not depend on logits\.second.*let it depend on it, or leave that head out",
+        match=r"of_one does not depend on logits\.second.*let it depend on it, or leave that head "
+        r"out",
     ):
         export(model(both), Recipe(loss=of_one()), tmp_path)
     with pytest.raises(ExportError, match=r"of_pieces does not depend on logits\.1,"):

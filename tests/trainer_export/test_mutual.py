@@ -80,7 +80,9 @@ def learner(seed, trust, recipe):
 
 
 def test_the_step_is_simultaneous_and_each_half_is_torch_sgd():
-    """Both losses come from the outputs before the step; momentum, decay and clipping are torch's."""
+    """Both losses come from the outputs before the step; momentum, decay and clipping are
+    torch's.
+    """
     recipe = Recipe(Sgd(momentum=0.9, weight_decay=0.01), clip_norm=0.5)
     personal = learner(1, 0.3, recipe)
     meme = learner(2, 0.8, recipe)

@@ -29,7 +29,9 @@ DERIVED = {"Size", "Sum", "MaxPoolGrad", "AveragePoolGrad"}
 
 
 def test_the_list_is_every_operator_that_a_lowering_rule_names() -> None:
-    """Operators are written by name, so the names in the exporter's sources are all there can be."""
+    """Operators are written by name, so the names in the exporter's sources are all there can
+    be.
+    """
     standard = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
     sources = " ".join(path.read_text() for path in Path(trainer_export.__path__[0]).rglob("*.py"))
     named = (set(re.findall(r'"([A-Z][A-Za-z0-9]+)"', sources)) | {*UNARY.split()}) & standard

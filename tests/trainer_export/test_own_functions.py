@@ -259,7 +259,8 @@ def test_what_is_no_function_of_outputs_and_targets_is_refused(tmp_path):
         metric("rato")
     path = tmp_path / "mine.py"
     path.write_text(
-        "from shoal import loss\n@loss()\ndef huber(outputs, targets):\n    return outputs[:, 0] - targets\n"
+        "from shoal import loss\n@loss()\ndef huber(outputs, targets):\n    return outputs[:, 0] "
+        "- targets\n"
     )
     own = Registry.zoo().with_file(path).own
     with pytest.raises(
@@ -306,7 +307,9 @@ def looked_up(outputs, targets):
 
 
 def test_the_labels_that_a_function_takes_are_found_with_it():
-    """The manifest states them, so that boards and server refuse others before anything is trained."""
+    """The manifest states them, so that boards and server refuse others before anything is
+    trained.
+    """
     heads = {"label": torch.zeros(1, 5), "box": torch.zeros(1, 2)}
     assert both().spec((), heads).whole == {"label": (0, 4, 7)}
     assert gathered().spec((3,), torch.zeros(1, 3)).whole == {"": (0, 2)}

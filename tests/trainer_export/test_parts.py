@@ -82,7 +82,9 @@ def test_closed_form_of_the_loss_gradient(batch: int, classes: int, seed: int) -
 def test_the_optimizer_is_pytorchs(
     momentum: float, decay: float, clip: float | None, count: int
 ) -> None:
-    """Three steps equal torch.optim.SGD after clip_grad_norm_, whether tensors are joined or not."""
+    """Three steps equal torch.optim.SGD after clip_grad_norm_, whether tensors are joined or
+    not.
+    """
     generator = torch.Generator().manual_seed(count)
     shapes = [(3, i + 1) if i % 2 else (9000,) for i in range(count)]
     parameters = [torch.randn(shape, generator=generator) for shape in shapes]

@@ -194,7 +194,9 @@ def test_a_round_that_is_computed_twice_gives_the_same_update(board, tmp_path):
 
 
 def test_an_adaptor_of_the_same_shape_starts_from_what_is_sent(board, whole, tmp_path):
-    """A set without an adaptor of its own needs none; with nothing that stays, everything is sent."""
+    """A set without an adaptor of its own needs none; with nothing that stays, everything is
+    sent.
+    """
     weights = sent(100)
     board(1, folder=whole, classes=100, rate=1e-12)
     for name in HEAD:
@@ -290,7 +292,9 @@ def test_data_must_fit_the_models_of_the_set(board):
 
 
 def test_another_set_in_the_middle_of_a_run_is_refused(board, hundred, tmp_path):
-    """What the last round left is neither thrown away nor trained in a model it was not made for."""
+    """What the last round left is neither thrown away nor trained in a model it was not made
+    for.
+    """
     board(1)
     pair = OwnModel(hundred, tmp_path).manifest()
     other = tmp_path / "other"

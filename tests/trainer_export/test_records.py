@@ -106,7 +106,9 @@ def trained(session, module, optimizer, batches, loss):
     ("optimizer", "pytorch", "settings"), CASES, ids=lambda case: getattr(case, "name", "")
 )
 def test_a_device_steps_as_pytorchs_own_optimizer(tmp_path, optimizer, pytorch, settings):
-    """Twenty steps of any optimizer, then another task that begins with fresh states: within 1e-5."""
+    """Twenty steps of any optimizer, then another task that begins with fresh states: within
+    1e-5.
+    """
     session, manifest, module = published(tmp_path, Recipe(optimizer, clip_norm=None))
     assert manifest.recipe.optimizer.name == optimizer.name
     assert manifest.states_in_place
@@ -117,7 +119,9 @@ def test_a_device_steps_as_pytorchs_own_optimizer(tmp_path, optimizer, pytorch, 
 
 
 def test_states_are_named_in_the_manifest(tmp_path):
-    """Two tensors like each parameter and one counter; SGD's only state is called as its parameter."""
+    """Two tensors like each parameter and one counter; SGD's only state is called as its
+    parameter.
+    """
     _, manifest, module = published(tmp_path, Recipe(Adam()))
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     expected = {
@@ -195,7 +199,9 @@ def test_a_wrong_loss_is_not_published():
 
 
 def test_records_are_found_by_name():
-    """A row in a module's table is all; a name that is not there is answered with those that are."""
+    """A row in a module's table is all; a name that is not there is answered with those that
+    are.
+    """
     assert optimizer_named("sgd", {"momentum": 0.5}) == Sgd(momentum=0.5)
     assert optimizer_named("adamw") == AdamW()
     assert loss_named("masked-cross-entropy") == MaskedCrossEntropy()

@@ -62,7 +62,9 @@ KINDS = [
     ("kind", "settings"), mostly_slow(KINDS, lambda case: case == (nn.GRU, {}))
 )
 def test_recurrent_layers(kind: type[nn.RNNBase], settings: dict[str, object]) -> None:
-    """Layers, directions, with and without bias: several steps of training against eager PyTorch."""
+    """Layers, directions, with and without bias: several steps of training against eager
+    PyTorch.
+    """
     torch.manual_seed(3)
     assert train_report(shaken(Reader(kind, **settings)), SEQUENCE).worst_absolute <= 1e-5
 

@@ -125,7 +125,10 @@ def test_a_model_without_a_gradient_in_the_runtime_keeps_the_portable_format(tmp
     checked and there.
     """
     (report,) = export_architecture(largest, None, [Tier(1.0, 1)], SGD, tmp_path)
-    reason = "format ort-training not available for this model: no gradient for op ReduceMax; the portable format works"
+    reason = (
+        "format ort-training not available for this model: no gradient for op ReduceMax; the "
+        "portable format works"
+    )
     assert report.skipped == {"ort-training": reason}
     folder = tmp_path / "largest" / "w1.00-d1"
     manifest = parse_manifest((folder / "manifest.json").read_bytes())

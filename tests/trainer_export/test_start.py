@@ -51,7 +51,10 @@ def test_what_does_not_fit_is_said_and_partly_taken_if_asked():
     must fit.
     """
     there = {"a.weight": np.ones((2, 3), np.float32), "b.weights": np.ones(4, np.float32)}
-    said = r"file: 1 tensors of the model are not there \(b\.weight\); 1 are not the model's \(b\.weights\).*did you mean"
+    said = (
+        r"file: 1 tensors of the model are not there \(b\.weight\); 1 are not the model's "
+        r"\(b\.weights\).*did you mean"
+    )
     with pytest.raises(ConfigError, match=said):
         Start(there, "file").put_into(DRAWN)
     found = Start(there, "file", partial=True).put_into(DRAWN)
@@ -77,7 +80,9 @@ class Tied(nn.Module):
 
 
 def test_a_state_with_a_tensor_under_two_names_or_a_buffer_is_the_model_s():
-    """What its own state_dict has is no misfit; what is one tensor in the model must be one there."""
+    """What its own state_dict has is no misfit; what is one tensor in the model must be one
+    there.
+    """
 
     @architecture(input_dtype="int64")
     def arch(cut, *, input_shape=(6,), classes=3):

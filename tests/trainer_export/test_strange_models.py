@@ -136,7 +136,9 @@ class Factors(Squared):
 
 
 class Gated(Layers):
-    """Half as many units as the axis has, as the gates of a U-Net have, and the halves of a flow."""
+    """Half as many units as the axis has, as the gates of a U-Net have, and the halves of a
+    flow.
+    """
 
     def more(self, hidden):
         self.gate = nn.Linear(hidden // 2, hidden // 2)
@@ -364,7 +366,9 @@ def _scatters(y):
     ],
 )
 def test_what_cannot_be_traced(inner, message):
-    """The line of the user's file, and an operator to take instead; the next test takes them all."""
+    """The line of the user's file, and an operator to take instead; the next test takes them
+    all.
+    """
     with pytest.raises(ExportError, match=message):
         train_report(Tracing(inner), VECTOR)
 
@@ -379,7 +383,8 @@ def test_what_is_scripted_knows_one_batch_size():
     scripted = torch.jit.script(gate)
     with pytest.raises(
         ExportError,
-        match=r"some batch sizes only, .*, line \d+ of test_str.*\.py; .* and call no function of torch\.jit\.script",
+        match=r"some batch sizes only, .*, line \d+ of test_str.*\.py; .* and call no function of "
+        r"torch\.jit\.script",
     ):
         train_report(Tracing(lambda y: scripted(y)), VECTOR)  # noqa: PLW0108 - a module that holds it cannot be copied
     assert train_report(Tracing(gate), VECTOR).worst_absolute < 1e-5
@@ -558,7 +563,10 @@ class Moody(Layers):
 )
 def test_what_fails_in_the_middle_of_an_export_is_named(kind, what, tmp_path):
     """Not as a bare exception of whatever library."""
-    place = rf"custom: w1.00-d1: the model fails at line \d+ of test_strange_models.py, in module {kind.__name__}: "
+    place = (
+        rf"custom: w1.00-d1: the model fails at line \d+ of test_strange_models.py, in module "
+        rf"{kind.__name__}: "
+    )
     arch = arch_of(kind)
     with pytest.raises(ExportError, match=place + what):
         export_architecture(

@@ -29,7 +29,9 @@ def random_batch(ignored):
 
 @pytest.mark.parametrize("ignored", [0.0, 0.4])
 def test_loss_and_gradient_are_those_of_autograd(ignored):
-    """The mean is over the labels that count in the whole batch; a negative label has no gradient."""
+    """The mean is over the labels that count in the whole batch; a negative label has no
+    gradient.
+    """
     logits, y = random_batch(ignored)
     own = logits.clone().requires_grad_()
     expected = nn.functional.cross_entropy((own * MASK).flatten(0, 1), y.flatten(), ignore_index=-1)
@@ -148,7 +150,10 @@ class Stepwise(nn.Module):
         (
             (2, 4),
             [],
-            r"dimension 1 of \[batch, 4, 4\], and graphs read them in dimension 2.*logits\.movedim\(1, 2\)",
+            (
+                r"dimension 1 of \[batch, 4, 4\], and graphs read them in dimension "
+                r"2.*logits\.movedim\(1, 2\)"
+            ),
         ),
         ((2, 4), [(1, 2)], ""),
         (

@@ -107,7 +107,9 @@ def apart(x: Tensor) -> Tensor:
 
 
 def normed(x: Tensor) -> Tensor:
-    """A layer of its own that is written by hand: its root has an infinite slope where all are 0."""
+    """A layer of its own that is written by hand: its root has an infinite slope where all are
+    0.
+    """
     return (
         8 * x / ((x * x).sum(3, keepdim=True).sqrt() + 1e-6)
         + 0 * x.pow(2).sum(3, keepdim=True).sqrt()
@@ -359,7 +361,9 @@ BAGS = [Bag(20, mode="mean"), Bag(150, mode="sum"), Bag(20, mode="max"), Bag(20,
 
 @pytest.mark.parametrize("bag", [*BAGS, Bag(20, weighted=True, mode="sum", padding_idx=1)])
 def test_bags_of_embeddings(bag: nn.Module) -> None:
-    """Means, sums and maxima over the tokens of a sample, with a padding token that does not count."""
+    """Means, sums and maxima over the tokens of a sample, with a padding token that does not
+    count.
+    """
     assert train_report(bag, Signature((7,), "int64", 3), sizes=(4, 2)).worst_absolute <= TOLERANCE
 
 
@@ -430,7 +434,9 @@ class Fields(nn.Module):
     "row", [(7, 1, 2), (-1, 1, 2), (1, 7, 2), (1, -1, 2), (1, 2, 9), (1, 2, -6)]
 )
 def test_what_a_table_has_no_row_for_is_refused(row: Sequence[int]) -> None:
-    """As in PyTorch, and in each column: a neighbour's row, the last one and zeros had been taken."""
+    """As in PyTorch, and in each column: a neighbour's row, the last one and zeros had been
+    taken.
+    """
     module = Fields()
     signature = Signature((3,), "float32", 3)
     with pytest.raises((IndexError, RuntimeError)):

@@ -34,7 +34,9 @@ TIERS = [
     ("name", "width", "depth"), mostly_slow(TIERS, lambda tier: 0.25 <= tier[1] < 1 and not tier[2])
 )
 def test_graphs_agree_with_pytorch(name: str, width: float, depth: int | None) -> None:
-    """Train, eval, statistics and infer graphs agree within 1e-5 for batches of 5, 1 and 8 samples."""
+    """Train, eval, statistics and infer graphs agree within 1e-5 for batches of 5, 1 and 8
+    samples.
+    """
     module, signature = tiny(name, width, depth)
     reports = all_reports(module, signature, graphs=graphs_of(name, width, depth))
     expected = {"onnx/train", "onnx/eval", "onnx/infer"} | (

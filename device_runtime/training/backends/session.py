@@ -346,5 +346,5 @@ def _step_tensors(manifest: Manifest, base: Mapping[str, Array]) -> StepTensors:
         fixed={anchor_input(spec.name): spec for spec in manifest.parameters},
         settings=("lr", "mu", "share", "last"),
         in_place=frozenset(in_place),
-        given={parameter_input(name): array for name, array in base.items()},
+        borrowed={parameter_input(name): array for name, array in base.items()},
     )

@@ -45,7 +45,7 @@ class StepTensors:
             graph lacks as well.
         in_place: of the tensors that a step changes, those whose next value may be written over
             them.
-        given: inputs that are in memory already, by graph input; read where they are.
+        borrowed: inputs that are in memory already, by graph input; read where they are.
     """
 
     moving: Mapping[str, Sized]
@@ -53,7 +53,7 @@ class StepTensors:
     fixed: Mapping[str, Sized] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     in_place: frozenset[str] = frozenset()
-    given: Mapping[str, Array] = field(default_factory=dict)
+    borrowed: Mapping[str, Array] = field(default_factory=dict)
 
 
 class SwappingStep:
@@ -96,7 +96,7 @@ class SwappingStep:
         settings = [name for name in tensors.settings if name in self._inputs]
         self._settings = {name: np.zeros((), np.float32) for name in settings}
         self._fixed = _zeros(self._taken(tensors.fixed))
-        self._given = self._taken(tensors.given)
+        self._borrowed = self._taken(tensors.borrowed)
         first = _zeros(tensors.moving)
         second = _zeros(tensors.moving)
         for name in tensors.in_place:
@@ -104,7 +104,7 @@ class SwappingStep:
         self._buffers: tuple[Arrays, Arrays] = (first, second)
         # An OrtValue made from an array shares its memory; the arrays above keep it alive.
         self._values = (_ort_values(first), _ort_values(second))
-        self._fixed_values = _ort_values({**self._fixed, **self._given, **self._settings})
+        self._fixed_values = _ort_values({**self._fixed, **self._borrowed, **self._settings})
         self._scalar_values = _ort_values(self._scalars)
         self._bindings = (self._bind(0), self._bind(1))
         self._bound: tuple[Arrays, Arrays] = ({}, {})  # what was fed last, by binding
@@ -139,9 +139,9 @@ class SwappingStep:
         return self._fixed
 
     def addresses(self) -> dict[str, int]:
-        """Return where the runtime reads changing and given tensors now, by graph input."""
+        """Return where the runtime reads changing and borrowed tensors now, by graph input."""
         addresses = {name: array.ctypes.data for name, array in self.current.items()}
-        for name in self._given:
+        for name in self._borrowed:
             addresses[name] = self._fixed_values[name].data_ptr()
         return addresses
 
@@ -179,7 +179,7 @@ class SwappingStep:
         A binding copies into that when it is made, and never again.
         """
         changing = {**self._values[self._current], **self._fixed_values}
-        for name in self._inputs & changing.keys() - self._given.keys():
+        for name in self._inputs & changing.keys() - self._borrowed.keys():
             binding.bind_ortvalue_input(name, changing[name])
 
 

@@ -5,7 +5,7 @@ Boards on which it fails go back.
 
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,6 +21,12 @@ from shoal.cli.common import (
 )
 from shoal.cli.console import say
 from shoal.extras import needs
+
+if TYPE_CHECKING:
+    from broker_server.rounds.artifacts import Artifacts
+
+_VALID_DAYS = 90
+"""How long the signature of a release is valid."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -63,17 +69,13 @@ def _start(
     folder: FleetFolder = HERE,
     store: StoreFolder = DEFAULT_STORE,
 ) -> None:
-    """Sign this version of Shoal, or artifact sets, for 90 days, and let a server that is up bring
-    them to the boards.
+    """Sign this version of Shoal, or artifact sets, which a server that is up sends to boards.
 
-    Of sets each board must have finished a training task, or more of --gate.
+    The signature is valid for 90 days. Of sets each board must have finished a training task, or
+    more of --gate.
     """
     with needs("server"):
-        from broker_server.rounds.other_sets import load_other_sets
-        from broker_server.service.certificates import Authority
         from broker_server.service.rollout import start_rollout
-        from broker_server.store import Store
-        from broker_server.store.configurations import saved_config
     from fleet_protocol.identity.release import board_kind
     from shoal.flash.bundle import release_files
     from shoal.flash.settings import load_flash_config
@@ -86,35 +88,54 @@ def _start(
         )
     sets = None
     if artifacts is not None:
-        with closing(Store(store)) as opened:
-            run = opened.unfinished(Authority.read(folder).fleet)
-        if run is None:
-            raise ConfigError(
-                f"no run is in progress in {store}; a run that begins takes the sets of its [model]"
-            )
-        kept = saved_config(store, run.id)
-        if kept is None:
-            raise ConfigError(
-                f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat this command"
-            )
-        sets = load_other_sets(kept, artifacts.resolve())
+        sets = _other_sets(folder, store, artifacts)
         gate = max(gate, 1)
-    boards = [load_flash_config(path) for path in configs or ()]
-    builds = {
-        board_kind(each.target.machine, each.target.python): release_files(each) for each in boards
-    }
-    shares = [
-        share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))
-    ]
-    how = {
-        "stages": shares,
+    builds = {}
+    for path in configs or ():
+        board = load_flash_config(path)
+        builds[board_kind(board.target.machine, board.target.python)] = release_files(board)
+    percents = [5.0, 25.0, 100.0]
+    if stages:
+        percents = stages
+    elif canary is not None:
+        percents = [canary, 100.0]
+    limits = {
+        "stages": [percent / 100 for percent in percents],
         "most_failed": failed / 100,
         "within_seconds": within * 60,
         "gate": gate,
     }
-    begun = start_rollout(folder, builds, 90, sets, **how)
-    whom = ", ".join(builds or begun.release.sets)
-    say(f"release {begun.release.number} for {whom}; see how it goes with `shoal rollout show`")
+    release = start_rollout(folder, builds, _VALID_DAYS, sets, **limits).release
+    kinds = ", ".join(builds or release.sets)
+    say(f"release {release.number} for {kinds}; see how it goes with `shoal rollout show`")
+
+
+def _other_sets(folder: Path, store: Path, artifacts: Path) -> "Artifacts":
+    """Return the exported sets of a folder that fit the run in progress.
+
+    Raises:
+        ConfigError: no run is in progress, its server has not resumed it, or the sets are of
+            another model.
+    """
+    with needs("server"):
+        from broker_server.rounds.other_sets import load_other_sets
+        from broker_server.service.certificates import Authority
+        from broker_server.store import Store
+        from broker_server.store.configurations import saved_config
+
+    with closing(Store(store)) as opened:
+        run = opened.unfinished(Authority.read(folder).fleet)
+    if run is None:
+        raise ConfigError(
+            f"no run is in progress in {store}; a run that begins takes the sets of its [model]"
+        )
+    config = saved_config(store, run.id)
+    if config is None:
+        raise ConfigError(
+            f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat "
+            "this command"
+        )
+    return load_other_sets(config, artifacts.resolve())
 
 
 def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> None:

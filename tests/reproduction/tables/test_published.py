@@ -1,4 +1,6 @@
-"""The published numbers: as specification appendix B prints them, and consistent with the models."""
+"""The published numbers: as specification appendix B prints them, and consistent with the
+models.
+"""
 
 import re
 

@@ -65,7 +65,9 @@ class Board:
             self._process = None
 
     def cpu_seconds(self) -> float:
-        """What emulating it has cost this computer since its supply is on, whatever else ran here."""
+        """What emulating it has cost this computer since its supply is on, whatever else ran
+        here.
+        """
         assert self._process is not None
         spent = (
             Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]

@@ -378,6 +378,8 @@ def test_the_check_sum_is_of_what_is_installed(made):
 
 @pytest.mark.parametrize("package", ["device_runtime", "fleet_protocol"])
 def test_what_a_board_imports_can_be_read_by_python_3_10(package):
-    """There pydantic takes no class variable without its type, and JetPack 6 has no newer Python."""
+    """There pydantic takes no class variable without its type, and JetPack 6 has no newer
+    Python.
+    """
     for path in (REPOSITORY / package).rglob("*.py"):
         assert not re.search(r": ClassVar( =|$)", path.read_text(), re.MULTILINE), path

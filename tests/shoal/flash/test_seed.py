@@ -73,7 +73,9 @@ def boot(tmp_path):
 
 @pytest.fixture
 def card(tmp_path, boot):
-    """An image with a FAT partition, made without root: a partition table of one row, and mtools."""
+    """An image with a FAT partition, made without root: a partition table of one row, and
+    mtools.
+    """
 
     def make(files, name="system.img", megabytes=MEGABYTES):
         image = tmp_path / name

@@ -20,7 +20,9 @@ def refused(path):
 
 
 def test_the_board_reads_what_was_meant(flash, tmp_path):
-    """Its device.toml loads; data is where `files` go; further keys are passed on, tables included."""
+    """Its device.toml loads; data is where `files` go; further keys are passed on, tables
+    included.
+    """
     path = flash(
         '[settings]\nmax_width = 0.5\nbackend = "onnx"\n[settings.tls]\nca_file = "ca.pem"\n',
         server='"mqtts://h"',

@@ -484,7 +484,10 @@ def test_a_server_shows_its_own_store(tmp_path):
     """`shoal up --view`, or [view]: the page asks for the token that lies in the store, and goes
     with the server.
     """
-    config = 'fleet = "f"\nstore = "store"\n[broker]\nurl = "{}"\n[model]\narch = "a"\n[view]\nport = 1\n'
+    config = (
+        'fleet = "f"\nstore = "store"\n[broker]\nurl = "{}"\n[model]\narch = '
+        '"a"\n[view]\nport = 1\n'
+    )
     command_line = [sys.executable, "-m", "shoal", "up", "--config", "fleet.toml", "--view", "0"]
     with embedded_broker(tmp_path) as broker, contextlib.ExitStack() as running:
         (tmp_path / "fleet.toml").write_text(config.format(broker.url))

@@ -392,7 +392,8 @@ def test_a_thousand_devices_and_five_hundred_rounds(tmp_path, opened, capsys):
     with serving(store, ViewConfig(port=0)) as address:
         page = opened(address)
         there = page.evaluate(
-            "performance.getEntriesByName('update').map(entry => entry.startTime + entry.duration)[0]"
+            "performance.getEntriesByName('update').map(entry => entry.startTime + "
+            "entry.duration)[0]"
         )
         painted = page.evaluate(
             "performance.getEntriesByName('first-contentful-paint')[0].startTime"
@@ -408,7 +409,8 @@ def test_a_thousand_devices_and_five_hundred_rounds(tmp_path, opened, capsys):
         )
     with capsys.disabled():
         print(
-            f"\nweight {weight}, first paint {painted:.0f} ms, fleet {there:.0f} ms, updates {updates}"
+            f"\nweight {weight}, first paint {painted:.0f} ms, fleet {there:.0f} ms, updates "
+            f"{updates}"
         )
     assert weight <= 400_000
     assert painted <= 15_000
@@ -545,7 +547,8 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
     page.get_by_label(f"heterofl {OTHER}").check()
     chart = page.get_by_role("img", name="Accuracy over rounds")
     said = re.compile(
-        rf"fedrolex {RUN}: 0\.6000 at first, 0\.7800 at last.*heterofl {OTHER}: 0\.3000 at first, 0\.3900 at last"
+        rf"fedrolex {RUN}: 0\.6000 at first, 0\.7800 at last.*heterofl {OTHER}: 0\.3000 at first, "
+        rf"0\.3900 at last"
     )
     page.get_by_role("img", name=said).wait_for()
     assert OTHER in page.evaluate("document.activeElement.id")  # whoever chooses keeps his place
