@@ -188,7 +188,7 @@ class Clock:
         return sample_seconds * load.samples * load.steps * device.slowdown
 
     def upload_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Return the time of a device in a round: to receive if that counts, train and send.
+        """Return the time to send an update; a ConfigError where its size is needed and missing."""
         return self._sending_seconds(device, load, load.upload_bytes)
 
     def download_seconds(self, device: DeviceClock, load: Load) -> float:
