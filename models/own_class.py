@@ -170,12 +170,19 @@ class OwnClass(FrozenModel):
     def missing(self, tensors: Tensors) -> list[str]:
         """Return names in the state that the tensors of a run do not provide."""
         available = tensors.keys()
-        return [entry.name for entry in self.entries if not available >= set(entry.needed)]
+        names: list[str] = []
+        for entry in self.entries:
+            if not available >= set(entry.needed):
+                names.append(entry.name)
+        return names
 
     @property
     def needed(self) -> frozenset[str]:
         """The names of all tensors of a run that the state uses."""
-        return frozenset(name for entry in self.entries for name in entry.needed)
+        names: set[str] = set()
+        for entry in self.entries:
+            names.update(entry.needed)
+        return frozenset(names)
 
     def require(self, tensors: Tensors) -> None:
         """Check that a run provides the whole state.

@@ -285,9 +285,12 @@ def _renew_weight_norms(layer: nn.Module) -> bool:
     Returns:
         Whether there were any.
     """
-    hooks = layer._forward_pre_hooks.values()  # noqa: SLF001 - no public name
-    old = [hook for hook in hooks if isinstance(hook, WeightNorm)]
-    for hook in old:
-        nn.utils.remove_weight_norm(layer, hook.name)
-        nn.utils.parametrizations.weight_norm(layer, hook.name, hook.dim)
-    return bool(old)
+    # A copy of the hooks: removing a weight norm removes its hook.
+    hooks = list(layer._forward_pre_hooks.values())  # noqa: SLF001 - no public name
+    was_renewed = False
+    for hook in hooks:
+        if isinstance(hook, WeightNorm):
+            nn.utils.remove_weight_norm(layer, hook.name)
+            nn.utils.parametrizations.weight_norm(layer, hook.name, hook.dim)
+            was_renewed = True
+    return was_renewed

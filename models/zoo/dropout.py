@@ -134,12 +134,19 @@ class TokenMask(NoiseLayer):
 
 def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
     """Return the layers that need noise in the current mode, by dotted path; none in evaluation."""
-    return {path: layer for path, layer in _all_noise_layers(module).items() if layer.active}
+    active: dict[str, NoiseLayer] = {}
+    for path, layer in _all_noise_layers(module).items():
+        if layer.active:
+            active[path] = layer
+    return active
 
 
 def _all_noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
-    layers = module.named_modules()
-    return {path: layer for path, layer in layers if isinstance(layer, NoiseLayer)}
+    layers: dict[str, NoiseLayer] = {}
+    for path, layer in module.named_modules():
+        if isinstance(layer, NoiseLayer):
+            layers[path] = layer
+    return layers
 
 
 def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
@@ -194,7 +201,12 @@ def _input_shapes(module: nn.Module, x: Tensor) -> dict[str, list[Shape]]:
     finally:
         for layer in layers.values():
             layer.input_shapes = None
-    return {path: shapes for path, shapes in uses.items() if shapes}
+    # A model may leave a layer out, and then its noise would be an input that nothing reads.
+    used: dict[str, list[Shape]] = {}
+    for path, shapes in uses.items():
+        if shapes:
+            used[path] = shapes
+    return used
 
 
 def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:

@@ -36,7 +36,10 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Any]) -> None:
 
 def _fitting_origin(original: OriginalModule, arrays: Mapping[str, NDArray[Any]]) -> Origin:
     """Find out from the tensors of a run whether the exported model was converted."""
-    statistics = {name for name in arrays if name.startswith("stat.")}
+    statistics: set[str] = set()
+    for name in arrays:
+        if name.startswith("stat."):
+            statistics.add(name)
     converted = original.describe(lambda _, layer: is_replaced(layer))
     as_written = original.describe(lambda _path, _layer: False, converted=False)
     for origin in (converted, as_written):
