@@ -327,6 +327,7 @@ def _singular_vectors(weight: NDArray[Any], dim: int) -> tuple[NDArray[Any], NDA
 
 
 def _normal(vector: NDArray[Any]) -> NDArray[Any]:
+    # The bound is that of torch.nn.functional.normalize, which the layer uses.
     length = max(float(np.linalg.norm(vector)), 1e-12)
     return np.asarray(vector / length, vector.dtype)
 

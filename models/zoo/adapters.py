@@ -75,6 +75,7 @@ class LoraLinear(nn.Linear):
         self.down = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
         self.up = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
         self.scale = scale
+        # The draw of PyTorch's linear layers, as in the authors' code.
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -169,6 +169,7 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
     batch = len(x)
     if all(len(shapes) == 1 and shapes[0][:1] == (batch,) for shapes in uses.values()):
         return {path: shapes[0][1:] for path, shapes in uses.items()}
+    # A size may equal the batch by chance; what belongs to a sample shows with one sample more.
     larger_uses = _input_shapes(module, torch.cat([x, x[:1]]))
     rows: dict[str, Shape] = {}
     for path, shapes in uses.items():
@@ -184,6 +185,7 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
 
 def _grows(shapes: list[Shape], larger: list[Shape], batch: int) -> bool:
     """Return whether every input grew by what belongs to a sample, with one sample more."""
+    # Multiplied crosswise: the sizes must have the ratio of the batches, without a division.
     expected = [math.prod(shape) * (batch + 1) for shape in shapes]
     return expected == [math.prod(shape) * batch for shape in larger]
 

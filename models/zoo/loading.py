@@ -29,7 +29,7 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Any]) -> None:
     for name, value in tensors.items():
         arrays[name] = value.numpy() if isinstance(value, Tensor) else value
     origin = _fitting_origin(OriginalModule.record(module), arrays)
-    state = origin.own_class.values(arrays, origin.constant_arrays(), 0)
+    state = origin.own_class.values(arrays, origin.constant_arrays(), steps=0)
     copies = {name: torch.from_numpy(np.array(value)) for name, value in state.items()}
     module.load_state_dict(copies)
 

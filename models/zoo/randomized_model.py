@@ -80,6 +80,8 @@ class RandomizedModel:
         with torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINT_REFUSAL):
             returned = functional_call(self.module, variables, (self.samples,))
             outputs = tuple(_float_tensors(returned))
+        # The sum of an output may be constant, as that of a softmax is, and have no gradient; a sum
+        # with random weights has one.
         total = sum((value * noise(value)).sum() for value in outputs)
         if not isinstance(total, Tensor) or not total.requires_grad:
             # Nothing of the outputs depends on a parameter.
