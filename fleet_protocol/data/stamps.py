@@ -167,11 +167,10 @@ def _single_files(config: DataConfig, *, labelled: bool) -> Iterator[Path]:
             yield path
         case IdxData(path=path, labels=labels):
             yield from (path, labels)
-        case ImagesData(path=path, targets=table):
-            if not labelled:
-                yield path
-            elif table is not None:
-                yield table
+        case ImagesData(path=path) if not labelled:
+            yield path
+        case ImagesData(targets=table) if table is not None:
+            yield table
         case PythonData(entry_point=name, options=options):
             yield _function_file(name)
             yield from _named_files(_function_file(name).parent, options.values())
