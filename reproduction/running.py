@@ -21,7 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from broker_server.settings.combinations import Trait, keeps
+from broker_server.settings.combinations import keeps
+from broker_server.settings.traits import Trait
 from broker_server.store import Store, TaskPhase
 from broker_server.strategies.registry import STRATEGIES
 from fleet_protocol import control

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from broker_server.rounds.run_context import RunContext
-from broker_server.settings.combinations import Trait
+from broker_server.settings.traits import Trait
 from broker_server.store import Store, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundState
 from fleet_protocol.errors import StorageError

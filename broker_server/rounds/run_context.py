@@ -13,15 +13,14 @@ from broker_server.rounds.best import require_metric
 from broker_server.rounds.run_checks import require_inputs, require_recipe, require_warmup
 from broker_server.rounds.tier_assignment import require_levels, usable_tiers
 from broker_server.settings.combinations import (
-    Method,
-    Trait,
     features_of,
     keeps,
-    method_features,
     method_settings,
     require_together,
 )
 from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.method_features import Method, method_features
+from broker_server.settings.traits import Trait
 from broker_server.store.privacy_spent import require_accountant
 from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
