@@ -1,6 +1,4 @@
-"""The command ``shoal``, and ``python -m shoal`` for environments whose scripts are not on the
-path.
-"""
+"""The command ``shoal``, also as ``python -m shoal`` where scripts are not on the path."""
 
 import signal
 import sys

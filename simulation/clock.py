@@ -210,7 +210,8 @@ class Clock:
             return self.config.full_bits / rate * load.width**2 * load.depth_share
         if size_bytes is None:
             raise ConfigError(
-                'upload = "bytes" needs the size of the update; without it, use upload = "full_bits"'
+                'upload = "bytes" needs the size of the update; without it, use upload = '
+                '"full_bits"'
             )
         return 8 * size_bytes / rate
 
@@ -227,8 +228,10 @@ class Clock:
                     (1 - share) * math.log(times[lower]) + share * math.log(times[upper])
                 )
         raise ConfigError(
-            f"device type {name} has no time for width {width:g}: its table goes from {min(times):g} to"
-            f' {max(times):g}; add "{width:g}" = <seconds> to [types.{name}.seconds_per_sample] of the clock\'s table'
+            f"device type {name} has no time for width {width:g}: its table goes from "
+            f"{min(times):g} to"
+            f' {max(times):g}; add "{width:g}" = <seconds> to [types.{name}.seconds_per_sample] '
+            f"of the clock's table"
         )
 
 
@@ -242,7 +245,8 @@ def load_clock(config: ClockConfig) -> Clock:
         return Clock(parse_config(text, ClockTable, source="simulation/clock.toml"), config)
     if not config.table.endswith(".toml"):
         raise ConfigError(
-            f"no clock table {config.table!r}; there is {SHIPPED!r}, or give the path of your own, a .toml file"
+            f"no clock table {config.table!r}; there is {SHIPPED!r}, or give the path of your "
+            f"own, a .toml file"
         )
     return Clock(load_config(Path(config.table), ClockTable), config)
 

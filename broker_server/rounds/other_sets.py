@@ -22,8 +22,9 @@ def load_other_sets(config: FleetConfig, root: Path) -> Artifacts:
         replacement = after.artifacts.tiers.get(tier_set.tier.id)
         if replacement is None:
             raise ConfigError(
-                f"{root} has no tier {tier_set.tier.id}, which the run in progress trains;"
-                " export it, too"
+                f"{root} has no tier {tier_set.tier.id}, which the run in progress trains; export "
+                f"it,"
+                " too"
             )
         difference = before.set_difference(tier_set, replacement.manifest)
         if difference:

@@ -92,11 +92,11 @@ def _required_reader(kind: type, name: str, hint: Any) -> Reader:
 
 
 def _reader_of_words(words: Iterable[str]) -> Reader:
-    known = frozenset(words)
+    allowed = frozenset(words)
 
     def read(value: Any) -> str:
-        if _read_text(value) not in known:
-            raise ValueError(f"{quoted(value)} is not one of {', '.join(sorted(known))}")
+        if _read_text(value) not in allowed:
+            raise ValueError(f"{quoted(value)} is not one of {', '.join(sorted(allowed))}")
         return str(value)
 
     return read

@@ -79,16 +79,16 @@ def seal_problem(folder: Path, run: str, kept: SealedConfig) -> str | None:
         if not user_key_path().exists():
             return "somebody else has signed it: you have no key yet"
         public = user_signer().key.public_key()
-        said = read_signed(ConfigurationSeal, bytes.fromhex(kept.signature), public)
+        statement = read_signed(ConfigurationSeal, bytes.fromhex(kept.signature), public)
     except (ConfigError, StorageError, OSError) as error:
         return f"its signature cannot be verified: {error}"
     except RefusedError:
         return f"it is not signed with your key {user_key_path()}"
     here = _seal_of(folder, run, kept.config)
-    if (said.run, said.config) != (here.run, here.config):
+    if (statement.run, statement.config) != (here.run, here.config):
         return "it was signed for another run, or changed since"
-    is_same_folder = here.files == said.files and all(here.files)
-    if said.path != here.path and not is_same_folder:
+    is_same_folder = here.files == statement.files and all(here.files)
+    if statement.path != here.path and not is_same_folder:
         return "its store is a copy of the one that it was signed in"
     return None
 

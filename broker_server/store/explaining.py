@@ -94,8 +94,8 @@ def _find_round(store: Store, run: str, number: int) -> RoundRecord:
     for record in rounds:
         if record.number == number:
             return record
-    known = f"1 to {rounds[-1].number}" if rounds else "none yet"
-    raise ConfigError(f"run {run} has no round {number}; its rounds: {known}")
+    range_words = f"1 to {rounds[-1].number}" if rounds else "none yet"
+    raise ConfigError(f"run {run} has no round {number}; its rounds: {range_words}")
 
 
 def _asked_row(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceInRound:

@@ -72,7 +72,7 @@ def load_version(
     blobs = BlobStore(store.folder / "blobs")
     if not blobs.has(record.digest):
         versions = store.versions(run_record.id)
-        kept = [str(known.number) for known in versions if blobs.has(known.digest)]
+        kept = [str(old.number) for old in versions if blobs.has(old.digest)]
         raise ConfigError(
             f"the weights of version {record.number} of run {run_record.id} are no longer in"
             f" {store.folder}; those of {', '.join(kept) or 'none'} are (keep_versions says how"
@@ -108,8 +108,8 @@ def _version_record(
     record = store.version(run.id, number)
     if record is None:
         last = store.version(run.id)
-        known = f"it has versions 0 to {last.number}" if last is not None else "it has none"
-        raise ConfigError(f"run {run.id} has no version {number}; {known}")
+        range_words = f"it has versions 0 to {last.number}" if last is not None else "it has none"
+        raise ConfigError(f"run {run.id} has no version {number}; {range_words}")
     return record
 
 

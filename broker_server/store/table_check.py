@@ -32,11 +32,11 @@ def unexpected_part(opened: sqlite3.Connection) -> str | None:
         sqlite3.Error: it cannot be read.
     """
     for kind, name, sql in opened.execute("SELECT type, name, sql FROM sqlite_master"):
-        part = f"a {kind} {quoted(str(name))}"
+        name_words = f"a {kind} {quoted(str(name))}"
         # SQLite makes the index of a primary key by itself.
         is_automatic = kind == "index" and sql is None
         if name not in _KNOWN.get(kind, frozenset()) and not is_automatic:
-            return part
+            return name_words
         if kind == "table":
             problem = _unexpected_column(opened, name)
         else:
@@ -44,17 +44,17 @@ def unexpected_part(opened: sqlite3.Connection) -> str | None:
         if problem is None and "CHECK" in str(sql).upper():
             problem = "a check"
         if problem is not None:
-            return f"{part} with {problem}"
+            return f"{name_words} with {problem}"
     return None
 
 
 def _unexpected_column(opened: sqlite3.Connection, table: str) -> str | None:
-    known = schema.metadata.tables.get(table)
+    expected = schema.metadata.tables.get(table)
     query = "SELECT name, dflt_value, hidden FROM pragma_table_xinfo(?)"
     for name, default, hidden in opened.execute(query, (table,)):
         if hidden:
             return f"a generated column {quoted(str(name))}"
-        if known is not None and name not in known.columns:
+        if expected is not None and name not in expected.columns:
             return f"a column {quoted(str(name))}"
         if "(" in str(default):
             return f"a column {quoted(str(name))} whose default is computed"

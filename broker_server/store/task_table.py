@@ -181,11 +181,11 @@ class TaskTable(Database):
         query = select(_TASKS.c.device, *totals).where(in_run).group_by(_TASKS.c.device)
         newest = self._newest_tasks(in_run)
         measured = self._newest_tasks(in_run & _TASKS.c.metrics.is_not(None))
-        parts = {}
+        device_parts = {}
         for device, *values in self._rows(query):
             device_totals = dict(zip(_TOTALS, values, strict=True))
-            parts[device] = DevicePart(newest[device], measured.get(device), device_totals)
-        return parts
+            device_parts[device] = DevicePart(newest[device], measured.get(device), device_totals)
+        return device_parts
 
     def choose_tier(self, task: TaskRecord) -> None:
         """Commit which of its sub-models a device took."""

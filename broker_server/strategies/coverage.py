@@ -59,7 +59,7 @@ def coverage_of(
         totals: the totals of every plan in use.
         factor: the factor of an update's weight for one tensor.
     """
-    shape = next(parameter.shape for parameter in layout.parameters if parameter.name == name)
+    shape = _shape_of(layout, name)
     holders: list[PlanTotals] = []
     tensors: list[CompiledTensor] = []
     for plan_totals in totals:
@@ -89,6 +89,13 @@ def coverage_of(
             amount,
         )
     return count
+
+
+def _shape_of(layout: Layout, name: str) -> tuple[int, ...]:
+    for parameter in layout.parameters:
+        if parameter.name == name:
+            return parameter.shape
+    raise KeyError(name)
 
 
 def _dimensions(

@@ -231,8 +231,10 @@ class _GroupRounds:
         if not model.state:
             return plan.slice(model.weights)  # every group starts from the bottom of the same model
         prefix = f"{group_name(request.tier)}/model"
-        names = self.layout.shapes(request.tier)
-        return {name: model.state[f"{prefix}/{name}"] for name in names}
+        tensors = {}
+        for name in self.layout.shapes(request.tier):
+            tensors[name] = model.state[f"{prefix}/{name}"]
+        return tensors
 
     def fold(
         self,
@@ -354,8 +356,10 @@ class _LocalRounds:
             for name, value in weights.items():
                 state[f"{device}/{name}"] = value
         # A copy, as the old arrays may be views of a mapped file.
-        weights = {name: np.array(value) for name, value in old.weights.items()}
-        return GlobalModel(weights, state)
+        global_weights = {}
+        for name, value in old.weights.items():
+            global_weights[name] = np.array(value)
+        return GlobalModel(global_weights, state)
 
 
 STRATEGIES = {"inclusivefl": Method(build, InclusiveTable)}

@@ -164,7 +164,8 @@ class FileRows:
             return np.asarray(np.arange(count)[key])
         if key.size and (key.min() < -count or key.max() >= count):
             raise IndexError(
-                f"{self.path} has {count} samples; samples {key.min()} to {key.max()} were requested"
+                f"{self.path} has {count} samples; samples {key.min()} to {key.max()} were "
+                f"requested"
             )
         return np.where(key < 0, key + count, key).astype(np.int64, copy=False)
 

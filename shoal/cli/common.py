@@ -37,7 +37,10 @@ RunName = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show it again whenever it changes.")]
-_ASK = "Ask the page at http[s]://host:port instead, with the token in SHOAL_TOKEN or the file SHOAL_TOKEN_FILE."
+_ASK = (
+    "Ask the page at http[s]://host:port instead, with the token in SHOAL_TOKEN or the file "
+    "SHOAL_TOKEN_FILE."
+)
 PageUrl = Annotated[
     str, typer.Option("--url", envvar="SHOAL_URL", callback=_unless_here, help=_ASK)
 ]

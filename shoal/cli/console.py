@@ -91,7 +91,8 @@ def flat(value: Any) -> Any:
     that a record lacks.
 
     Example:
-        >>> flat([{"id": 1, "of": {"tiers": [1, 0.5], "blocks": [{"no": 3}]}}, {"id": 2, "of": None}])
+        >>> records = [{"id": 1, "of": {"tiers": [1, 0.5], "blocks": [{"no": 3}]}}]
+        >>> flat([*records, {"id": 2, "of": None}])
         [{'id': 1, 'of.tiers': [1, 0.5], 'of.blocks.0.no': 3},
          {'id': 2, 'of.tiers': None, 'of.blocks.0.no': None}]
     """

@@ -137,7 +137,7 @@ class Preset(FrozenModel):
 
 
 class DemoConfig(FrozenModel):
-    """The file ``demo.toml``: a demo that needs no files, and one that reads MNIST from SHOAL_DATA."""
+    """The file ``demo.toml``: a demo without files, and one that reads MNIST from SHOAL_DATA."""
 
     seed: int = Field(ge=0)
     digits: Preset
@@ -301,8 +301,7 @@ def _free_port() -> int:
 
 
 def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "embedded") -> Report:
-    """Export, start a fleet on this machine, train it, and write a report into a new folder of
-    `runs`.
+    """Export, start and train a fleet on this machine, and write a report to a folder of `runs`.
 
     Raises:
         ShoalError: something the demo needs is missing, or a run failed.

@@ -46,8 +46,12 @@ class RoundPoint:
 
 @dataclass(frozen=True)
 class Heading:
-    """What a run of the comparison is called: its key in the JSON, a name for people, and what it
-    is.
+    """How a run of the comparison is named.
+
+    Attributes:
+        key: its key in the JSON.
+        title: its name for people.
+        about: what it is.
     """
 
     key: str

@@ -106,8 +106,9 @@ def steer_run(
     run: str,
     done: str,
 ) -> None:
-    """Hold, end or go on with a run, by the beginning of its id or the one in progress, and say
-    what becomes of it.
+    """Hold, end or go on with a run, and print what becomes of it.
+
+    The run is named by its id or the beginning of it; "" is the one in progress.
 
     Raises:
         ShoalError: no server answers, or no such run is in progress.
@@ -146,7 +147,8 @@ def do_run(settings: FleetConfig, *, as_json: bool) -> int:
     else:
         accuracy = "" if finished.evaluation is None else f", {finished.evaluation.summary}"
         say(
-            f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{_why(finished)}"
+            f"run {finished.run} {finished.status} after {finished.rounds} "
+            f"rounds{accuracy}{_why(finished)}"
         )
     return finished.exit_code
 
@@ -157,7 +159,7 @@ def _why(finished: control.RunFinished) -> str:
 
 
 def _left(settings: FleetConfig) -> int:
-    """Somebody who follows a run of another server has had enough: of following, or of the run."""
+    """Ask an interrupted user whether to stop the run, or only to stop following it."""
     console = error_console()
     with contextlib.suppress(KeyboardInterrupt, typer.Abort):
         if sys.stdin.isatty() and typer.confirm(
@@ -166,6 +168,7 @@ def _left(settings: FleetConfig) -> int:
             steer_run(settings, "stop", "", "ends after the round in progress")
             return INTERRUPTED
     console.print(
-        "detached; the run goes on at its server. Watch it with `shoal log -f`, end it with `shoal stop`"
+        "detached; the run goes on at its server. Watch it with `shoal log -f`, end it with "
+        "`shoal stop`"
     )
     return INTERRUPTED

@@ -1,4 +1,4 @@
-"""Writes the rounds of a run or simulation to TensorBoard, MLflow, OpenTelemetry or Home Assistant."""
+"""Writes the rounds of a run to TensorBoard, MLflow, OpenTelemetry or Home Assistant."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType

@@ -1,5 +1,6 @@
-"""What an operator does on the page: the verbs of the command line, each with a line in the log
-that says who asked.
+"""What an operator does on the page: the verbs of the command line.
+
+Each writes a line to the log that says who asked.
 """
 
 import json

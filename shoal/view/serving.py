@@ -1,6 +1,4 @@
-"""Serving the page: an address, a token where others may reach it, and a thread that answers until
-it is stopped.
-"""
+"""Serves the page in a thread, at an address, with a token where others may reach it."""
 
 import asyncio
 import contextlib

@@ -90,15 +90,16 @@ def _start_here(workers: int) -> None:
         Exception
     ) as error:  # of a machine too busy to start it within 30 seconds, Ray says so in a bare one
         raise TransportError(
-            f"Ray cannot be started on this machine: {error}; its logs are in /tmp/ray/session_latest/logs, and"
-            ' [engine] kind = "local" needs no Ray'
+            f"Ray cannot be started on this machine: {error}; its logs are "
+            'in /tmp/ray/session_latest/logs, and [engine] kind = "local" needs no Ray'
         ) from error
 
 
 def _try(address: str, deadline_seconds: float) -> None:
     """A TransportError if no cluster answers."""
     hint = (
-        "`ray status` on one of the cluster's machines tells whether it runs, `ray start --head --port 6379` starts"
+        "`ray status` on one of the cluster's machines tells whether it runs, `ray start --head "
+        "--port 6379` starts"
         " one; without [engine] address Ray is started on this machine"
     )
     host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")

@@ -115,7 +115,8 @@ class RayEngine:
             greeting = Greeting.model_validate_json(said)
             if greeting.versions != versions():
                 raise ConfigError(
-                    f"{greeting.machine} of the Ray cluster has {greeting.versions}, this machine has {versions()};"
+                    f"{greeting.machine} of the Ray cluster has {greeting.versions}, this machine "
+                    f"has {versions()};"
                     " results would depend on who computes them, so install the same everywhere"
                 )
             actor.machine = greeting.machine
@@ -137,12 +138,14 @@ class RayEngine:
             there = _resources(ray.cluster_resources())
             free = _resources(ray.available_resources())
             raise TransportError(
-                f"{len(answers)} workers were not ready within {self._start_seconds:g} s; the Ray cluster has {there},"
+                f"{len(answers)} workers were not ready within {self._start_seconds:g} s; the Ray "
+                f"cluster has {there},"
                 f" of which {free} are free; take fewer ([engine] workers)"
             ) from error
         except ray.exceptions.RayError as error:
             raise TransportError(
-                f"a worker could not be started on the Ray cluster: {error}\nevery machine of it needs {versions()}"
+                f"a worker could not be started on the Ray cluster: {error}\nevery machine of it "
+                f"needs {versions()}"
             ) from error
 
     @contextlib.contextmanager
@@ -177,8 +180,10 @@ class RayEngine:
         if self._losses[first[0].task] > 1:
             devices = ", ".join(item.device for item in first)
             raise WorkerDiedError(
-                f"a worker died twice over round {first[0].round}, {devices} ({first[0].tier}), the last time on"
-                f" {actor.machine}: {error}; with too little memory take fewer workers ([engine] workers)"
+                f"a worker died twice over round {first[0].round}, {devices} ({first[0].tier}), "
+                f"the last time on"
+                f" {actor.machine}: {error}; with too little memory take fewer workers ([engine] "
+                f"workers)"
             ) from error
         self._waiting.extendleft(order for order, _ in reversed(actor.orders))
         actor.orders.clear()
@@ -265,7 +270,8 @@ class RayEngine:
         for digest, content in answer.updates.items():
             if self._updates.put(content) != digest:
                 raise BlobError(
-                    f"update {digest} was damaged on its way from the Ray cluster; start again to go on"
+                    f"update {digest} was damaged on its way from the Ray cluster; start again to "
+                    f"go on"
                 )
         for device, files in answer.states.items():
             write_state(self._setup.devices / device, files)

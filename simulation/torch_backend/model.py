@@ -85,8 +85,10 @@ def make_model(
             name for name, _ in found.items() ^ expected.items()
         )  # the same one whatever the order of a set
         raise ConfigError(
-            f"{architecture.name} with these settings is not what artifact set {manifest.arch} {manifest.tier} was "
-            f"exported from: parameter {odd} is {found.get(odd, 'missing')} here and {expected.get(odd, 'missing')} "
+            f"{architecture.name} with these settings is not what artifact set {manifest.arch} "
+            f"{manifest.tier} was "
+            f"exported from: parameter {odd} is {found.get(odd, 'missing')} here and "
+            f"{expected.get(odd, 'missing')} "
             "there; export the set again"
         )
     for path, norm in [

@@ -149,7 +149,8 @@ class TorchTrainer:
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
-                'torch sees no CUDA device here; set device = "cpu", or install a CUDA build of torch'
+                'torch sees no CUDA device here; set device = "cpu", or install a CUDA build of '
+                "torch"
             )
         self._manifest = manifest
         self._threads = threads
@@ -272,7 +273,8 @@ class TorchTrainer:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 f"artifact set {manifest.arch} {manifest.tier} has no proximal term, which mu = "
-                f"{schedule.settings.proximal_mu:g} of FedProx needs; export it again with a proximal recipe",
+                f"{schedule.settings.proximal_mu:g} of FedProx needs; export it again with a "
+                f"proximal recipe",
             )
         mask = training_mask(
             schedule.data,

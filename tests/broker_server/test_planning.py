@@ -326,8 +326,10 @@ tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
     [
         ('tiers = ["w1.00-d2"]', "go with evaluation.data"),
         (
-            'data = {kind = "npz", path = "x"}\ntier_data = {"w1.00-d2" = {kind = "npz", path = '
-            '"z"}}',
+            (
+                'data = {kind = "npz", path = "x"}\ntier_data = {"w1.00-d2" = {kind = "npz", path = '
+                '"z"}}'
+            ),
             "name it in evaluation.tiers",
         ),
     ],

@@ -260,8 +260,10 @@ def test_a_store_of_a_newer_version_is_left_alone(read_only, tmp_path):
     "made",
     [
         "CREATE TABLE something (a)",
-        "CREATE TABLE shoal_store (schema_version INTEGER NOT NULL); INSERT INTO shoal_store "
-        "VALUES (2)",
+        (
+            "CREATE TABLE shoal_store (schema_version INTEGER NOT NULL); INSERT INTO shoal_store "
+            "VALUES (2)"
+        ),
         "CREATE TABLE alembic_version (version_num); INSERT INTO alembic_version VALUES ('1d9f')",
     ],
 )

@@ -457,8 +457,10 @@ def test_doctor_shows_each_condition_with_its_reading(tmp_path, system, monkeypa
         "condition mains": ("ok", "no battery discharges"),
         "condition celsius": (
             "warning",
-            "the temperature: 81 °C; now it would pause: the temperature rose above 80 °C; it "
-            "goes on at 70 °C",
+            (
+                "the temperature: 81 °C; now it would pause: the temperature rose above 80 °C; it "
+                "goes on at 70 °C"
+            ),
         ),
         "condition unthrottled": (
             "warning",

@@ -504,8 +504,10 @@ def test_a_board_that_is_renewed_within_an_update_goes_on_with_it(folder):
         ("processor\t: 0\nflags\t\t: fpu sse2 aes avx\n", True),
         ("processor\t: 0\nFeatures\t: fp asimd evtstrm aes pmull\n", True),
         (
-            "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nModel\t: Raspberry Pi 4 "
-            "aes\n",
+            (
+                "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nModel\t: Raspberry Pi 4 "
+                "aes\n"
+            ),
             False,
         ),
         (None, False),

@@ -137,18 +137,24 @@ def _empty_blocks(cut):
         (_no_labels, "never asked for cut.classes"),
         (
             _batch_norm,
-            "0 is a BatchNorm1d, whose running averages .* `shoal export --convert` replaces it "
-            "by StaticBatchNorm",
+            (
+                "0 is a BatchNorm1d, whose running averages .* `shoal export --convert` replaces it "
+                "by StaticBatchNorm"
+            ),
         ),
         (
             _divided,
-            r"dimension 1 of 1.weight has 8 entries and 9 with 2 more units of a "
-            r".*cut.heads\('a', 2, 8\) \* 2",
+            (
+                r"dimension 1 of 1.weight has 8 entries and 9 with 2 more units of a "
+                r".*cut.heads\('a', 2, 8\) \* 2"
+            ),
         ),
         (
             _halved,
-            "dimension 0 of 0.weight has 16 entries and 15 with 1 more units of a .*by "
-            "multiplication and addition",
+            (
+                "dimension 0 of 0.weight has 16 entries and 15 with 1 more units of a .*by "
+                "multiplication and addition"
+            ),
         ),
         (
             _among_labels,

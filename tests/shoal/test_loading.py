@@ -264,8 +264,10 @@ def test_the_printed_lines_run_as_they_are(
     program += [
         "assert numpy.abs(outputs_of_onnx).max() > 0.1",
         "numpy.testing.assert_allclose(outputs_of_torch, outputs_of_onnx, rtol=1e-3, atol=1e-4)",
-        "numpy.testing.assert_allclose(outputs_of_safetensors, outputs_of_onnx, rtol=1e-3, "
-        "atol=1e-4)",
+        (
+            "numpy.testing.assert_allclose(outputs_of_safetensors, outputs_of_onnx, rtol=1e-3, "
+            "atol=1e-4)"
+        ),
     ]
     (tmp_path / "program.py").write_text("\n".join(program))
     path = os.pathsep.join([str(FILE.parents[2]), os.environ.get("PYTHONPATH", "")])

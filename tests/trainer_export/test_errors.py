@@ -147,8 +147,10 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
         (
             Branching(),
             VECTOR,
-            r"at line \d+ of test_errors\.py, in module Branching: .* must not depend on the "
-            r"values",
+            (
+                r"at line \d+ of test_errors\.py, in module Branching: .* must not depend on the "
+                r"values"
+            ),
         ),
         (
             FixedBatch(),
@@ -171,8 +173,10 @@ def test_models_that_cannot_be_exported(
     [
         (
             TwoInputs(),
-            r"module \(the model itself\) \(TwoInputs\) takes 2 inputs \(x, mask\).*\{'x': "
-            r"\(...\), 'm",
+            (
+                r"module \(the model itself\) \(TwoInputs\) takes 2 inputs \(x, mask\).*\{'x': "
+                r"\(...\), 'm"
+            ),
         ),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(5, 3)),
@@ -345,8 +349,10 @@ REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor],
     ),
     "bounded": (
         lambda x: functional.embedding((x > 0).long(), _rows(x), max_norm=1.0).sum(2),
-        r"max_norm cannot.*rows \* \(max_norm / rows\.norm\(dim=-1, "
-        r"keepdim=True\)\.clamp\(min=max_norm\)\)",
+        (
+            r"max_norm cannot.*rows \* \(max_norm / rows\.norm\(dim=-1, "
+            r"keepdim=True\)\.clamp\(min=max_norm\)\)"
+        ),
         _bounded,
     ),
     "size of the batch": (

@@ -66,13 +66,17 @@ def shortcut(
     [
         (
             "shortcut",
-            r"w0\.0625-d1: module 1 \(Block\), line \d+ of test_likeness\.py calls add alone in "
-            r"this tier",
+            (
+                r"w0\.0625-d1: module 1 \(Block\), line \d+ of test_likeness\.py calls add alone in "
+                r"this tier"
+            ),
         ),
         (
             "stride",
-            r"w0\.0625-d1: module 2 .*calls conv1d with stride, padding and dilation \(\(1,\), .* "
-            r"alone",
+            (
+                r"w0\.0625-d1: module 2 .*calls conv1d with stride, padding and dilation \(\(1,\), .* "
+                r"alone"
+            ),
         ),
         (
             "projection",

@@ -150,8 +150,10 @@ class Stepwise(nn.Module):
         (
             (2, 4),
             [],
-            r"dimension 1 of \[batch, 4, 4\], and graphs read them in dimension "
-            r"2.*logits\.movedim\(1, 2\)",
+            (
+                r"dimension 1 of \[batch, 4, 4\], and graphs read them in dimension "
+                r"2.*logits\.movedim\(1, 2\)"
+            ),
         ),
         ((2, 4), [(1, 2)], ""),
         (

@@ -25,16 +25,19 @@ def devices(store: Store, run: str | None = None) -> list[DeviceView]:
     if run is None and not store.runs():
         return [_view(device, None, 0, {}) for device in store.devices()]
     record = find_run(store, run)
-    parts = store.device_parts(record.id)
+    device_parts = store.device_parts(record.id)
     left_out = _left_out(store, record)
     refused: Counter[str] = Counter()
     for refusal in store.refusals(record.id):
         refused[refusal.device] += refusal.count
-    known = store.devices()
-    if not known:
+    device_records = store.devices()
+    if not device_records:
         # A simulation has tasks, and no devices that connect.
-        known = _simulated_devices(record, parts)
-    return [_view(device, parts.get(device.id), refused[device.id], left_out) for device in known]
+        device_records = _simulated_devices(record, device_parts)
+    return [
+        _view(device, device_parts.get(device.id), refused[device.id], left_out)
+        for device in device_records
+    ]
 
 
 def _left_out(store: Store, record: RunRecord) -> Mapping[str, str]:

@@ -30,12 +30,12 @@ def find_run(store: Store, run: str | None = None) -> RunRecord:
     Raises:
         ConfigError: there is no such run, or more than one.
     """
-    known = store.runs()
+    records = store.runs()
     if run is None or run == "newest":
-        if not known:
+        if not records:
             raise ConfigError(f"the store {store.folder} has no run yet; `shoal run` begins one")
-        return known[0]
-    matches = [record for record in known if record.id.startswith(run)]
+        return records[0]
+    matches = [record for record in records if record.id.startswith(run)]
     for record in matches:
         # A whole id counts, also where it is the beginning of another.
         if record.id == run:
@@ -46,8 +46,8 @@ def find_run(store: Store, run: str | None = None) -> RunRecord:
         ids = ", ".join(record.id for record in matches)
         raise ConfigError(f"{run} is the beginning of {len(matches)} runs: {ids}")
     hint = "`shoal run` begins one"
-    if known:
-        ids = ", ".join(record.id for record in known[:_MOST_SHOWN])
+    if records:
+        ids = ", ".join(record.id for record in records[:_MOST_SHOWN])
         hint = f"its runs: {ids}"
     raise ConfigError(f"the store {store.folder} has no run {run or 'yet'}; {hint}")
 

@@ -45,9 +45,7 @@ class _Options(FleetBench):
 @app.command("fleet")
 @grouped(_Options, _OPTIONS)
 def _fleet(options: _Options) -> None:
-    """Rounds of many light devices, beside the bare fan-out and fan-in of the same bytes over the
-    same broker.
-    """
+    """Rounds of many light devices, beside the bare exchange of the same bytes by the same broker."""
     with needs("server"):
         from shoal.bench.fleet import bench_fleet
 
@@ -55,13 +53,18 @@ def _fleet(options: _Options) -> None:
     if options.as_json:
         print_json(asdict(figures))
         return
-    beside = f"bare paho {figures.paho_seconds:.2f} s, ratio {figures.round_seconds / figures.paho_seconds:.2f}"
+    beside = (
+        f"bare paho {figures.paho_seconds:.2f} s, ratio "
+        f"{figures.round_seconds / figures.paho_seconds:.2f}"
+    )
     print(
-        f"{figures.devices} devices, {figures.update_bytes} bytes each, {figures.merged} of {figures.asked} merged"
+        f"{figures.devices} devices, {figures.update_bytes} bytes each, {figures.merged} of "
+        f"{figures.asked} merged"
     )
     print(f"round           {figures.round_seconds:8.2f} s    {beside}")
     print(
-        f"server CPU      {figures.cpu_ms_per_update:8.2f} ms an update, paho's {figures.paho_cpu_ms_per_update:.2f}"
+        f"server CPU      {figures.cpu_ms_per_update:8.2f} ms an update, paho's "
+        f"{figures.paho_cpu_ms_per_update:.2f}"
     )
     print(f"server memory   {figures.resident_bytes / 1e6:8.0f} MB at most")
     print(

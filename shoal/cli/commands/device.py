@@ -106,8 +106,7 @@ def _bench(
     batch: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what training costs on this board: a row for each artifact set, in Markdown, to send
-    to others.
+    """Measure what training costs on this board, with a row in Markdown for each artifact set.
 
     Times are of the processor, one thread, but for `wall`; nothing is connected to.
     """
@@ -125,10 +124,14 @@ def _bench(
         if not number:
             say(f"{board_line()}\n")
             say(
-                "| set | batch | step, ms (quartiles) | wall, ms | opens, ms | again, ms | start, s | MB | loss |"
+                "| set | batch | step, ms (quartiles) | wall, ms | opens, ms | again, ms | start, "
+                "s | MB | loss |"
             )
             say("|---|---|---|---|---|---|---|---|---|")
-        step = f"{cost.step_ms:.3f} ({cost.step_low_ms:.3f} to {cost.step_high_ms:.3f}) | {cost.wall_ms:.3f}"
+        step = (
+            f"{cost.step_ms:.3f} ({cost.step_low_ms:.3f} to {cost.step_high_ms:.3f}) | "
+            f"{cost.wall_ms:.3f}"
+        )
         start = f"{cost.opens_ms:.1f} | {cost.opens_again_ms:.1f} | {cost.first_step_seconds:.2f}"
         name = f"{cost.arch} {cost.tier}"
         say(f"| {name} | {cost.batch} | {step} | {start} | {cost.peak_mb:.0f} | {cost.loss:.4f} |")

@@ -1,4 +1,4 @@
-"""List the devices that were ever seen, let one out of quarantine, or let the model of one predict."""
+"""List the devices that were ever seen, release one from quarantine, or let one predict."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""Make a device a member of a fleet: one file, to be carried to the board and shown to nobody else."""
+"""Make a device a member of a fleet: writes one secret file, to be carried to the board."""
 
 from shlex import quote
 from typing import Annotated
@@ -29,7 +29,8 @@ def _enroll(
         say(f"{path}: the server has a new key; restart it")
         return
     say(
-        f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {quote(path.name)}"
+        f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment "
+        f"{quote(path.name)}"
     )
     say("the broker of a server that is up lets it in within seconds")
     if before:

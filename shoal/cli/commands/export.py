@@ -60,7 +60,8 @@ class _Options:
     formats: Annotated[
         str,
         typer.Option(
-            help="Any of onnx, ort-training and executorch; by default onnx and, if installed, ort-training."
+            help="Any of onnx, ort-training and executorch; by default onnx and, if installed, "
+            "ort-training."
         ),
     ] = ""
     recipe: Annotated[
@@ -109,7 +110,8 @@ class _Options:
         bool,
         typer.Option(
             "--convert",
-            help="Replace batch norm, dropout, fused attention and in-place activations by what exports.",
+            help="Replace batch norm, dropout, fused attention and in-place activations by what "
+            "exports.",
         ),
     ] = False
     metrics: Annotated[

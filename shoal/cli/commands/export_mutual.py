@@ -56,7 +56,8 @@ class _Options:
     adaptor: Annotated[
         str,
         typer.Option(
-            help="Parts of the meme that start and stay on the board, for example head: blocks or modules by path. "
+            help="Parts of the meme that start and stay on the board, for example head: blocks or "
+            "modules by path. "
             "Needed where they have another shape than in the fleet's model."
         ),
     ] = ""

@@ -53,7 +53,8 @@ def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels
     write_secret(path, data)
     secret = "; it holds this board's key" if board.enrolment else ""
     say(
-        f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python {board.target.python}{secret}"
+        f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python "
+        f"{board.target.python}{secret}"
     )
     say(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
 

@@ -78,7 +78,8 @@ def _init(
     broker: Annotated[
         str,
         typer.Option(
-            help="embedded, mosquitto (an installed one), emqx (on the host, with the files that are written), or "
+            help="embedded, mosquitto (an installed one), emqx (on the host, with the files that "
+            "are written), or "
             "mqtts://host:port of one with the fleet's certificates."
         ),
     ] = "embedded",

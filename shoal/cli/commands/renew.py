@@ -25,5 +25,6 @@ def _renew(
 
     done = renew(folder, names or (), days=days)
     say(
-        f"renewed: {', '.join(done) or 'none, as none would end later'}; a server that is up tells them"
+        f"renewed: {', '.join(done) or 'none, as none would end later'}; a server that is up "
+        f"tells them"
     )

@@ -18,6 +18,7 @@ def _revoke(
 
     revoke(folder, name)
     say(
-        f"{name} is revoked: a server that is up takes nothing more of it, and the broker that it started shuts it out "
+        f"{name} is revoked: a server that is up takes nothing more of it, and the broker that it "
+        f"started shuts it out "
         "within seconds"
     )

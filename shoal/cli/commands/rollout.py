@@ -69,7 +69,7 @@ def _start(
     folder: FleetFolder = HERE,
     store: StoreFolder = DEFAULT_STORE,
 ) -> None:
-    """Sign this version of Shoal, or artifact sets, and let a server that is up send them to boards.
+    """Sign this version of Shoal, or artifact sets, which a server that is up sends to boards.
 
     The signature is valid for 90 days. Of sets each board must have finished a training task, or
     more of --gate.

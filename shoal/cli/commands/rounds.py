@@ -29,9 +29,7 @@ def _show(
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say who was asked in a round, who answered when, who was left out and why, with norms and
-    weights.
-    """
+    """Show who was asked in a round, answered or was left out, and why, with norms and weights."""
     with needs("server"):
         from shoal.cli.views.explained_round import show_round
 

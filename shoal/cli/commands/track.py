@@ -16,7 +16,8 @@ def _track(
     target: Annotated[
         str,
         typer.Argument(
-            help="tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, or homeassistant:mqtt://USER:PASSWORD@HOST."
+            help="tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, or "
+            "homeassistant:mqtt://USER:PASSWORD@HOST."
         ),
     ],
     store: StoreFolder = DEFAULT_STORE,

@@ -21,7 +21,8 @@ class _Options:
     config: Annotated[
         Path | None,
         typer.Option(
-            help="The configuration of runs that are requested over MQTT, with fleet, store and broker."
+            help="The configuration of runs that are requested over MQTT, with fleet, store and "
+            "broker."
         ),
     ] = None
     fleet: Annotated[str | None, typer.Option(help="Name of the fleet.")] = None
@@ -66,7 +67,8 @@ def _up(options: _Options) -> None:
         broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
     else:
         raise ConfigError(
-            "shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet NAME"
+            "shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet "
+            "NAME"
         )
     changes = {
         "port": options.port,

@@ -10,7 +10,7 @@ from shoal.sources import Source
 
 
 def comparison_with(other: str) -> View[Comparison]:
-    """Return the view of a run beside another one, which is named by its id or the beginning of it."""
+    """Return the view of a run beside another one, named by its id or the beginning of it."""
 
     def read(source: Source, run: str) -> Comparison:
         return source.compare(run, other)

@@ -23,7 +23,7 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, url: str
 
 
 def follow_log(store: Path, run: str | None, *, last: int, as_json: bool, url: str = "") -> None:
-    """Print the last lines of the log, and each new one, until the run ends or the user interrupts."""
+    """Print the last lines of the log and each new one, until the run ends or the user stops it."""
     newest_id = 0
     count = last
 

@@ -135,8 +135,10 @@ def test_a_release_is_unpacked_tested_and_on_trial(board):
     [
         ("echo much; echo 'ImportError: no numpy' >&2", "ImportError: no numpy"),
         (
-            "printf 'Traceback\\n  x\\nImportError: no blas\\n\\nImportError: no numpy,\\n  "
-            "relaunch it'",
+            (
+                "printf 'Traceback\\n  x\\nImportError: no blas\\n\\nImportError: no numpy,\\n  "
+                "relaunch it'"
+            ),
             "ImportError: no blas",
         ),
         ("echo a; echo the loss stays", "the loss stays"),
