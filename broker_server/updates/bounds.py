@@ -130,7 +130,6 @@ def _judge(
     config: RobustConfig,
 ) -> Verdict:
     colossal = update.norm > COLOSSAL
-    # A colossal change is not scaled down: its rounding errors alone are larger than any bound.
     clips = config.beyond_norm == "clip" and not colossal
     too_far = False
     scale = 1.0
