@@ -73,7 +73,7 @@ def plan_round(
         choices = []
         for tier in context.strategy.offer(assignment.tier.tier):
             choices.append(cutting.choice(device, tier))
-        # The first choice is the device's tier; where a device may choose, the others follow it.
+        # The first choice is the default; where a device may choose its tier, the others follow.
         task = TaskRecord(
             id=task_id(context.run, number, "train", device),
             run=context.run,

@@ -115,7 +115,8 @@ def why_unfit(profile: Profile, tiers: Sequence[TierArtifacts], config: TiersCon
     least = min(tiers, key=lambda tier: tier.manifest.peak_memory_bytes)
     depth = "" if profile.max_depth is None else f", max_depth {profile.max_depth}"
     return (
-        f"none of the tiers {tier_names(tiers)} fits it: it has max_width {profile.max_width:g}{depth}"
+        f"none of the tiers {tier_names(tiers)} fits it: it has max_width"
+        f" {profile.max_width:g}{depth}"
         f" and {profile.free_ram_bytes} bytes of free memory, of which {config.memory_share:.0%}"
         f" may be used; {least.tier.id} needs {least.manifest.peak_memory_bytes} bytes"
     )
