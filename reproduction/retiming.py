@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from broker_server.settings.combinations import Trait, keeps
+from broker_server.settings.combinations import keeps
+from broker_server.settings.traits import Trait
 from broker_server.store import Store, TaskPhase
 from broker_server.strategies.registry import STRATEGIES
 from fleet_protocol.sizing import SizingConstants
