@@ -19,18 +19,15 @@ from simulation.data.wikitext import wikitext2
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
     {
-        loader.__name__: loader
-        for loader in (
-            digits,
-            mnist,
-            cifar10,
-            cifar100,
-            cifar_tasks,
-            watch,
-            wikitext2,
-            sst2,
-            cola,
-        )
+        "digits": digits,
+        "mnist": mnist,
+        "cifar10": cifar10,
+        "cifar100": cifar100,
+        "cifar_tasks": cifar_tasks,
+        "watch": watch,
+        "wikitext2": wikitext2,
+        "sst2": sst2,
+        "cola": cola,
     }
 )
 """The loaders by the names of the sets."""
