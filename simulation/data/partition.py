@@ -25,11 +25,11 @@ def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
     if share == 0:
         raise ConfigError(f"{samples} samples cannot be shared among {devices} devices")
     order = np.random.default_rng(seed).permutation(samples)
-    parts: list[NDArray[np.int64]] = []
+    by_device: list[NDArray[np.int64]] = []
     for device in range(devices):
-        part = order[device * share : (device + 1) * share]
-        parts.append(np.sort(part))
-    return parts
+        first = device * share
+        by_device.append(np.sort(order[first : first + share]))
+    return by_device
 
 
 def dirichlet(
@@ -50,9 +50,9 @@ def dirichlet(
         raise ConfigError(f"the concentration of a Dirichlet split must be above 0, not {alpha}")
     rng = np.random.default_rng(seed)
     for _ in range(_TRIES):
-        parts = _draw_dirichlet(rng, labels, devices, alpha)
-        if min(map(len, parts)) >= at_least:
-            return parts
+        by_device = _draw_dirichlet(rng, labels, devices, alpha)
+        if min(map(len, by_device)) >= at_least:
+            return by_device
     raise ConfigError(
         f"no Dirichlet({alpha}) split of {len(labels)} samples gives {devices} devices {at_least}"
         " samples each; take a larger concentration or fewer devices"
@@ -224,11 +224,13 @@ def by_subject(
     """
     owners = np.asarray(groups)
     subjects = np.unique(owners)
-    parts = len(subjects) if devices is None else devices
-    if not 1 <= parts <= len(subjects):
+    count = len(subjects) if devices is None else devices
+    if not 1 <= count <= len(subjects):
         raise ConfigError(
-            f"{len(subjects)} subjects cannot be shared among {parts} devices; take at most one for"
+            f"{len(subjects)} subjects cannot be shared among {count} devices; take at most one for"
             " each"
         )
-    shares = np.array_split(subjects, parts)
-    return [np.flatnonzero(np.isin(owners, share)) for share in shares]
+    by_device: list[NDArray[np.int64]] = []
+    for share in np.array_split(subjects, count):
+        by_device.append(np.flatnonzero(np.isin(owners, share)))
+    return by_device
