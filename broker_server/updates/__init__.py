@@ -1,7 +1,7 @@
 """The way of an update, from the packet to the sum, module by module.
 
     packet
-      -> service.routing                       the handler of its topic, in server or receiver
+      -> service.routing                       the handler of its topic (in a receiver: its own)
       -> service.reassembly                    chunks of one task, until all are there
       -> updates.intake                        opened, decoded, checked, measured: once
       -> store                                 committed; only then the device is told
