@@ -29,7 +29,9 @@ class BinaryCrossEntropy(Elementwise):
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         """Compute the errors without the overflow of the exponential of a large logit."""
-        return torch.relu(output) - output * target + torch.log1p(torch.exp(-torch.abs(output)))
+        # max(x, 0) - x * y + log(1 + exp(-|x|)), whose exponent is never positive.
+        linear = torch.relu(output) - output * target
+        return linear + torch.log1p(torch.exp(-torch.abs(output)))
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the probability less the truth."""

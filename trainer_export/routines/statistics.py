@@ -1,6 +1,9 @@
 """Statistics: mean and variance of every static batch norm for a batch (specification 1.6)."""
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleet_protocol.manifest import (
@@ -32,12 +35,14 @@ def trace_statistics(
 
     def measure(*tensors: Tensor) -> list[Tensor]:
         model_inputs.call_model(model, names, tensors[:-1], tensors[-1])
-        statistics: list[Tensor | None] = []
+        statistics: list[Tensor] = []
         for _, norm in layers:
-            statistics += [norm.last_mean, norm.last_var]
-        return [value for value in statistics if value is not None]
+            for value in (norm.last_mean, norm.last_var):
+                if value is not None:
+                    statistics.append(value)
+        return statistics
 
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     inputs = (
         *model_inputs.parameter_ports(shapes),
         model_inputs.sample_port(signature),
@@ -64,7 +69,9 @@ def check_statistics(
     session = open_session(model)
     worst = Worst()
     reference = model_inputs.prepared(module, "statistics")
-    parameters = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
+    parameters: dict[str, NDArray[Any]] = {}
+    for name, parameter in reference.named_parameters():
+        parameters[parameter_input(name)] = parameter.detach().numpy()
     for x, _ in batches.take(len(batches.sizes)):
         worst.sizes.append(len(x))
         outputs = run_session(session, {**parameters, "x": x.numpy()})
