@@ -334,5 +334,5 @@ class _Durations:
         prefix = "~" if is_estimated else "measured "
         unknown = ""
         if len(timed) < len(runs):
-            unknown = f", {len({*runs} - {*known})} unknown"
+            unknown = f", {len({*runs} - {*self._known})} unknown"
         return prefix + duration_text(sum(self._known[name] for name in timed)) + unknown
