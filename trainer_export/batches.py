@@ -89,9 +89,10 @@ class SizedBatches:
             step: number of the step.
         """
         generator = torch.Generator().manual_seed(1000 * self.seed + step)
-        return {
-            path: torch.rand((count, *shape), generator=generator) for path, shape in shapes.items()
-        }
+        noises = {}
+        for path, shape in shapes.items():
+            noises[path] = torch.rand((count, *shape), generator=generator)
+        return noises
 
     def mask(self) -> Tensor:
         """Return a label mask with one label missing, so that masking is compared too."""

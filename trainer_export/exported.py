@@ -84,7 +84,9 @@ def refuse_unlike(
         ExportError: it has other parameters, or calls functions that the whole model does not, or
             the reverse.
     """
-    actual = {key: tuple(value.shape) for key, value in narrow.named_parameters()}
+    actual = {}
+    for key, value in narrow.named_parameters():
+        actual[key] = tuple(value.shape)
     for key in {**shapes, **actual}:
         if shapes.get(key) != actual.get(key):
             raise ExportError(
@@ -157,7 +159,10 @@ class Export:
             built = call_builder(self.arch, more, self.settings(tier))
             output = prepared(built, "eval")(signature.samples(2))
         sizes = enumerate(output.shape[1:])
-        grown = [axis for axis, size in sizes if size != signature.output[axis]]
+        grown = []
+        for axis, size in sizes:
+            if size != signature.output[axis]:
+                grown.append(axis)
         if grown and read not in grown:
             raise ExportError(
                 f"the model has its classes in dimension {grown[0] + 1} of"
@@ -186,7 +191,9 @@ class Export:
             return {}
         shapes = self.layout.shapes(tier)
         drawn = initial_weights(self.arch, self.settings(tier), self.seed)
-        head = {parameter.name: drawn[parameter.name] for parameter in own}
+        head = {}
+        for parameter in own:
+            head[parameter.name] = drawn[parameter.name]
         for name, value in head.items():
             if value.shape != shapes[name]:
                 raise ConfigError(

@@ -89,7 +89,9 @@ def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
     The dimension counts from 0; a place of -1 gives zeros.
     """
     places = torch.tensor(index, device=x.device)
-    shape = [-1 if axis == dim else 1 for axis in range(x.dim())]
+    shape = []
+    for axis in range(x.dim()):
+        shape.append(-1 if axis == dim else 1)
     return x.index_select(dim, places.clamp(min=0)) * (places >= 0).to(x.dtype).view(shape)
 
 
@@ -116,7 +118,9 @@ def _gradient_of_take(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     most = max(1, *map(len, uses))
     slopes = []
     for i in range(most):
-        places = [use[i] if i < len(use) else -1 for use in uses]
+        places = []
+        for use in uses:
+            places.append(use[i] if i < len(use) else -1)
         slopes.append(take(grad, ctx.dim, places))
     return functools.reduce(torch.add, slopes), None, None
 

@@ -60,7 +60,9 @@ class OwnFunction(UserFunction):
         """
         stack = traceback.current_meta.pop("nn_module_stack", None)
         traceback.current_meta["nn_module_stack"] = {"own": ("", self.place)}
-        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        names = []
+        for field in dataclasses.fields(self):
+            names.append(field.name)
         numbers = {name: getattr(self, name) for name in names}
         try:
             with Rewriting():

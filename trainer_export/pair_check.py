@@ -75,14 +75,18 @@ def check_pair(
         ExportError: a tensor, which the message names, deviates in all runs.
     """
     session = open_session(model)
-    shapes = [model_noise(module, batches.signature) for module in modules]
+    shapes = []
+    for module in modules:
+        shapes.append(model_noise(module, batches.signature))
 
     def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
         worst = Worst()
         reference = _Reference(routine, modules, recipe)
         for number, (x, y) in enumerate(seeded.take(seeded.steps)):
             worst.sizes.append(len(y))
-            noise = [seeded.noise(shape, len(y), 2 * number + i) for i, shape in enumerate(shapes)]
+            noise = []
+            for i, shape in enumerate(shapes):
+                noise.append(seeded.noise(shape, len(y), 2 * number + i))
             batch = _Batch(x, y, noise)
             outputs = run_session(session, {**reference.snapshot(), **batch.feed(routine)})
             # Before the reference steps: its twin takes the same step in float64.
@@ -101,10 +105,15 @@ def _compare_tensors(
     """Compare parameters and states of each side, which may be of unlike sizes, for themselves."""
     expected = reference.snapshot()
     exact = twin.snapshot() if twin else None
-    values = {name: outputs.pop(next_name(name)) for name in expected}
+    values = {}
+    for name in expected:
+        values[name] = outputs.pop(next_name(name))
     for side in SIDES:
         for kind in (parameter_input(""), state_input("")):
-            names = [name for name in expected if name.startswith(side_name(side, kind))]
+            names = []
+            for name in expected:
+                if name.startswith(side_name(side, kind)):
+                    names.append(name)
             exact_values = exact and _of(exact, names)
             worst.compare(values, _of(expected, names), exact_values)
 

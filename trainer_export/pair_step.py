@@ -125,7 +125,9 @@ class _Run:
 
 
 def _run(learner: Learner, x: Tensor) -> _Run:
-    parameters = [parameter.detach().requires_grad_() for parameter in learner.trained.parameters]
+    parameters = []
+    for parameter in learner.trained.parameters:
+        parameters.append(parameter.detach().requires_grad_())
     return _Run(parameters, learner.call(parameters, x))
 
 
@@ -199,9 +201,9 @@ def trace_pair(
             " out"
         )
     require_one_output(signature, recipe.loss)
-    halves = [
-        _half(side, model, signature, recipe) for side, model in zip(SIDES, models, strict=True)
-    ]
+    halves = []
+    for side, model in zip(SIDES, models, strict=True):
+        halves.append(_half(side, model, signature, recipe))
 
     def step(*tensors: Tensor) -> list[Tensor]:
         inputs = iter(tensors)
@@ -211,7 +213,9 @@ def trace_pair(
             trained.append(Trained.from_tensors(changing, recipe.optimizer))
         x = next(inputs)
         y = next(inputs)
-        drawn = [[next(inputs) for _ in half.noise] for half in halves]
+        drawn = []
+        for half in halves:
+            drawn.append([next(inputs) for _ in half.noise])
         *knobs, lr = inputs
         own, sent = (
             Learner(half.call(signature, numbers), values, knob, lr, recipe)
@@ -224,7 +228,8 @@ def trace_pair(
         return outputs
 
     inputs = _inputs(halves, signature, recipe)
-    inputs += [Port(knob.name, "float32", ()) for knob in routine.knobs]
+    for knob in routine.knobs:
+        inputs.append(Port(knob.name, "float32", ()))
     inputs.append(Port("lr", "float32", ()))
     return trace_program(routine.name, step, tuple(inputs), _outputs(halves), signature.known)
 
@@ -236,16 +241,21 @@ def _inputs(halves: Sequence[_Half], signature: Signature, recipe: Recipe) -> li
         ports += half.changing
     ports += batch_ports(signature, recipe.loss)[:2]  # a pair has no label mask
     for half in halves:
-        shapes = {side_name(half.side, path): shape for path, shape in half.noise.items()}
+        shapes = {}
+        for path, shape in half.noise.items():
+            shapes[side_name(half.side, path)] = shape
         ports += noise_ports(shapes)
     return ports
 
 
 def _outputs(halves: Sequence[_Half]) -> tuple[Port, ...]:
     """Return the losses of both, and all that changes in them."""
-    ports = [Port(loss_name(side), "float32", ()) for side in SIDES]
+    ports = []
+    for side in SIDES:
+        ports.append(Port(loss_name(side), "float32", ()))
     for half in halves:
-        ports += [Port(next_name(port.name), port.dtype, port.shape) for port in half.changing]
+        for port in half.changing:
+            ports.append(Port(next_name(port.name), port.dtype, port.shape))
     return tuple(ports)
 
 
@@ -260,9 +270,11 @@ def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) ->
             )
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
-    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    changing = tuple(
-        Port(side_name(side, port.name), port.dtype, port.shape)
-        for port in changing_ports(shapes, recipe)
-    )
+    shapes = {}
+    for name, value in model.named_parameters():
+        shapes[name] = tuple(value.shape)
+    changing_of_side = []
+    for port in changing_ports(shapes, recipe):
+        changing_of_side.append(Port(side_name(side, port.name), port.dtype, port.shape))
+    changing = tuple(changing_of_side)
     return _Half(side, model, noise, changing)

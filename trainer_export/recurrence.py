@@ -118,7 +118,10 @@ def recurrence(
     for row in z:
         states = forth(CELLS[kind], row, weight, bias, states)
         kept.append(states)
-    return [torch.stack(state) for state in zip(*kept, strict=True)]
+    states = []
+    for state in zip(*kept, strict=True):
+        states.append(torch.stack(state))
+    return states
 
 
 @torch.library.custom_op("shoal::recurrence_backward", mutates_args=())
@@ -157,7 +160,10 @@ def _fake(
     kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]
 ) -> list[Tensor]:
     del kind, weight, bias
-    return [z.new_empty([z.shape[0], *state.shape]) for state in start]
+    states = []
+    for state in start:
+        states.append(z.new_empty([z.shape[0], *state.shape]))
+    return states
 
 
 @recurrence_backward.register_fake
@@ -187,7 +193,9 @@ def _gradient(ctx: Any, slopes: Sequence[Tensor | None]) -> tuple[Any, ...]:
     z, weight, bias, *states = ctx.saved_tensors
     count = CELLS[ctx.kind].states
     pairs = zip(states[:count], states[count:], strict=True)
-    before = [torch.cat([first.unsqueeze(0), after[:-1]]) for first, after in pairs]
+    before = []
+    for first, after in pairs:
+        before.append(torch.cat([first.unsqueeze(0), after[:-1]]))
     *start, to_z, to_gates = recurrence_backward(ctx.kind, list(slopes), z, weight, bias, before)
     gates = to_gates.flatten(0, 1)
     return None, to_z, gates.t() @ before[0].flatten(0, 1), gates.sum(0), start

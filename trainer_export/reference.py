@@ -63,7 +63,9 @@ class TorchOptimizer:
             return
         self._steps = UNDERWAY
         for parameter in self._parameters.values():
-            states = {name: torch.full_like(parameter, value) for name, value in values.items()}
+            states = {}
+            for name, value in values.items():
+                states[name] = torch.full_like(parameter, value)
             steps = torch.tensor(float(UNDERWAY))
             self._optimizer.state[parameter] = {"step": steps, **states}
 
@@ -150,7 +152,10 @@ class Reference:
     def anchors(self) -> Arrays:
         """Return the weights at the start, as the graph takes them for the proximal term."""
         named = zip(self._module.named_parameters(), self._sent, strict=True)
-        return {anchor_input(name): value.numpy() for (name, _), value in named}
+        anchors = {}
+        for (name, _), value in named:
+            anchors[anchor_input(name)] = value.numpy()
+        return anchors
 
     def snapshot(self) -> tuple[Arrays, Arrays]:
         """Return parameters and states by their names; the next step changes them."""

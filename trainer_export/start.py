@@ -75,7 +75,10 @@ class Start:
                     " model"
                 )
         common = weights.keys() & offered.keys()
-        fitting = {name for name in common if weights[name].shape == offered[name].shape}
+        fitting = set()
+        for name in common:
+            if weights[name].shape == offered[name].shape:
+                fitting.add(name)
         all_fit = fitting == weights.keys() | offered.keys()
         if not fitting or not (self.partial or all_fit):
             raise ConfigError(f"{self.source}: {self._misfit(weights, offered, fitting)}")
@@ -126,10 +129,11 @@ class Start:
     ) -> str:
         """Return what does not fit, and the options that say so."""
         common = weights.keys() & offered.keys()
-        unlike = [
-            f"{name} is {list(offered[name].shape)} and should be {list(weights[name].shape)}"
-            for name in sorted(common - fitting)
-        ]
+        unlike = []
+        for name in sorted(common - fitting):
+            unlike.append(
+                f"{name} is {list(offered[name].shape)} and should be {list(weights[name].shape)}"
+            )
         missing = sorted(weights.keys() - offered.keys())
         additional = sorted(offered.keys() - weights.keys())
         reasons = unlike[:_SHOWN]

@@ -173,11 +173,10 @@ class TierSets:
     def _try_out(self, model: _SubModel) -> None:
         """Refuse a model that the recipe does not fit, or that has a head without a gradient."""
         _try_own_functions(model.module, self.export.recipe, model.batches)
-        class_rows = {
-            parameter.name
-            for parameter in self.export.layout.parameters
-            if any(segment.axis == CLASSES for dim in parameter.dims for segment in dim.segments)
-        }
+        class_rows = set()
+        for parameter in self.export.layout.parameters:
+            if any(segment.axis == CLASSES for dim in parameter.dims for segment in dim.segments):
+                class_rows.add(parameter.name)
         _refuse_idle(model.module, self.export.recipe, model.batches, class_rows)
 
     def _write_portable(
@@ -278,7 +277,10 @@ def _refuse_idle(
     loss = recipe.loss.pytorch(output, Answer(y, batches.mask()))
     edges = _edges_below(loss)
     parameters = dict(model.named_parameters())
-    rows = {name: parameters[name] for name in parameters if name in class_rows}
+    rows = {}
+    for name, parameter in parameters.items():
+        if name in class_rows:
+            rows[name] = parameter
     for name, value in {**heads_of(output), **rows}.items():
         if value.requires_grad and get_gradient_edge(value)[:2] not in edges:
             raise ExportError(

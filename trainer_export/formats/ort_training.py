@@ -107,7 +107,10 @@ def check_artifacts(
         ExportError: one of them deviates; the message names the tensor.
     """
     (step,) = (file for file in files if file.key == STEP)
-    official = [file for file in files if file.key != STEP]
+    official = []
+    for file in files:
+        if file.key != STEP:
+            official.append(file)
 
     def check_official(seeded: SizedBatches, exact: bool) -> CheckSpec:
         return _check_official(official, module, recipe, seeded, exact)
@@ -129,7 +132,9 @@ def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> o
     emitter = Emitter(graph, trace.batch_input)
     # The trace takes the parameters first, in the order of the module.
     parameters = module.named_parameters()
-    names = [graph.constant(value.detach().numpy(), name) for name, value in parameters]
+    names = []
+    for name, value in parameters:
+        names.append(graph.constant(value.detach().numpy(), name))
     names += [graph.input(port) for port in trace.inputs[len(names) :]]
     inputs = []
     for name, spec in zip(names, trace.input_specs, strict=True):
@@ -255,7 +260,9 @@ def _check_official(
             twin = twin and in_float64(twin, x, answer, noise)
             worst.compare({"loss": loss}, {"loss": reference.step(x, answer, noise)})
         expected, _ = reference.snapshot()
-        trained = {name: training.parameter(name) for name in expected}
+        trained = {}
+        for name in expected:
+            trained[name] = training.parameter(name)
         worst.compare(trained, expected, twin.snapshot()[0] if twin else None)
         del training  # it holds files of the folder open, which ends here
     return worst.report(f"{FOLDER}/training_model", _OFFICIAL_STEPS)

@@ -106,7 +106,11 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 def _other_axes(x: Tensor, dim: int) -> list[int]:
-    return [axis for axis in range(x.dim()) if axis != dim % x.dim()]
+    axes = []
+    for axis in range(x.dim()):
+        if axis != dim % x.dim():
+            axes.append(axis)
+    return axes
 
 
 def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
@@ -145,7 +149,10 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     columns: Any = square.shape[-1]
     if not isinstance(rows, int) or not isinstance(columns, int):
         return NotImplemented
-    places = [row * columns + row + offset for row in range(rows) if 0 <= row + offset < columns]
+    places = []
+    for row in range(rows):
+        if 0 <= row + offset < columns:
+            places.append(row * columns + row + offset)
     return take(square.flatten(-2), square.dim() - 2, places)
 
 

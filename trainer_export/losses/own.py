@@ -47,7 +47,9 @@ class OwnLoss(OwnFunction, Loss):
         """
         parts: dict[str, int] = {}
         if self.row.named:
-            parts = {name: math.prod(shape) for name, shape in self.row.shapes.items()}
+            parts = {}
+            for name, shape in self.row.shapes.items():
+                parts[name] = math.prod(shape)
         whole: dict[str, tuple[int, ...]] = {}
         if zeros is not None:
             for name, dtype in self.row.dtypes.items():
@@ -99,7 +101,10 @@ class OwnLoss(OwnFunction, Loss):
 
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the loss by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        numbers = {}
+        for field in dataclasses.fields(self):
+            numbers[field.name] = getattr(self, field.name)
+        return numbers
 
     def targets(self, answer: Answer) -> Any:
         """Return the targets as the function takes them."""

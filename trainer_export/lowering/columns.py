@@ -204,8 +204,12 @@ def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
     axes = emit.ints(*range(2, rank))
     shifted = []
     for tap in itertools.product(*map(range, geometry.kernel)):
-        start = [place * step for place, step in zip(tap, geometry.dilation, strict=True)]
-        stop = [begin + size for begin, size in zip(start, geometry.outputs, strict=True)]
+        start = []
+        for place, step in zip(tap, geometry.dilation, strict=True):
+            start.append(place * step)
+        stop = []
+        for begin, size in zip(start, geometry.outputs, strict=True):
+            stop.append(begin + size)
         bounds = (emit.ints(*start), emit.ints(*stop))
         shifted.append(emit.node("Slice", plane, *bounds, axes))
     joined = emit.node("Concat", *shifted, axis=0)

@@ -40,10 +40,13 @@ class _Window:
         if top or left:
             x = aten.constant_pad_nd(x, [left, left, top, top], fill)
         # Columns first: they are cut once for all rows of the kernel.
-        by_column = [self._run(x, 1, column) for column in range(self.kernel[1])]
+        by_column = []
+        for column in range(self.kernel[1]):
+            by_column.append(self._run(x, 1, column))
         slices = []
         for row in range(self.kernel[0]):
-            slices += [self._run(column, 0, row) for column in by_column]
+            for column in by_column:
+                slices.append(self._run(column, 0, row))
         return slices
 
     def add_slices(self, slices: Sequence[Tensor], size: Sequence[int]) -> Tensor:
@@ -80,7 +83,9 @@ class _Window:
 
         They are added from the first on: the order is part of the result.
         """
-        placed = [self._placed(run, axis, place, size) for place, run in enumerate(runs)]
+        placed = []
+        for place, run in enumerate(runs):
+            placed.append(self._placed(run, axis, place, size))
         return functools.reduce(torch.add, placed)
 
     def _placed(self, x: Tensor, axis: int, place: int, size: int) -> Tensor:
@@ -239,7 +244,9 @@ def _pool_window(options: Sequence[Any]) -> _Window:
         raise ExportError(
             "max pooling with ceil_mode is not lowered to slices; leave ceil_mode out"
         )
-    sizes = [[*size] if len(size) > 1 else [*size] * 2 for size in options[:4]]
+    sizes = []
+    for size in options[:4]:
+        sizes.append([*size] if len(size) > 1 else [*size] * 2)
     kernel, stride, padding, dilation = sizes + [[], [0, 0], [1, 1]][len(sizes) - 1 :]
     return _Window(kernel, stride or kernel, padding, dilation)
 

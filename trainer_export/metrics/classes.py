@@ -46,7 +46,10 @@ class _ClassMetric(Metric):
             raise ConfigError(f"the metric {self.name} is for {_MOST_CLASSES} classes at most")
         hits = predicted * present
         named = zip(self.sums, (hits, predicted, present), strict=True)
-        return {name: decisions.sum(0) for name, decisions in named}
+        counts = {}
+        for name, decisions in named:
+            counts[name] = decisions.sum(0)
+        return counts
 
     def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """Count the same by `torch.bincount` of the decisions."""
@@ -55,7 +58,10 @@ class _ClassMetric(Metric):
         predicted = decided[0].flatten(0, -2).bool()
         present = decided[1].flatten(0, -2).bool()
         named = zip(self.sums, (predicted & present, predicted, present), strict=True)
-        return {name: _count_by_class(decisions) for name, decisions in named}
+        counts = {}
+        for name, decisions in named:
+            counts[name] = _count_by_class(decisions)
+        return counts
 
 
 def _count_by_class(decisions: Tensor) -> Tensor:

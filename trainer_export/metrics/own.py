@@ -50,12 +50,18 @@ class OwnMetric(OwnFunction, Metric):
                 f"returned {len(numbers)} tensors",
                 f"the rule {self.rule} takes {len(self.sums)}",
             )
-        return [self.require_each(tensor, batch).to(torch.float32) for tensor in numbers]
+        columns = []
+        for tensor in numbers:
+            columns.append(self.require_each(tensor, batch).to(torch.float32))
+        return columns
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """Sum its numbers over the samples."""
         named = zip(self.sums, self.each(loss, output, answer), strict=True)
-        return {name: numbers.sum(0) for name, numbers in named}
+        counts = {}
+        for name, numbers in named:
+            counts[name] = numbers.sum(0)
+        return counts
 
     def try_out(self, loss: Loss, output: Tensor, answer: Answer) -> None:
         """Require numbers of each sample alone, as many as the rule takes and boards may report."""

@@ -33,7 +33,9 @@ def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
         further = counts(recipe.metrics, recipe.loss, output, answer)
         return [*sums, *further.values(), *tree_leaves(output)]
 
-    outputs = [Port(metric.name, metric.dtype, ()) for metric in recipe.loss.metrics]
+    outputs = []
+    for metric in recipe.loss.metrics:
+        outputs.append(Port(metric.name, metric.dtype, ()))
     for name, shape in count_shapes(recipe.metrics, recipe.loss, signature).items():
         outputs.append(Port(name, "float32", shape))
     answer_ports = batch_ports(signature, recipe.loss)[1:]

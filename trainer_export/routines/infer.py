@@ -16,7 +16,10 @@ def infer_part(evaluation: Trace) -> Trace:
 
     Its inputs are those of `trace_forward`.
     """
-    heads = [port.name for port in evaluation.outputs if port.name.partition(".")[0] == "logits"]
+    heads = []
+    for port in evaluation.outputs:
+        if port.name.partition(".")[0] == "logits":
+            heads.append(port.name)
     return evaluation.part("infer", heads, ["y", "mask"])
 
 

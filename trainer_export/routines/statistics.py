@@ -35,9 +35,15 @@ def trace_statistics(
         statistics: list[Tensor | None] = []
         for _, norm in layers:
             statistics += [norm.last_mean, norm.last_var]
-        return [value for value in statistics if value is not None]
+        measured = []
+        for value in statistics:
+            if value is not None:
+                measured.append(value)
+        return measured
 
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    shapes = {}
+    for name, p in model.named_parameters():
+        shapes[name] = tuple(p.shape)
     inputs = (
         *model_inputs.parameter_ports(shapes),
         model_inputs.sample_port(signature),
@@ -64,7 +70,9 @@ def check_statistics(
     session = open_session(model)
     worst = Worst()
     reference = model_inputs.prepared(module, "statistics")
-    parameters = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
+    parameters = {}
+    for n, p in reference.named_parameters():
+        parameters[parameter_input(n)] = p.detach().numpy()
     for x, _ in batches.take(len(batches.sizes)):
         worst.sizes.append(len(x))
         outputs = run_session(session, {**parameters, "x": x.numpy()})

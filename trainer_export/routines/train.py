@@ -66,7 +66,9 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
     shapes = _shapes(model)
-    base_shapes = {name: shapes.pop(name) for name in signature.base}
+    base_shapes = {}
+    for name in signature.base:
+        base_shapes[name] = shapes.pop(name)
     if not any(model.get_parameter(name).requires_grad for name in shapes):
         raise ExportError(
             "every parameter is frozen (requires_grad False), so there is nothing to train; free "
@@ -113,7 +115,11 @@ class _TrainingStep:
     def free(self) -> list[int]:
         """The places of the parameters that are not frozen."""
         parameters = map(self.model.get_parameter, self.shapes)
-        return [place for place, value in enumerate(parameters) if value.requires_grad]
+        places = []
+        for place, value in enumerate(parameters):
+            if value.requires_grad:
+                places.append(place)
+        return places
 
     def run(self, *tensors: Tensor) -> list[Tensor]:
         """Return the loss, and what takes the place of everything that a step changes."""
@@ -200,11 +206,17 @@ def _random_states() -> tuple[Any, ...]:
 
 
 def _shapes(model: nn.Module) -> dict[str, Shape]:
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+    shapes = {}
+    for name, p in model.named_parameters():
+        shapes[name] = tuple(p.shape)
+    return shapes
 
 
 def _next_ports(changing: Sequence[Port]) -> tuple[Port, ...]:
-    return tuple(Port(next_name(p.name), p.dtype, p.shape) for p in changing)
+    ports = []
+    for p in changing:
+        ports.append(Port(next_name(p.name), p.dtype, p.shape))
+    return tuple(ports)
 
 
 def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
@@ -248,7 +260,10 @@ def trace_optimizer(shapes: Mapping[str, Shape], recipe: Recipe, free: Sequence[
         the extras of `trace_train`; outputs ``next.*``.
     """
     changing = changing_ports(shapes, recipe)
-    places = [place for place, name in enumerate(shapes) if name in free]
+    places = []
+    for place, name in enumerate(shapes):
+        if name in free:
+            places.append(place)
 
     def step(*tensors: Tensor) -> list[Tensor]:
         end = len(changing) + len(places)
@@ -336,7 +351,9 @@ class _TrainCheck:
         for kind, expected, exact_value in zip(
             (parameter_input, state_input), reference.snapshot(), exact_values, strict=True
         ):
-            next_values = {name: outputs.pop(next_name(kind(name))) for name in expected}
+            next_values = {}
+            for name in expected:
+                next_values[name] = outputs.pop(next_name(kind(name)))
             worst.compare(next_values, expected, exact_value, kind(""))
 
     def _feed(self, reference: Reference, batch: _Batch) -> dict[str, NDArray[Any]]:

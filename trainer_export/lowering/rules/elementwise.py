@@ -209,7 +209,9 @@ def _arange(emit: Emitter, out: Spec, *bounds: Any, **_: object) -> Value:
     if all(isinstance(bound, (int, float)) for bound in (start, end, step_size)):
         values = np.arange(start, end, step_size, dtype=numpy_dtype(out.dtype))
         return emit.value(emit.constant(values), values.shape, out.dtype)
-    names = [operand(emit, bound, torch.int64).name for bound in (start, end, step_size)]
+    names = []
+    for bound in (start, end, step_size):
+        names.append(operand(emit, bound, torch.int64).name)
     numbers = emit.value(emit.node("Range", *names), out.shape, torch.int64)
     return emit.cast(numbers, out.dtype)
 

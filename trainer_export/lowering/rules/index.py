@@ -107,8 +107,14 @@ class _Indexed:
 
 
 def _indexed(x: Value, indices: Sequence[Value | None]) -> _Indexed:
-    dims = [dim for dim, index in enumerate(indices) if index is not None]
-    other_dims = [dim for dim in range(x.rank) if dim not in dims]
+    dims = []
+    for dim, index in enumerate(indices):
+        if index is not None:
+            dims.append(dim)
+    other_dims = []
+    for dim in range(x.rank):
+        if dim not in dims:
+            other_dims.append(dim)
     return _Indexed(x, dims, other_dims, [index for index in indices if index is not None])
 
 
@@ -174,7 +180,10 @@ def _index(emit: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None])
 def _move_index_dims(x: Value, count: int, source: int, target: int) -> Value:
     """Return the value with ``count`` neighbouring dimensions moved to another position."""
     moved = list(range(source, source + count))
-    dims = [dim for dim in range(x.rank) if dim not in moved]
+    dims = []
+    for dim in range(x.rank):
+        if dim not in moved:
+            dims.append(dim)
     dims[target:target] = moved
     return permuted(x, dims)
 

@@ -176,7 +176,9 @@ def _uncropped(emit: Emitter, covered: _Covered, out: Spec) -> Value:
     logical = (-1, out.shape[1], *covered.sizes)
     sizes = emit.ints(*reorder(logical, order))
     name = emit.node("Reshape", covered.name, sizes)
-    uncovered = [full - size for full, size in zip(out.shape[2:], covered.sizes, strict=True)]
+    uncovered = []
+    for full, size in zip(out.shape[2:], covered.sizes, strict=True):
+        uncovered.append(full - size)
     missing = (0, 0, *uncovered)
     if any(missing):
         pads = emit.ints(*[0] * len(order), *reorder(missing, order))
@@ -192,7 +194,9 @@ def _scattered(emit: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
     """
     total = emit.node("Reshape", emit.shape_tensor((math.prod(out.shape),)), emit.ints(1))
     zeros = emit.node("Expand", emit.scalar(0, torch.float32).name, total)
-    flat = [emit.node("Reshape", emit.plain(value), emit.ints(-1)) for value in (indices, grad)]
+    flat = []
+    for value in (indices, grad):
+        flat.append(emit.node("Reshape", emit.plain(value), emit.ints(-1)))
     summed = emit.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
     name = emit.node("Reshape", summed, emit.ints(-1, *out.shape[1:]))
     return emit.value(name, out.shape)

@@ -37,7 +37,10 @@ def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
         stored.append(1 if axis is None else x.stored[axis])
         if axis is not None:
             place[axis] = i
-    order = [place[axis] for axis in x.order if axis in place]
+    order = []
+    for axis in x.order:
+        if axis in place:
+            order.append(place[axis])
     for i, axis in enumerate(axes):
         if axis is None:
             # Behind its left neighbour: what was plain stays plain.
@@ -258,10 +261,14 @@ def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> V
     # In the order of the largest, which is then copied once.
     # torch lets an empty vector be joined with anything.
     tensors = [tensor for tensor in tensors if hint(tensor.shape) or len(tensor.shape) != 1]
-    values = [emit.cast(emit.full(tensor), out.dtype) for tensor in tensors]
+    values = []
+    for tensor in tensors:
+        values.append(emit.cast(emit.full(tensor), out.dtype))
     dim %= len(out.shape)
     leader = max(values, key=lambda value: hint(value.shape))
-    names = [emit.arranged(value, leader.order) for value in values]
+    names = []
+    for value in values:
+        names.append(emit.arranged(value, leader.order))
     name = names[0]
     if len(names) > 1:
         name = emit.node("Concat", *names, axis=leader.order.index(dim))
@@ -287,11 +294,17 @@ def _split(
         attributes={"axis": x.order.index(dim)},
     )
     pairs = zip(names, out, strict=True)
-    return tuple(emit.value(name, spec.shape, x.dtype, x.order) for name, spec in pairs)
+    values = []
+    for name, spec in pairs:
+        values.append(emit.value(name, spec.shape, x.dtype, x.order))
+    return tuple(values)
 
 
 def _unbind(emit: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple[Value, ...]:
-    return tuple(_select(emit, spec, x, dim, i) for i, spec in enumerate(out))
+    rows = []
+    for i, spec in enumerate(out):
+        rows.append(_select(emit, spec, x, dim, i))
+    return tuple(rows)
 
 
 @dataclass(frozen=True)
