@@ -162,11 +162,7 @@ def export_architecture(
     _refuse_uncut(layout, wanted)
 
     selection = _select_tiers(out / arch.name, wanted, heads or {}, others)
-    if selection.heads:
-        own_heads = {}
-        for tier, classes in selection.heads.items():
-            own_heads[tier.id] = classes
-        layout = replace(layout, heads=own_heads)
+    layout = _with_heads(layout, selection.heads)
     export = Export(arch, layout, recipe, seed)
     try:
         with calm_torch(), replacing(out / arch.name) as folder:
@@ -195,6 +191,16 @@ def export_architecture(
     for tier, manifest in zip(selection.tiers, manifests, strict=True):
         reports.append(TierReport.from_manifest(tier, manifest, taken=tier in reused))
     return tuple(reports)
+
+
+def _with_heads(layout: Layout, heads: Mapping[Tier, int]) -> Layout:
+    """Return the layout with the numbers of labels of tiers that have a head of their own."""
+    if not heads:
+        return layout
+    classes_by_tier = {}
+    for tier, classes in heads.items():
+        classes_by_tier[tier.id] = classes
+    return replace(layout, heads=classes_by_tier)
 
 
 def installed_formats() -> tuple[Format, ...]:
@@ -244,7 +250,10 @@ def _shapes(layout: Layout, tier: Tier) -> dict[str, tuple[int, ...]]:
 
 
 def _select_tiers(
-    published: Path, wanted: Sequence[Tier], heads: Mapping[Tier, int], unasked: UnaskedTiers
+    published: Path,
+    wanted: Sequence[Tier],
+    heads: Mapping[Tier, int],
+    unasked: UnaskedTiers,
 ) -> _Selection:
     """Join the tiers that are asked for with those of the published set that stay.
 
@@ -317,7 +326,9 @@ def _write_weights(
 
 
 def _bases(
-    layout: Layout, frozen: Mapping[str, NDArray[np.float32]], tiers: Sequence[Tier]
+    layout: Layout,
+    frozen: Mapping[str, NDArray[np.float32]],
+    tiers: Sequence[Tier],
 ) -> dict[float, SetFile]:
     """Return the file of the frozen tensors for each width.
 

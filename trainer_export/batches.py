@@ -79,7 +79,10 @@ class SizedBatches:
         return replace(self, seed=self.seed + attempt)
 
     def noise(
-        self, shapes: Mapping[str, tuple[int, ...]], count: int, step: int
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        count: int,
+        step: int,
     ) -> dict[str, Tensor]:
         """Return random numbers for layers that need them, other ones at each step.
 

@@ -154,7 +154,9 @@ def open_session(model: bytes | Session, threads: int = 1) -> Session:
     options.enable_mem_pattern = False
     try:
         session: Session = onnxruntime.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"]
+            model,
+            options,
+            providers=["CPUExecutionProvider"],
         )
     except Exception as error:
         raise ExportError(

@@ -69,7 +69,11 @@ def calls_of(model: nn.Module, x: Tensor) -> Calls:
 
 
 def refuse_unlike(
-    name: str, narrow: nn.Module, whole: Calls, shapes: Mapping[str, Any], x: Tensor
+    name: str,
+    narrow: nn.Module,
+    whole: Calls,
+    shapes: Mapping[str, Any],
+    x: Tensor,
 ) -> None:
     """Check that a tier computes what the whole model does on the same samples.
 
@@ -142,7 +146,9 @@ class Export:
         """
         layout = self.layout
         signature = replace(
-            self.signature, classes=layout.classes_of(tier), base=tuple(layout.base_of(tier))
+            self.signature,
+            classes=layout.classes_of(tier),
+            base=tuple(layout.base_of(tier)),
         ).with_places_of(module)
         if not signature.heads and signature.output.count(signature.classes) > 1:
             self._refuse_other_dimension(tier, signature)

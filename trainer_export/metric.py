@@ -84,7 +84,9 @@ def counts(
 
 
 def count_shapes(
-    metrics: Sequence[Metric], loss: Loss, signature: Signature
+    metrics: Sequence[Metric],
+    loss: Loss,
+    signature: Signature,
 ) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of those sums."""
     target = loss.target(signature.output)

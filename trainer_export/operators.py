@@ -38,7 +38,10 @@ def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Te
 
 @torch.library.custom_op("shoal::static_batch_norm_backward", mutates_args=())
 def static_batch_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, eps: float
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gradients of :func:`static_batch_norm`: of ``x``, ``weight`` and ``bias``.
 
@@ -60,7 +63,10 @@ def _fake_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor
 
 
 def _fake_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, eps: float
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del grad, eps
     return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
@@ -129,7 +135,10 @@ take.register_autograd(_gradient_of_take, setup_context=_save_take)
 
 
 def _group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *sizes: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Group normalisation in simpler operators.
 
@@ -155,7 +164,11 @@ def _remainder(x: Tensor, divisor: Any) -> Tensor:
 
 
 def _eye(
-    rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: Any
+    rows: int,
+    columns: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    **_: Any,
 ) -> Tensor:
     """Return an identity matrix; PyTorch's own decomposition has bytes, which graphs lack."""
     places = torch.arange(rows).unsqueeze(1) == torch.arange(rows if columns is None else columns)

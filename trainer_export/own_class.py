@@ -49,7 +49,8 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
     settings = export.settings(tier)
     builder = _builder_of(export.arch, tier, settings, converts=origin is not None)
     described = origin or OriginalModule.record(module).describe(
-        lambda _path, _layer: False, converted=False
+        lambda _path, _layer: False,
+        converted=False,
     )
     own = described.own_class.model_copy(update={"builder": builder})
     if origin is not None and not own.problem:
@@ -113,8 +114,8 @@ def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
             norm.weight = nn.Parameter(torch.ones_like(norm.weight))
             norm.bias = nn.Parameter(torch.zeros_like(norm.bias))
     values_by_name = {}
-    for name, value in tensors.items():
-        values_by_name[name] = value.numpy()
+    for name, tensor in tensors.items():
+        values_by_name[name] = tensor.numpy()
     return values_by_name
 
 
@@ -139,7 +140,11 @@ def _plain_kernels() -> Iterator[None]:
 
 
 def _builder_of(
-    arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, converts: bool
+    arch: Architecture,
+    tier: Tier,
+    settings: Mapping[str, Any],
+    *,
+    converts: bool,
 ) -> Builder | None:
     """Return where Python finds the architecture.
 

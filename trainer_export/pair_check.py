@@ -100,7 +100,10 @@ def check_pair(
 
 
 def _compare_tensors(
-    worst: Worst, outputs: Arrays, reference: "_Reference", twin: "_Reference | None"
+    worst: Worst,
+    outputs: Arrays,
+    reference: "_Reference",
+    twin: "_Reference | None",
 ) -> None:
     """Compare parameters and states of each side, which may be of unlike sizes, for themselves."""
     expected = reference.snapshot()
@@ -126,7 +129,10 @@ class _Reference:
     """PyTorch training both modules, neither of which sees the other's new weights."""
 
     def __init__(
-        self, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe
+        self,
+        routine: PairRoutine,
+        modules: tuple[nn.Module, nn.Module],
+        recipe: Recipe,
     ) -> None:
         self._routine = routine
         self._modules = [set_mode(copy.deepcopy(module), "train") for module in modules]

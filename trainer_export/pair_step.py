@@ -105,7 +105,10 @@ class Learnt:
 
 
 def pair_step(
-    routine: PairRoutine, learners: tuple[Learner, Learner], x: Tensor, y: Tensor
+    routine: PairRoutine,
+    learners: tuple[Learner, Learner],
+    x: Tensor,
+    y: Tensor,
 ) -> tuple[Learnt, Learnt]:
     """Train both models, the device's own and the one it was sent, on one batch, simultaneously."""
     runs = [_run(learner, x) for learner in learners]
@@ -137,7 +140,11 @@ def _step(routine: PairRoutine, learner: Learner, run: _Run, y: Tensor, peer: Te
     # A parameter that the loss does not depend on has the gradient zero: weight decay and momentum
     # still move it.
     gradients = torch.autograd.grad(
-        run.logits, run.parameters, slope, allow_unused=True, materialize_grads=True
+        run.logits,
+        run.parameters,
+        slope,
+        allow_unused=True,
+        materialize_grads=True,
     )
     before = Trained(
         [parameter.detach() for parameter in run.parameters],
@@ -157,7 +164,9 @@ class _Half:
     changing: tuple[Port, ...]
 
     def call(
-        self, signature: Signature, drawn: Sequence[Tensor]
+        self,
+        signature: Signature,
+        drawn: Sequence[Tensor],
     ) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
         """Return the model as a function of its parameters and a batch, with its noise drawn."""
         names = parameter_names(self.model)

@@ -39,7 +39,10 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def facts_of(
-    export: Export, tier: Tier, module: nn.Module, formats: Sequence[str]
+    export: Export,
+    tier: Tier,
+    module: nn.Module,
+    formats: Sequence[str],
 ) -> dict[str, Any]:
     """Return everything that a tier's files are a function of."""
     own = {}

@@ -13,7 +13,9 @@ from torch import Tensor
 
 
 def proximal_loss(
-    parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float
+    parameters: Sequence[Tensor],
+    anchors: Sequence[Tensor],
+    mu: Tensor | float,
 ) -> Tensor:
     """Return ``mu / 2`` times the squared distance of parameters from their anchors, float []."""
     squares = []

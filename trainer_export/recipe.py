@@ -61,7 +61,9 @@ class Recipe:
 
     @classmethod
     def of(
-        cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})
+        cls,
+        table: RecipeTable,
+        own: Mapping[str, type[Any]] = MappingProxyType({}),
     ) -> "Recipe":
         """Return the recipe that a table describes.
 

@@ -74,7 +74,12 @@ def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -
 
 
 def back(
-    cell: Cell, slopes: States, z: Tensor, weight: Tensor, bias: Tensor, states: States
+    cell: Cell,
+    slopes: States,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    states: States,
 ) -> list[Tensor]:
     """Return the gradient of :func:`forth`.
 
@@ -99,7 +104,11 @@ def back(
 
 @torch.library.custom_op("shoal::recurrence", mutates_args=())
 def recurrence(
-    kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]
+    kind: str,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    start: Sequence[Tensor],
 ) -> list[Tensor]:
     """Run all steps of a cell.
 
@@ -157,7 +166,11 @@ def recurrence_backward(
 
 @recurrence.register_fake
 def _fake(
-    kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]
+    kind: str,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    start: Sequence[Tensor],
 ) -> list[Tensor]:
     del kind, weight, bias
     states = []

@@ -132,7 +132,10 @@ class Reference:
         self._optimizer = TorchOptimizer(recipe, self._module, base, underway=underway)
 
     def step(
-        self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None
+        self,
+        x: Tensor,
+        answer: Answer,
+        noise: Mapping[str, Tensor] | None = None,
     ) -> NDArray[Any]:
         """Take one training step, and return the loss."""
         feed_noise(self._module, noise or {})

@@ -125,7 +125,10 @@ class Start:
         return name
 
     def _misfit(
-        self, weights: Mapping[str, Any], offered: Mapping[str, Any], fitting: set[str]
+        self,
+        weights: Mapping[str, Any],
+        offered: Mapping[str, Any],
+        fitting: set[str],
     ) -> str:
         """Return what does not fit, and the options that say so."""
         common = weights.keys() & offered.keys()

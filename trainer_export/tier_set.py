@@ -166,7 +166,10 @@ class TierSets:
         flops = count_flops(module, signature)
         loss = self.export.recipe.loss
         batches = SizedBatches(
-            signature, vocabulary_of(module), seed=self.export.seed, loss=loss
+            signature,
+            vocabulary_of(module),
+            seed=self.export.seed,
+            loss=loss,
         ).sized_for(flops[1])
         return _SubModel(module, signature, batches, flops)
 
@@ -180,7 +183,10 @@ class TierSets:
         _refuse_idle(model.module, self.export.recipe, model.batches, class_rows)
 
     def _write_portable(
-        self, tier: Tier, model: _SubModel, report: ReportStage
+        self,
+        tier: Tier,
+        model: _SubModel,
+        report: ReportStage,
     ) -> tuple[_Written, Footprint]:
         """Return the graphs with the file of frozen tensors, and what they cost a device."""
         recipe = self.export.recipe
@@ -256,7 +262,10 @@ def _try_own_functions(module: nn.Module, recipe: Recipe, batches: SizedBatches)
 
 
 def _refuse_idle(
-    module: nn.Module, recipe: Recipe, batches: SizedBatches, class_rows: Container[str]
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
+    class_rows: Container[str],
 ) -> None:
     """Refuse a model of which a head would never be trained.
 

@@ -279,7 +279,9 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _without_mutation(
-    program: fx.GraphModule, fakes: Sequence[Tensor], table: Any
+    program: fx.GraphModule,
+    fakes: Sequence[Tensor],
+    table: Any,
 ) -> fx.GraphModule:
     """Return the program with in-place operators replaced by others.
 

@@ -102,7 +102,10 @@ def write_programs(module: nn.Module, signature: Signature, recipe: Recipe) -> t
 
 
 def check_programs(
-    files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
+    files: Sequence[SetFile],
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
 ) -> tuple[CheckSpec, ...]:
     """Run every program and compare it with PyTorch.
 
@@ -165,7 +168,8 @@ def _write_program(trace: Trace, batch: int) -> SetFile:
             raise
         except Exception as error:
             raise UnavailableError(
-                "executorch", f"it cannot lower it: {first_line(error)}"
+                "executorch",
+                f"it cannot lower it: {first_line(error)}",
             ) from error
     return SetFile(
         f"executorch/{trace.name}",

@@ -40,7 +40,9 @@ _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSp
 
 
 def runnable(
-    graph: bytes, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
+    graph: bytes,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str],
 ) -> bytes:
     """Put weights and metadata into a serialized infer graph.
 
@@ -120,7 +122,9 @@ def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -
 
 
 def write_forward_graphs(
-    module: nn.Module, signature: Signature, recipe: Recipe
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe,
 ) -> tuple[GraphFile, ...]:
     """Write the eval, stats (with static batch norm only) and infer graphs.
 

@@ -77,7 +77,10 @@ def step_file(
 
 
 def _append_optimizer(
-    graph: GraphBuilder, shapes: _Shapes, trained: _Shapes, recipe: Recipe
+    graph: GraphBuilder,
+    shapes: _Shapes,
+    trained: _Shapes,
+    recipe: Recipe,
 ) -> list[str]:
     """Write the optimizer on the gradients, and return the names of what changes."""
     emitter = Emitter(graph, "x")

@@ -99,7 +99,10 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
 
 
 def check_artifacts(
-    files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
+    files: Sequence[SetFile],
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
 ) -> tuple[CheckSpec, ...]:
     """Compare training with the step graph, and with the official set by its API, with PyTorch.
 
@@ -131,11 +134,11 @@ def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> o
     graph = GraphBuilder("forward")
     emitter = Emitter(graph, trace.batch_input)
     # The trace takes the parameters first, in the order of the module.
-    parameters = module.named_parameters()
     names = []
-    for name, value in parameters:
-        names.append(graph.constant(value.detach().numpy(), name))
-    names += [graph.input(port) for port in trace.inputs[len(names) :]]
+    for name, parameter in module.named_parameters():
+        names.append(graph.constant(parameter.detach().numpy(), name))
+    for port in trace.inputs[len(names) :]:
+        names.append(graph.input(port))
     inputs = []
     for name, spec in zip(names, trace.input_specs, strict=True):
         inputs.append(emitter.value(name, spec.shape, spec.dtype))

@@ -233,7 +233,11 @@ class MaskedCrossEntropy(Loss):
         if self.class_weights:
             weight = torch.tensor(self.class_weights, dtype=torch.float32)
         return torch_cross_entropy(
-            logits, y, reduction, weight=weight, label_smoothing=self.label_smoothing
+            logits,
+            y,
+            reduction,
+            weight=weight,
+            label_smoothing=self.label_smoothing,
         )
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:

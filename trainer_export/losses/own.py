@@ -152,7 +152,10 @@ class OwnLoss(OwnFunction, Loss):
         slopes: list[Tensor] = []
         if losses.requires_grad:
             slopes += torch.autograd.grad(
-                losses.sum(), variables, allow_unused=True, materialize_grads=True
+                losses.sum(),
+                variables,
+                allow_unused=True,
+                materialize_grads=True,
             )
         if not any(bool(slope.any()) for slope in slopes):
             self.refuse(

@@ -66,7 +66,9 @@ class Geometry:
         return self._flat(indices, self.outputs, self.inputs)
 
     def _grid(
-        self, sizes: tuple[int, ...], axis: int
+        self,
+        sizes: tuple[int, ...],
+        axis: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return places and taps along an axis, to be broadcast over all axes of both."""
         rank = len(sizes)
@@ -77,7 +79,10 @@ class Geometry:
         return np.arange(sizes[axis]).reshape(places), np.arange(self.kernel[axis]).reshape(taps)
 
     def _flat(
-        self, indices: list[NDArray[np.int64]], there: tuple[int, ...], here: tuple[int, ...]
+        self,
+        indices: list[NDArray[np.int64]],
+        there: tuple[int, ...],
+        here: tuple[int, ...],
     ) -> NDArray[np.int64]:
         """Return flat positions, int64 [prod(here), taps], of an index for each axis of ``there``.
 

@@ -289,7 +289,8 @@ def _broadcast(operands: Sequence[Value], rank: int) -> tuple[Shape, Shape]:
     stored: list[Dim] = [1] * rank
     for value in operands:
         for axis, (size, stored_size) in enumerate(
-            zip(value.shape, value.stored, strict=True), rank - value.rank
+            zip(value.shape, value.stored, strict=True),
+            rank - value.rank,
         ):
             if size != 1:
                 shape[axis] = size

@@ -41,8 +41,8 @@ class _Window:
             x = aten.constant_pad_nd(x, [left, left, top, top], fill)
         # Columns first: they are cut once for all rows of the kernel.
         by_column = []
-        for column in range(self.kernel[1]):
-            by_column.append(self._run(x, 1, column))
+        for place in range(self.kernel[1]):
+            by_column.append(self._run(x, 1, place))
         slices = []
         for row in range(self.kernel[0]):
             for column in by_column:
@@ -185,7 +185,10 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Ten
 
 
 def convolution_backward(
-    grad: Tensor, x: Tensor, w: Tensor, *options: Any
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    *options: Any,
 ) -> tuple[Tensor | None, ...]:
     """Return ``aten.convolution_backward``.
 
@@ -229,7 +232,12 @@ def _flat_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> tuple[T
     bias_shape, *own_options, wanted = options
     wide = _Settings(*own_options).with_height
     to_x, to_w, to_bias = convolution_backward(
-        grad.unsqueeze(2), x.unsqueeze(2), w.unsqueeze(2), bias_shape, *wide, wanted
+        grad.unsqueeze(2),
+        x.unsqueeze(2),
+        w.unsqueeze(2),
+        bias_shape,
+        *wide,
+        wanted,
     )
     return (
         None if to_x is None else to_x.squeeze(2),

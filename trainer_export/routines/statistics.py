@@ -17,7 +17,9 @@ from trainer_export.traced_program import Trace, trace_program
 
 
 def trace_statistics(
-    model: nn.Module, signature: model_inputs.Signature, recipe: Recipe
+    model: nn.Module,
+    signature: model_inputs.Signature,
+    recipe: Recipe,
 ) -> Trace | None:
     """Trace mean and unbiased variance of every static batch norm for one batch.
 
@@ -49,7 +51,11 @@ def trace_statistics(
         model_inputs.sample_port(signature),
     )
     return trace_program(
-        "stats", measure, inputs, model_inputs.statistic_ports(layers), signature.known
+        "stats",
+        measure,
+        inputs,
+        model_inputs.statistic_ports(layers),
+        signature.known,
     )
 
 

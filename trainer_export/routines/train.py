@@ -181,7 +181,10 @@ class _TrainingStep:
         return output
 
     def _gradients(
-        self, variables: Sequence[Tensor], output: Any, slope: Any
+        self,
+        variables: Sequence[Tensor],
+        output: Any,
+        slope: Any,
     ) -> Sequence[Tensor | None]:
         """Differentiate the loss, of a known slope, through the model."""
         # A head that the loss does not use has no slope, nor has one of frozen parameters alone.
@@ -349,7 +352,10 @@ class _TrainCheck:
         worst.compare(outputs, {"loss": reference.step(*step_inputs)})
         exact_values = twin.snapshot() if twin else (None, None)
         for kind, expected, exact_value in zip(
-            (parameter_input, state_input), reference.snapshot(), exact_values, strict=True
+            (parameter_input, state_input),
+            reference.snapshot(),
+            exact_values,
+            strict=True,
         ):
             next_values = {}
             for name in expected:

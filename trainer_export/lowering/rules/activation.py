@@ -17,7 +17,11 @@ _LINEAR = 17.0  # from here on the softplus of a number is the number, in float3
 
 
 def _threshold_backward(
-    emit: Emitter, _out: Spec, grad: Value, x: Value, threshold: float
+    emit: Emitter,
+    _out: Spec,
+    grad: Value,
+    x: Value,
+    threshold: float,
 ) -> Value:
     # dx = dy * [x > threshold], the gradient of a ReLU for 0.
     if threshold != 0:
@@ -61,7 +65,12 @@ def _gelu(emit: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> 
 
 
 def _gelu_backward(
-    emit: Emitter, _out: Spec, grad: Value, x: Value, *, approximate: str = "none"
+    emit: Emitter,
+    _out: Spec,
+    grad: Value,
+    x: Value,
+    *,
+    approximate: str = "none",
 ) -> Value:
     # dx = dy * (share + x * density), the second term as s * exp(-s^2 - log(pi) / 2), so that the
     # factor of the density costs no pass of its own.
@@ -98,7 +107,11 @@ def _elu(
 
 
 def _softplus(
-    emit: Emitter, out: Spec, x: Value, beta: float = 1.0, threshold: float = 20.0
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    beta: float = 1.0,
+    threshold: float = 20.0,
 ) -> Value:
     # relu(x) + log1p(z) with z = exp(-|x|) and u = 1 + z; log(u) lacks what the sum lost of z,
     # which (z - (u - 1)) / u gives back.

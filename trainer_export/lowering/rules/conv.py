@@ -88,7 +88,12 @@ def _sparse_gradient(emit: Emitter, grad: Value, groups: int) -> Value:
 
 
 def _convolution(
-    emit: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    *settings: Any,
 ) -> Value:
     # Y = columns(X) W^T + b: im2col, and one product for all samples.
     convolution = Convolution(*settings)
@@ -107,7 +112,11 @@ def _convolution(
 
 
 def _planes_product(
-    emit: Emitter, out: Spec, kernel: str, columns: str, bias: Value | None
+    emit: Emitter,
+    out: Spec,
+    kernel: str,
+    columns: str,
+    bias: Value | None,
 ) -> Value:
     """Return the product of a kernel with transposed columns, whose result lies in planes."""
     channels = out.shape[1]
@@ -183,7 +192,11 @@ def _convolution_backward(
 
 
 def _weight_gradient(
-    emit: Emitter, grad: Value, x: Value, shape: Sequence[int], geometry: Geometry
+    emit: Emitter,
+    grad: Value,
+    x: Value,
+    shape: Sequence[int],
+    geometry: Geometry,
 ) -> Value:
     """Return ``dY^T columns(X)``, read as both lie: a Gemm transposes either for nothing."""
     columns = columns_of(emit, x, geometry)
@@ -194,7 +207,11 @@ def _weight_gradient(
     else:
         rows = matrix_of(emit, grad)
     matrix = emit.node(
-        "Gemm", rows, columns.name, transA=int(not in_planes), transB=columns.transposed
+        "Gemm",
+        rows,
+        columns.name,
+        transA=int(not in_planes),
+        transB=columns.transposed,
     )
     order = channels_last(len(shape))
     physical = reorder(shape, order)
@@ -202,7 +219,11 @@ def _weight_gradient(
 
 
 def _input_gradient(
-    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    weight: Value,
+    geometry: Geometry,
 ) -> Value:
     """Return ``dX``, the sum over taps of ``dY W`` at the outputs that read an input.
 
@@ -256,7 +277,11 @@ def _fits_conv_transpose(geometry: Geometry) -> bool:
 
 
 def _runtime_gradient(
-    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    weight: Value,
+    geometry: Geometry,
 ) -> Value:
     """Return the gradient by the runtime's own operator, faster where channels are few."""
     missing = []
@@ -278,7 +303,11 @@ def _runtime_gradient(
 
 
 def _look_up_first(
-    emit: Emitter, out: Spec, grad: Value, weight: Value, table: NDArray[np.int64]
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    weight: Value,
+    table: NDArray[np.int64],
 ) -> Value:
     """Return the gradient as a product with what each input contributed to."""
     outputs, inputs = weight.shape[:2]
@@ -291,7 +320,11 @@ def _look_up_first(
 
 
 def _multiply_first(
-    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    weight: Value,
+    geometry: Geometry,
 ) -> Value:
     """Return the gradient as sums of the products of every output and tap."""
     inputs = weight.shape[1]

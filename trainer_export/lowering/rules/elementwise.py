@@ -231,7 +231,10 @@ _WITH_NUMBERS: dict[str, Callable[..., Value]] = {
     "mul": _binary("Mul"),
     "div": _div,
     "fmod": lambda emit, out, a, b: emit.pointwise(
-        "Mod", operand(emit, a, out.dtype), operand(emit, b, out.dtype), fmod=1
+        "Mod",
+        operand(emit, a, out.dtype),
+        operand(emit, b, out.dtype),
+        fmod=1,
     ),
     "masked_fill": lambda emit, out, x, mask, value: where(emit, out, mask, value, x),
     "eq": _compare("Equal"),

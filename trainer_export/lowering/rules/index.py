@@ -40,7 +40,11 @@ def _flip(emit: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
 
 
 def _roll(
-    emit: Emitter, out: Spec, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    shifts: Sequence[int],
+    dims: Sequence[int] = (),
 ) -> Value:
     if not dims:
         raise ExportError("roll without dims cannot be exported; name the dimension")
@@ -257,7 +261,11 @@ def _scatter(reduction: str) -> Callable[..., Value]:
 def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
     # The place is for the gradient, which PyTorch's decomposition scatters to it.
     def lower(
-        emit: Emitter, out: Sequence[Spec], x: Value, dim: int, keepdim: bool = False
+        emit: Emitter,
+        out: Sequence[Spec],
+        x: Value,
+        dim: int,
+        keepdim: bool = False,
     ) -> tuple[Value, Value]:
         index = emit.node(place, emit.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
         values = emit.reduce(op_type, x, [dim], keep=keepdim)

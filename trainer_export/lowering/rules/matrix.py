@@ -31,7 +31,11 @@ class _Scales:
 
 
 def matrix_product(
-    emit: Emitter, left: Value, right: Value, added: str = "", scales: _Scales = _Scales()
+    emit: Emitter,
+    left: Value,
+    right: Value,
+    added: str = "",
+    scales: _Scales = _Scales(),
 ) -> Value:
     """Return ``alpha * left @ right + beta * added`` for two matrices.
 

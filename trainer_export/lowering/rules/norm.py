@@ -51,7 +51,11 @@ def _layer_norm(emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any) ->
 
 
 def _layer_norm_backward(
-    emit: Emitter, _out: Sequence[Spec | None], grad: Value, x: Value, *saved: Any
+    emit: Emitter,
+    _out: Sequence[Spec | None],
+    grad: Value,
+    x: Value,
+    *saved: Any,
 ) -> tuple[Value | None, ...]:
     # With n = (x - m) / s and g = dy * weight:
     #     dx = (g - mean(g) - n * mean(g * n)) / s,  dweight = sum dy * n,  dbias = sum dy
@@ -112,7 +116,12 @@ def _moments(emit: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
 
 
 def _static_batch_norm(
-    emit: Emitter, _out: Spec, x: Value, weight: Value, bias: Value, eps: float
+    emit: Emitter,
+    _out: Spec,
+    x: Value,
+    weight: Value,
+    bias: Value,
+    eps: float,
 ) -> Value:
     # y = (x - m) * (r * weight) + bias with r = 1 / sqrt(var + eps): the factor of a channel is
     # computed once, so that two passes over the feature map are enough.
@@ -124,7 +133,12 @@ def _static_batch_norm(
 
 
 def _static_batch_norm_backward(
-    emit: Emitter, _out: Sequence[Spec], grad: Value, x: Value, weight: Value, eps: float
+    emit: Emitter,
+    _out: Sequence[Spec],
+    grad: Value,
+    x: Value,
+    weight: Value,
+    eps: float,
 ) -> tuple[Value, Value, Value]:
     # With c = x - m, r = 1 / sqrt(var + eps) and p = mean(dy * c) * r over samples and positions:
     #     dx = (dy - c * p * r - mean(dy)) * r * weight,  dweight = count * p,  dbias = count * mean

@@ -116,7 +116,10 @@ def _stages(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Sta
 
 
 def _max_pool(
-    emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any
+    emit: Emitter,
+    out: Sequence[Spec],
+    x: Value,
+    *settings: Any,
 ) -> tuple[Value | None, ...]:
     # The maximum over a window, one axis after the other. No indices then, and the gradient
     # compares again; windows that overlap or are padded go to the runtime's operator.
@@ -154,7 +157,11 @@ def _pads_of_ceil(window: Window, x: Value, out: Spec) -> list[int]:
 
 
 def _max_pool_backward(
-    emit: Emitter, out: Spec, grad: Value, x: Value, *settings_and_indices: Any
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    x: Value,
+    *settings_and_indices: Any,
 ) -> Value:
     # dx is dy at the first maximum of each window and 0 elsewhere. Without indices the stages of
     # the forward pass, which are the same nodes, are undone in reverse.
@@ -234,7 +241,11 @@ def _open_windows(sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
 
 
 def _average_pool_backward(
-    emit: Emitter, out: Spec, grad: Value, x: Value, *settings: Any
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    x: Value,
+    *settings: Any,
 ) -> Value:
     # dx is dy / members at every member of a window: a broadcast along the axes of the windows.
     size, members = _tiling_of_average(settings)

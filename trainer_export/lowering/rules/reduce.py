@@ -23,7 +23,12 @@ def _along(op_type: str) -> Callable[..., Value]:
 
 
 def _softmax_backward(
-    emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+    emit: Emitter,
+    _out: Spec,
+    grad: Value,
+    y: Value,
+    dim: int,
+    *_: object,
 ) -> Value:
     # dx = y * (dy - sum(dy * y)): the Jacobian diag(y) - y y^T applied without being formed.
     total = emit.reduce("ReduceSum", emit.mul(grad, y), [dim], keep=True)
@@ -31,7 +36,12 @@ def _softmax_backward(
 
 
 def _log_softmax_backward(
-    emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+    emit: Emitter,
+    _out: Spec,
+    grad: Value,
+    y: Value,
+    dim: int,
+    *_: object,
 ) -> Value:
     # dx = dy - exp(y) * sum(dy): exp(y) is the softmax, so that x is not needed.
     total = emit.reduce("ReduceSum", grad, [dim], keep=True)
@@ -101,7 +111,11 @@ def _var_mean(
 
 def _place(op_type: str) -> Callable[..., Value]:
     def lower(
-        emit: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False
+        emit: Emitter,
+        out: Spec,
+        x: Value,
+        dim: int | None = None,
+        keepdim: bool = False,
     ) -> Value:
         if dim is None:
             x = emit.view(x, (math.prod(x.shape),))

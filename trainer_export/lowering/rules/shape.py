@@ -129,7 +129,11 @@ def _stop(end: Any, size: Dim) -> Any:
 
 
 def _slice_backward(
-    emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    sizes: Sequence[Dim],
+    *positions: Any,
 ) -> Value:
     # dx is dy where the slice read and 0 elsewhere: padding before and after, or, if the slice
     # skipped places, a look-up with a row of zeros for these.
@@ -210,7 +214,11 @@ def padded(emit: Emitter, x: Value, dim: int, around: tuple[int, int], value: fl
 
 
 def _constant_pad(
-    emit: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0
+    emit: Emitter,
+    _out: Spec,
+    x: Value,
+    pads: Sequence[int],
+    value: float = 0.0,
 ) -> Value:
     x = emit.full(x)
     for i in range(0, len(pads), 2):
@@ -243,7 +251,11 @@ def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
 
 
 def _select_backward(
-    emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    sizes: Sequence[Dim],
+    *place: int,
 ) -> Value:
     # dx is dy at the index and 0 elsewhere: padding.
     dim = place[0] % len(sizes)
@@ -281,7 +293,11 @@ def _stack(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> 
 
 
 def _split(
-    emit: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0
+    emit: Emitter,
+    out: Sequence[Spec],
+    x: Value,
+    _sizes: Any,
+    dim: int = 0,
 ) -> tuple[Value, ...]:
     x = emit.full(x)
     dim = dim % x.rank
@@ -326,7 +342,11 @@ def _embedding(emit: Emitter, out: Spec, weight: Value, indices: Value, *_: Any)
 
 
 def _embedding_backward(
-    emit: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    indices: Value,
+    *settings: Any,
 ) -> Value:
     # dW[r] is the sum of dy over the places that look up row r: onehot(indices)^T dy, as a product
     # for few rows and as a scatter for many.
@@ -379,7 +399,9 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.t.default: lambda _emit, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
     aten.expand.default: _expand,
     aten.copy.default: lambda emit, out, _x, source, *_: _expand(
-        emit, out, emit.cast(source, out.dtype)
+        emit,
+        out,
+        emit.cast(source, out.dtype),
     ),
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
