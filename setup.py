@@ -1,4 +1,4 @@
-"""What setuptools has kept of an earlier build in this folder would be installed, too: modules that are no more."""
+"""Removes an earlier build first, whose deleted modules setuptools would install as well."""
 
 import shutil
 

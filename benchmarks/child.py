@@ -1,6 +1,4 @@
-"""Runs a part of a benchmark in a process of its own, whose time and memory are then of this part
-alone.
-"""
+"""Runs a part of a benchmark in a separate process, to measure time and memory of that part."""
 
 import subprocess
 import sys

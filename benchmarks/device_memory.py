@@ -1,5 +1,4 @@
-"""Resident memory of a whole device process while it trains, beside a PyTorch process doing the
-same; its start.
+"""Resident memory of a device process while it trains, beside a PyTorch process, and its start.
 
 The device is the real agent, ``python -m device_runtime``, against a real broker: it fetches
 ``conv`` at width 1, trains it at batch 32, evaluates, uploads, and reports the peak of its own
@@ -109,9 +108,7 @@ def _device(folder: Path, url: str, data: Path) -> Iterator[Path]:
 
 
 def _device_figures(work: Path) -> tuple[float, float, float]:
-    """Peak resident memory of a device in MB, seconds per step, and seconds from its start to its
-    first offer.
-    """
+    """Return a device's peak memory in MB, seconds a step, and seconds until its first offer."""
     events: list[RunEvent] = []
     ready: list[float] = []
 

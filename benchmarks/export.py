@@ -1,5 +1,4 @@
-"""What it takes to export a text encoder of 33 million parameters in three tiers, and recurrent
-layers of 50 steps.
+"""Costs of exporting a text encoder of 33 million parameters, and recurrent layers of 50 steps.
 
 The encoder is MiniLM's with 12 layers (384 units, 30,522 tokens) at widths 1, 0.5 and 0.25, one
 tier after the other in one process: its CPU time and its peak of resident memory. The recurrent

@@ -76,9 +76,7 @@ def keep(rows: Sequence[Row], path: Path = HISTORY) -> None:
 
 
 def worse(row: Row, entry: Entry) -> bool:
-    """Whether a row is worse than an entry by more than both spread: their quartiles lie apart, or
-    by a tenth.
-    """
+    """Return whether a row is worse than an entry by more than the spread of both."""
     if row.value is None:
         return False
     if row.low is None or row.high is None or not entry["low"]:

@@ -1,5 +1,4 @@
-"""Simulations: speed against a plain PyTorch loop on the same cores, overhead outside of training,
-memory.
+"""Simulations: speed against a plain PyTorch loop, overhead outside of training, and memory.
 
 Speed: HeteroFL on MNIST with `conv`, 100 devices of which 10 train in a round, levels a to e drawn
 for every round, 5 local epochs of batches of 10 (specification 1.8), with 300 samples a device to
@@ -106,9 +105,7 @@ def settings(root: Path, sets: Path, name: str, **tables: Mapping[str, Any]) -> 
 
 
 def speed(root: Path, data: Path) -> list[Row]:
-    """Processor time of the loop over that of each backend, for the same devices and levels, from
-    round 2 on.
-    """
+    """Return the loop's processor time over each backend's, for the same devices, from round 2 on."""
     used: dict[str, list[float]] = {"onnx": [], "torch": []}
     for backend, seen in used.items():
         config = settings(root, data, backend, engine={"backend": backend})
@@ -228,9 +225,7 @@ def local_training(
 
 
 def overhead(root: Path, data: Path) -> list[Row]:
-    """Share of the rounds after the first in which the only worker does not train; of the first,
-    the time it starts.
-    """
+    """Return the share of later rounds in which the only worker does not train, and its start."""
     result = simulate(settings(root, data, "alone", engine={"workers": 1}))
     trained = dict.fromkeys(range(1, TIMED + 1), 0.0)
     for row in read_devices(result.folder):

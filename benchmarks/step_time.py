@@ -1,5 +1,4 @@
-"""Time of a training step as a board runs it, beside PyTorch eager and, where it is installed,
-onnxruntime-training.
+"""Time of a training step on a board, beside PyTorch eager and onnxruntime-training if installed.
 
 The device's own path: a `TrainSession` with the runtime's settings on a board, one thread, no
 spinning, buffers that swap. Beside it the same session with all its inputs and outputs bound once,
@@ -194,9 +193,7 @@ class Subjects:
         self._mask = torch.ones(self._signature.classes)
 
     def steps(self) -> dict[str, Step]:
-        """A step of each: ``device``, ``static``, ``eager``, ``fused``, and what needs more, where
-        it is installed.
-        """
+        """Return a step of each way: device, static, eager, fused, and others if installed."""
         eager = partial(
             Reference(self._module, Recipe()).step,
             self._x,

@@ -1,3 +1,1 @@
-"""The server of a fleet: rounds, strategies, merging, the store, the blob service and an embedded
-broker.
-"""
+"""The server of a fleet: rounds, strategies, merging, the store, and the service around them."""

@@ -1,3 +1,1 @@
-"""The words both sides speak: messages, topics, blobs, manifests, and the MQTT link that carries
-them.
-"""
+"""What server and boards share: messages, topics, blobs, manifests, and the link over MQTT."""

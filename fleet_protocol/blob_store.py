@@ -154,7 +154,7 @@ class BlobStore:
         return digest
 
     def keep(self, digest: str, data: bytes) -> None:
-        """Store bytes that a digest is known to name; `sync` waits until they survive a power cut."""
+        """Store bytes under their digest; `sync` waits until they survive a loss of power."""
         path = self.path(digest)
         write_atomically(path, data, durable=False)
         if self._durable:

@@ -96,8 +96,7 @@ class StateSpec(FrozenModel):
 
 
 class StatisticSpec(FrozenModel):
-    """Mean and variance of one static batch norm (specification 1.6), two vectors of ``channels``
-    float32.
+    """Mean and variance of a static batch norm: two float32 vectors (specification 1.6).
 
     Attributes:
         name: path of the norm module.

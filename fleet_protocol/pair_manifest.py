@@ -1,5 +1,4 @@
-"""The manifest of a pair: one graph that trains two models on the same batch, the device's own and
-the one it was sent.
+"""The manifest of a pair: one graph trains a device's own model and the one that it was sent.
 
 Each of the two models has a manifest of its own inside, with its parameters, states, noise and
 forward graphs, so whatever evaluates a model of an ordinary set evaluates these too. The inputs and

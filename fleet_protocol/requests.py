@@ -1,5 +1,6 @@
-"""Requests to a running server on ``Topics.server_control``: numbers and names, but nothing to open
-or run.
+"""Requests to a server over MQTT, with numbers and names, and with nothing to open or run.
+
+Their topic is ``Topics.server_control``.
 """
 
 from collections.abc import Callable, Mapping

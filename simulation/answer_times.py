@@ -30,7 +30,7 @@ class AnswerTimes:
             self._collected[record.number] = record.collect_seconds or 0.0
 
     def leaving_share(self, task: OpenTask) -> float | None:
-        """Return after which share of its time the device leaves the task's round; None if never."""
+        """Return after which share of its time a device leaves the round; None if it stays."""
         board = self._boards[task.record.device]
         return board.leaves(task.instructions.train.seed, task.record.round)
 

@@ -1,5 +1,4 @@
-"""How long each virtual device would take: the clocks of `simulation.clock` dealt to the devices of
-a simulation.
+"""How long each virtual device would take, by the clocks of `simulation.clock`.
 
 Every time is that of a certain round, because load and link may change from round to round
 (`simulation.dynamics`).

@@ -1,7 +1,8 @@
 """Exports what a simulation needs into its cache.
 
-    <cache>/artifacts/<key>/     what `shoal export` would write; shared by all runs of the same model
-    <cache>/pairs/<key>/         a set for one of the devices' own models, trained beside the global model's copy
+    <cache>/artifacts/<key>/   what `shoal export` would write, for all runs of the same model
+    <cache>/pairs/<key>/       a set for one of the devices' own models, trained beside the copy
+                               of the global model
 
 A key is a digest of everything that the graphs depend on, the exporter's code included.
 """

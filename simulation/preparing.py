@@ -1,9 +1,9 @@
 """Makes what a simulation needs on disk: graphs, initial weights, data, and its deal to devices.
 
-    <cache>/artifacts/<key>/     see `simulation.exporting`
-    <cache>/data/<key>/          train_x.npy, train_y.npy (workers map them into memory) and test.npz
-    <out>/parts-*.npz            indices of every device's training and test samples
-    <out>/init.safetensors       initial global weights
+    <cache>/artifacts/<key>/   see `simulation.exporting`
+    <cache>/data/<key>/        train_x.npy, train_y.npy (mapped by workers) and test.npz
+    <out>/parts-*.npz          indices of every device's training and test samples
+    <out>/init.safetensors     initial global weights
 
 Files that exist are not made again, so a simulation that goes on starts at once.
 """

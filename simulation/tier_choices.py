@@ -1,4 +1,4 @@
-"""Virtual devices that choose their own tier, as boards do, with the times of the emulated clock."""
+"""Lets virtual devices choose their tier, as boards do, by the times of the emulated clock."""
 
 from collections.abc import Mapping
 

@@ -1,3 +1,1 @@
-"""PyTorch to train, eval, statistics and infer graphs for every sub-model shape, checked and
-stored.
-"""
+"""Exports PyTorch models as graphs that train, evaluate and predict, for every sub-model shape."""

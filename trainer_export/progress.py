@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an export is: what is being done, for people, and how many stages of all tiers are
-    finished.
-    """
+    """How far an export is: the stage for people, and how many stages of all tiers have ended."""
 
     tier: str
     stage: str

@@ -1,3 +1,1 @@
-"""The service around the rounds: the connection, what comes in, blobs, uploads, the broker,
-starting and ending.
-"""
+"""The service around the rounds: connection, messages, blobs, uploads, broker, start and end."""

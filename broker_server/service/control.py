@@ -1,5 +1,4 @@
-"""Requests to the server, over the socket of its store and over MQTT, and the events that answer
-them.
+"""Requests to the server, over the socket of its store and over MQTT, and events as answers.
 
 The owner of the store can send any request over the socket. MQTT is open if the sender has signed
 the request, or if the configuration says ``insecure = true``. An MQTT request can ask for a run of

@@ -1,5 +1,4 @@
-"""How much the server listens to: each device within a rate of its own, all unknown names together
-within one.
+"""Bounds the rate of messages that the server reads, for each device and for all unknown names.
 
 What is over a rate is counted and not read. Nothing is lost by that which a device would not say
 again: offers are repeated, updates announced again, and chunks asked for.

@@ -1,1 +1,1 @@
-"""What a run is told: ``fleet.toml`` as frozen values, and the assignment of levels that it names."""
+"""The configuration of a run: ``fleet.toml`` as frozen values, and its assignment of levels."""

@@ -300,8 +300,7 @@ class FleetConfig(RunKeys):
 
     @classmethod
     def stored(cls, text: str) -> "FleetConfig":
-        """Read the configuration of a stored run, perhaps of an earlier version: numbers and words
-        to read and to show.
+        """Read the configuration of a stored run, perhaps of an earlier version, only to show it.
 
         Anyone who can write the store can change it, so no path, address or function in it is ever
         opened or called; `broker_server.service.trusted` decides with which configuration a server

@@ -1,4 +1,4 @@
-"""The tables that say how rounds go and weights travel: ``[round]``, ``[upload]``, ``[download]``."""
+"""The tables of rounds and of how weights travel: ``[round]``, ``[upload]``, ``[download]``."""
 
 from typing import Literal
 

@@ -38,8 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def save_config(folder: Path, run: str, config: str) -> str | None:
-    """Save the configuration of a run, as JSON, beside the database of a store, readable only by
-    the owner.
+    """Save the configuration of a run as JSON beside the database, readable only by its owner.
 
     Returns:
         None; or why it is not signed, so that no server goes on with it, and what to do.
@@ -74,8 +73,7 @@ def saved_config(folder: Path, run: str) -> FleetConfig | None:
 
 
 def read_saved_config(folder: Path, run: str) -> FleetConfig | str:
-    """Read the copy of a run's configuration that this user's server saved, with its paths as they
-    are now.
+    """Read the configuration of a run that this user's server saved, with its paths of today.
 
     Args:
         folder: of the store, which may have been moved since.

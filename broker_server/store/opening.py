@@ -123,9 +123,7 @@ def open_for_reading(path: Path) -> Engine:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """Connect without leaving SQLite's ``-wal`` and ``-shm`` files behind, or changing those of a
-    server.
-    """
+    """Connect without leaving SQLite's ``-wal`` and ``-shm`` files or changing a server's."""
     options = _how_to_read(path)
     while True:
         address = f"{path.absolute().as_uri()}?mode=ro{options}"

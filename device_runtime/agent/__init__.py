@@ -1,3 +1,1 @@
-"""The agent: its states, the link to the server, fetching and uploading, and the record of the task
-in hand.
-"""
+"""The agent: its states, its link to the server, fetching, uploading, the record of its task."""

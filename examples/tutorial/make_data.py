@@ -1,6 +1,4 @@
-"""Stands in for data that is already on the boards: three unequal parts of scikit-learn's digits,
-and a test set.
-"""
+"""Makes data as boards would have it: three unequal parts of scikit-learn's digits, a test set."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Where data is: the table ``[data]`` of a board, ``[evaluation.data]`` of a server, and those of a
-simulation.
+"""Sources of data, a frozen model for each kind.
 
-One frozen model per kind of source.
+They are the table ``[data]`` of a board, ``[evaluation.data]`` of a server, and those of a
+simulation.
 """
 
 from collections.abc import Callable, Mapping

@@ -80,8 +80,9 @@ class Stamps:
 
 
 def stamps_of(config: DataConfig, *, labelled: bool = True) -> Stamps:
-    """Record the state of every file of a source with absolute paths: its data, and the files of
-    its functions.
+    """Record the state of every file of a source: its data, and the files of its functions.
+
+    The paths of the source are absolute.
     """
     files: dict[str, FileStamp | str] = {}
     young: dict[str, str] = {}
@@ -166,11 +167,10 @@ def _single_files(config: DataConfig, *, labelled: bool) -> Iterator[Path]:
             yield path
         case IdxData(path=path, labels=labels):
             yield from (path, labels)
-        case ImagesData(path=path, targets=table):
-            if not labelled:
-                yield path
-            elif table is not None:
-                yield table
+        case ImagesData(path=path) if not labelled:
+            yield path
+        case ImagesData(targets=table) if table is not None:
+            yield table
         case PythonData(entry_point=name, options=options):
             yield _function_file(name)
             yield from _named_files(_function_file(name).parent, options.values())
@@ -188,9 +188,7 @@ def _named_files(folder: Path, options: Any) -> Iterator[Path]:
 
 
 def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield the images of a folder and its folders, or those that a table lists, with the system's
-    status of each.
-    """
+    """Yield the images of a folder and those below, or of a table, each with its file status."""
     if config.targets is not None:
         with contextlib.suppress(DataError):  # the reader reports errors of the table
             for _, row in table_rows(config.targets):

@@ -1,3 +1,1 @@
-"""Graphs as a board sees them before it runs them: read within bounds, and held against what the
-exporter writes.
-"""
+"""Graphs before they run: read within bounds, and compared with what the exporter writes."""

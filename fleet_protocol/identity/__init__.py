@@ -1,3 +1,1 @@
-"""Who somebody is in a fleet: enrolments, certificates, and the envelope around every message of
-such a fleet.
-"""
+"""Identities in a fleet: enrolments, certificates, and the envelope around every message."""

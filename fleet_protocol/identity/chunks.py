@@ -132,7 +132,7 @@ class ChunkSigner:
             for number, (topic, frame) in enumerate(chunks):
                 bodies[number] = cipher.encrypt(_nonce(number), frame, topic.encode())
         epoch = 0 if group is None else group.epoch
-        # The list is signed over the sealed bodies, so that a chunk is verified before it is opened.
+        # The list is signed over the sealed bodies: a chunk is verified before it is opened.
         claim = _GROUP.pack(epoch, salt) + b"".join(map(chunk_digest, bodies))
         head = self._sign_head(place, _LIST, claim)
         for number, body in enumerate(bodies):

@@ -1,6 +1,4 @@
-"""What a task asks of a device: a routine with its settings, the training, and how to choose a
-tier.
-"""
+"""What a task asks of a device: routine and settings, training, and how to choose a tier."""
 
 import math
 from collections.abc import Mapping

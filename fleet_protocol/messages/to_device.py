@@ -99,8 +99,9 @@ class Sum(TaskMessage):
 
 
 class Ask(TaskMessage):
-    """An operator asks for predictions of a board's model: the server, which hands it to the board
-    as it is.
+    """A request of an operator for predictions of a board's model.
+
+    The server passes it on to the board unchanged.
 
     Attributes:
         task: id chosen by the asker; the answer carries it.

@@ -112,8 +112,9 @@ class Refuse(DeviceTaskMessage):
 
 
 class Predicted(DeviceTaskMessage):
-    """The answer to `Ask`: a board's, which the server hands to who asked, or the server's in its
-    place.
+    """The answer to `Ask` of a board, or of the server in its place.
+
+    The server passes a board's answer on to the operator who asked.
 
     Attributes:
         reason: why there is no prediction; None where there is one.

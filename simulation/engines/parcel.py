@@ -42,7 +42,7 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
 
 
 def _function_places(setup: WorkerSetup) -> dict[str, str]:
-    """Return the places of the user's files, by the change of samples that a function in it makes."""
+    """Return the places of the user's files, by the change of samples that each makes."""
     places = {}
     for number, change in enumerate(setup.augment):
         if ":" in change:

@@ -65,7 +65,7 @@ def spied(monkeypatch):
         name = threading.current_thread().name
         if name in gone:
             uplink = agents[name].ctx.uplink
-            uplink.need().close(
+            uplink.need_link().close(
                 farewell=uplink.farewell("stopped")
             )  # what the broker says of who vanished
             raise SystemExit  # the thread ends, as a board does that loses its power

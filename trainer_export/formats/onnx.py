@@ -1,6 +1,4 @@
-"""The portable format: four graphs of standard ONNX operators that every stock onnxruntime from
-1.18 on runs.
-"""
+"""The portable format: graphs of standard ONNX operators, which onnxruntime 1.18 and later run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

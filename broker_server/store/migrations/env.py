@@ -1,6 +1,4 @@
-"""What Alembic runs for each upgrade: the migrations, in the transaction of the caller (a script,
-not a module).
-"""
+"""The script that Alembic runs for each upgrade: migrations in the transaction of the caller."""
 
 from alembic import context
 

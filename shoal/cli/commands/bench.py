@@ -45,7 +45,7 @@ class _Options(FleetBench):
 @app.command("fleet")
 @grouped(_Options, _OPTIONS)
 def _fleet(options: _Options) -> None:
-    """Rounds of many light devices, beside the bare exchange of the same bytes by the same broker."""
+    """Rounds of many light devices, beside the bare exchange of the same bytes by one broker."""
     with needs("server"):
         from shoal.bench.fleet import bench_fleet
 

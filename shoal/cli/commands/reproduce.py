@@ -22,7 +22,7 @@ from shoal.extras import needs
 if TYPE_CHECKING:
     from reproduction.experiment import Experiment, Scale
     from reproduction.report.writing import Written
-    from reproduction.running import Job
+    from reproduction.running import Job, Part
     from simulation.results.history import RoundRow
     from simulation.tables import EngineTable
 
@@ -72,10 +72,10 @@ class _Options:
 @grouped(_Options)
 def _reproduce(options: _Options) -> None:
     with needs("simulate"):
-        from reproduction.running import Part, jobs
+        from reproduction.running import jobs
         from reproduction.table_file import TABLES, find_experiment, parse_scale
 
-    from shoal.cli.options import parse_ints, parse_seconds
+    from shoal.cli.options import parse_seconds
 
     scale = parse_scale(options.scale)
     folder = options.out.resolve()
@@ -92,13 +92,7 @@ def _reproduce(options: _Options) -> None:
         raise ConfigError(
             f"shoal reproduce: name a table, or give --all; there are {', '.join(TABLES)}"
         )
-    seeds: tuple[int, ...] = ()
-    if options.seeds:
-        seeds = parse_ints("--seeds", options.seeds)
-    arms: tuple[str, ...] = ()
-    if options.only:
-        arms = tuple(name.strip() for name in options.only.split(","))
-    part = Part(seeds=seeds, arms=arms)
+    part = _part(options)
     ends_at = math.inf
     if options.budget:
         ends_at = time.monotonic() + parse_seconds("--budget", options.budget)
@@ -120,6 +114,20 @@ def _reproduce(options: _Options) -> None:
             f"{left_out} left out of the runs, for what is said above; the same command goes on "
             "with them"
         )
+
+
+def _part(options: _Options) -> "Part":
+    """Return the seeds and arms that were asked for; none of either stands for those of a scale."""
+    from reproduction.running import Part
+    from shoal.cli.options import parse_ints
+
+    seeds: tuple[int, ...] = ()
+    if options.seeds:
+        seeds = parse_ints("--seeds", options.seeds)
+    arms: tuple[str, ...] = ()
+    if options.only:
+        arms = tuple(name.strip() for name in options.only.split(","))
+    return Part(seeds=seeds, arms=arms)
 
 
 def _list(

@@ -1,6 +1,4 @@
-"""Version 4: what explains a round: how it ended, who was left out, when devices answered, how
-updates were counted.
-"""
+"""Version 4: how a round ended, which devices it left out and when others answered, and counts."""
 
 from alembic import op
 from sqlalchemy import Column, Float, Integer, String, Text
