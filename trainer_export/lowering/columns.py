@@ -107,15 +107,18 @@ def rows_of(emit: Emitter, x: Value, *, zero_row: bool) -> str:
     rows = emit.reshaped(name, physical, (x.shape[0], positions, channels))
     if not zero_row:
         return rows
-    return emit.node("Pad", rows, emit.ints(0, 0, 0, 0, 1, 0))
+    pads = emit.ints(0, 0, 0, 0, 1, 0)
+    return emit.node("Pad", rows, pads)
 
 
 def look_up(emit: Emitter, x: Value, table: NDArray[np.int64]) -> str:
     """Return the rows of ``x`` in a table, as a matrix [batch * len(table), taps * channels]."""
     has_zeros = bool((table == math.prod(x.shape[2:])).any())
     rows = rows_of(emit, x, zero_row=has_zeros)
-    columns = emit.node("Gather", rows, emit.constant(table.reshape(-1)), axis=1)
-    return emit.node("Reshape", columns, emit.ints(-1, table.shape[1] * x.shape[1]))
+    places = emit.constant(table.reshape(-1))
+    columns = emit.node("Gather", rows, places, axis=1)
+    matrix_sizes = emit.ints(-1, table.shape[1] * x.shape[1])
+    return emit.node("Reshape", columns, matrix_sizes)
 
 
 def look_up_ns(rows: int, taps: int, channels: int) -> float:
@@ -141,14 +144,18 @@ def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
     """
     channels = x.shape[1]
     if geometry.is_pointwise:
-        return Columns(matrix_of(emit, x), 0)
+        matrix = matrix_of(emit, x)
+        return Columns(matrix, 0)
     unit_steps = all(step == 1 for step in geometry.stride)
     if unit_steps and _slices_ns(geometry, x) < look_up_ns(1, geometry.taps, channels):
-        return Columns(_sliced(emit, x, geometry), 1)
+        sliced = _sliced(emit, x, geometry)
+        return Columns(sliced, 1)
     look_up_once = look_up_ns(math.prod(geometry.outputs), geometry.taps, channels)
     if _look_up_twice_ns(geometry, channels) < look_up_once:
-        return Columns(_look_up_twice(emit, x, geometry), 0)
-    return Columns(look_up(emit, x, geometry.table()), 0)
+        columns = _look_up_twice(emit, x, geometry)
+        return Columns(columns, 0)
+    columns = look_up(emit, x, geometry.table())
+    return Columns(columns, 0)
 
 
 def _slices_ns(geometry: Geometry, x: Value) -> float:
@@ -192,8 +199,10 @@ def _look_up_twice(emit: Emitter, x: Value, geometry: Geometry) -> str:
     start = np.arange(outputs[0])[:, None, None] * geometry.stride[0]
     rows = start + np.arange(height)[None, None] * geometry.dilation[0]
     table = rows * outputs[1] + np.arange(outputs[1])[None, :, None]
-    columns = emit.node("Gather", strips, emit.constant(table.reshape(-1)), axis=1)
-    return emit.node("Reshape", columns, emit.ints(-1, geometry.taps * x.shape[1]))
+    places = emit.constant(table.reshape(-1))
+    columns = emit.node("Gather", strips, places, axis=1)
+    matrix_sizes = emit.ints(-1, geometry.taps * x.shape[1])
+    return emit.node("Reshape", columns, matrix_sizes)
 
 
 def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
@@ -205,7 +214,8 @@ def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
     plane = emit.arranged(x, planes(rank))
     if any(geometry.padding):
         pads = (0, 0, *geometry.padding)
-        plane = emit.node("Pad", plane, emit.ints(*pads, *pads))
+        widths = emit.ints(*pads, *pads)
+        plane = emit.node("Pad", plane, widths)
     axes = emit.ints(*range(2, rank))
     shifted = []
     for tap in itertools.product(*map(range, geometry.kernel)):
@@ -218,9 +228,12 @@ def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
         bounds = (emit.ints(*start), emit.ints(*stop))
         shifted.append(emit.node("Slice", plane, *bounds, axes))
     joined = emit.node("Concat", *shifted, axis=0)
-    return emit.node("Reshape", joined, emit.ints(geometry.taps * x.shape[1], -1))
+    matrix_sizes = emit.ints(geometry.taps * x.shape[1], -1)
+    return emit.node("Reshape", joined, matrix_sizes)
 
 
 def matrix_of(emit: Emitter, x: Value) -> str:
     """Return a feature map as a matrix [batch * positions, channels]."""
-    return emit.node("Reshape", rows_of(emit, x, zero_row=False), emit.ints(-1, x.shape[1]))
+    rows = rows_of(emit, x, zero_row=False)
+    matrix_sizes = emit.ints(-1, x.shape[1])
+    return emit.node("Reshape", rows, matrix_sizes)

@@ -88,7 +88,8 @@ def _lower_step(emit: Emitter, loop: _Loop, step: _Step) -> _Body:
     from trainer_export.lowering.program import lower  # noqa: PLC0415 - it finds this module
     from trainer_export.traced_program import trace_program  # noqa: PLC0415 - the same
 
-    body = GraphBuilder("step", emit.graph.inner_prefix())
+    prefix = emit.graph.inner_prefix()
+    body = GraphBuilder("step", prefix)
     ports = _step_ports(body, loop)
     around_ports = []
     for i, value in enumerate(loop.around):
@@ -188,7 +189,8 @@ def _backward(
 
     zeros = []
     for spec in out[:count]:
-        zeros.append(emit.full(fill(emit, spec, 0)))
+        zero = fill(emit, spec, 0)
+        zeros.append(emit.full(zero))
     loop = _Loop(zeros, [*rows, z, *before], [weight, bias], backwards=True)
     return _run(emit, loop, step, _shapes(out[count:]))
 

@@ -51,7 +51,8 @@ def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
 def _relabel(emit: Emitter, x: Value, axes: Sequence[int | None]) -> Value:
     """Return `_with_axes` with its Reshape."""
     result = _with_axes(x, axes)
-    return replace(result, name=emit.reshaped(x.name, x.physical, result.physical))
+    name = emit.reshaped(x.name, x.physical, result.physical)
+    return replace(result, name=name)
 
 
 def _unsqueeze(emit: Emitter, _out: Spec, x: Value, dim: int) -> Value:
@@ -117,7 +118,8 @@ def _slice(emit: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     start = 0 if chosen.start is None else chosen.start
     bounds = [emit.size(start), emit.size(_stop(chosen.end, x.shape[dim]))]
     axis = emit.ints(x.order.index(dim))
-    name = emit.node("Slice", x.name, *bounds, axis, emit.ints(chosen.step))
+    step = emit.ints(chosen.step)
+    name = emit.node("Slice", x.name, *bounds, axis, step)
     return emit.value(name, out.shape, x.dtype, x.order)
 
 
@@ -155,7 +157,8 @@ def _slice_backward(
     table[slice(start, None, step)][:kept] = np.arange(kept)
     rows = padded(emit, grad, dim, (0, 1))
     axis = grad.order.index(dim)
-    name = emit.node("Gather", rows.name, emit.constant(table), axis=axis)
+    places = emit.constant(table)
+    name = emit.node("Gather", rows.name, places, axis=axis)
     return emit.value(name, out.shape, grad.dtype, grad.order)
 
 
@@ -179,7 +182,8 @@ def _slice_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *positions
     shape = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
     joined = _join(emit, Spec(shape, out.dtype), [x, update], dim)
     axis = joined.order.index(dim)
-    name = emit.node("Gather", joined.name, emit.constant(table), axis=axis)
+    sources = emit.constant(table)
+    name = emit.node("Gather", joined.name, sources, axis=axis)
     return emit.value(name, out.shape, out.dtype, joined.order)
 
 
@@ -208,7 +212,9 @@ def padded(emit: Emitter, x: Value, dim: int, around: tuple[int, int], value: fl
     pads = [0] * (2 * x.rank)
     pads[axis] = before
     pads[axis + x.rank] = after
-    name = emit.node("Pad", x.name, emit.ints(*pads), emit.scalar(value, x.dtype).name)
+    widths = emit.ints(*pads)
+    filling = emit.scalar(value, x.dtype)
+    name = emit.node("Pad", x.name, widths, filling.name)
     shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
     return emit.value(name, shape, x.dtype, x.order)
 
@@ -244,7 +250,8 @@ def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
     x = emit.full(x)
     dim = dim % x.rank
     axis = x.order.index(dim)
-    name = emit.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=axis)
+    place = emit.scalar(index, torch.int64)
+    name = emit.node("Gather", x.name, place.name, axis=axis)
     kept = without(dim, x.rank)
     order = [kept.index(axis) for axis in x.order if axis != dim]
     return emit.value(name, out.shape, x.dtype, order)
@@ -264,7 +271,8 @@ def _select_backward(
         raise ExportError(
             "the gradient of a selection along the batch cannot be exported; use the whole batch"
         )
-    lifted = emit.full(_unsqueeze(emit, out, grad, dim))
+    row = _unsqueeze(emit, out, grad, dim)
+    lifted = emit.full(row)
     index = place[1] % size
     return padded(emit, lifted, dim, (index, size - index - 1))
 
@@ -275,7 +283,8 @@ def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> V
     tensors = [tensor for tensor in tensors if hint(tensor.shape) or len(tensor.shape) != 1]
     values = []
     for tensor in tensors:
-        values.append(emit.cast(emit.full(tensor), out.dtype))
+        whole = emit.full(tensor)
+        values.append(emit.cast(whole, out.dtype))
     dim %= len(out.shape)
     leader = max(values, key=lambda value: hint(value.shape))
     names = []
@@ -302,10 +311,11 @@ def _split(
     x = emit.full(x)
     dim = dim % x.rank
     lengths = tuple(spec.shape[dim] for spec in out)
+    length_tensor = emit.shape_tensor(lengths)
     names = emit.nodes(
         "Split",
         x.name,
-        emit.shape_tensor(lengths),
+        length_tensor,
         outputs=len(out),
         attributes={"axis": x.order.index(dim)},
     )
@@ -334,10 +344,13 @@ class _Table:
 
 def _embedding(emit: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
     # A graph would look up a negative index from the end; one beyond the table it refuses.
-    low = emit.pointwise("Less", indices, emit.scalar(0, indices.dtype), dtype=torch.bool)
+    zero = emit.scalar(0, indices.dtype)
+    low = emit.pointwise("Less", indices, zero, dtype=torch.bool)
     rows = emit.scalar(weight.shape[0], indices.dtype)
     indices = emit.pointwise("Where", low, rows, indices, dtype=indices.dtype)
-    name = emit.node("Gather", emit.plain(weight), emit.plain(indices), axis=0)
+    plain_weight = emit.plain(weight)
+    plain_indices = emit.plain(indices)
+    name = emit.node("Gather", plain_weight, plain_indices, axis=0)
     return emit.value(name, out.shape)
 
 
@@ -354,22 +367,30 @@ def _embedding_backward(
     if table.scale:
         raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
     width = out.shape[-1]
-    updates = emit.reshaped(emit.plain(grad), grad.shape, (-1, width))
-    flat = emit.node("Reshape", emit.plain(indices), emit.ints(-1, 1))
+    plain_grad = emit.plain(grad)
+    updates = emit.reshaped(plain_grad, grad.shape, (-1, width))
+    plain_indices = emit.plain(indices)
+    column_sizes = emit.ints(-1, 1)
+    flat = emit.node("Reshape", plain_indices, column_sizes)
     if table.rows <= _ONE_HOT_LIMIT:
         numbers = emit.constant(np.arange(table.rows, dtype=np.int64)[None])
-        hot = emit.node("Cast", emit.node("Equal", flat, numbers), to=1)
+        matches = emit.node("Equal", flat, numbers)
+        hot = emit.node("Cast", matches, to=1)
         name = emit.node("Gemm", hot, updates, transA=1)
     else:
-        zeros = emit.node("Expand", emit.scalar(0, grad.dtype).name, emit.ints(table.rows, width))
-        wide = emit.node("Expand", flat, emit.ints(1, width))
+        zero = emit.scalar(0, grad.dtype)
+        table_sizes = emit.ints(table.rows, width)
+        zeros = emit.node("Expand", zero.name, table_sizes)
+        wide_sizes = emit.ints(1, width)
+        wide = emit.node("Expand", flat, wide_sizes)
         # ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31
         # alike) and loses updates of repeated rows; ScatterElements is serial and right.
         name = emit.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
     if table.padding >= 0:
         keep = np.ones((table.rows, 1), np.float32)
         keep[table.padding] = 0
-        name = emit.node("Mul", name, emit.constant(keep))
+        mask = emit.constant(keep)
+        name = emit.node("Mul", name, mask)
     return emit.value(name, out.shape)
 
 
