@@ -33,7 +33,8 @@ def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Te
     """
     centred = x - x.mean(_dims(x), keepdim=True)
     variance = (centred * centred).mean(_dims(x), keepdim=True)
-    return centred * (torch.rsqrt(variance + eps) * _column(weight, x)) + _column(bias, x)
+    scale = torch.rsqrt(variance + eps) * _column(weight, x)
+    return centred * scale + _column(bias, x)
 
 
 @torch.library.custom_op("shoal::static_batch_norm_backward", mutates_args=())

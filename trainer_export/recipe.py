@@ -112,9 +112,9 @@ class Recipe:
         specs = self.optimizer.state_specs(shapes)
         if not self.accumulate:
             return specs
-        sums = (
-            StateSpec(name=f"gradient_sum.{name}", shape=shape) for name, shape in shapes.items()
-        )
+        sums = []
+        for name, shape in shapes.items():
+            sums.append(StateSpec(name=f"gradient_sum.{name}", shape=shape))
         return (*specs, *sums)
 
     def spec(self, output: tuple[int, ...], zeros: Any = None) -> RecipeSpec:

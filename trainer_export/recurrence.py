@@ -86,16 +86,18 @@ def back(
     It is with respect to the states, ``z`` and what the states add to the gates.
     """
     with torch.enable_grad():
-        leaves = [z, torch.addmm(bias, states[0], weight.t()), *states]
-        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        gates = torch.addmm(bias, states[0], weight.t())
+        leaves = []
+        for tensor in (z, gates, *states):
+            leaves.append(tensor.detach().requires_grad_())
         new = cell.step(leaves[0], leaves[1], leaves[2:])
         slope_of: list[Tensor | None] = list(
             torch.autograd.grad(new, leaves, list(slopes), allow_unused=True)
         )
-    to_z, to_gates, *before = [
-        torch.zeros_like(leaf) if slope is None else slope
-        for slope, leaf in zip(slope_of, leaves, strict=True)
-    ]
+    gradients = []
+    for slope, leaf in zip(slope_of, leaves, strict=True):
+        gradients.append(torch.zeros_like(leaf) if slope is None else slope)
+    to_z, to_gates, *before = gradients
     # The first state reaches the cell through the gates, too.
     through_gates = to_gates @ weight
     before[0] = through_gates if slope_of[2] is None else before[0] + through_gates

@@ -43,9 +43,10 @@ class TorchOptimizer:
         *,
         underway: bool = False,
     ) -> None:
-        self._parameters = {
-            name: value for name, value in module.named_parameters() if name not in base
-        }
+        self._parameters = {}
+        for name, value in module.named_parameters():
+            if name not in base:
+                self._parameters[name] = value
         self._recipe = recipe
         self._record = recipe.optimizer
         self._steps = 0

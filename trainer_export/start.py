@@ -82,9 +82,11 @@ class Start:
         all_fit = fitting == weights.keys() | offered.keys()
         if not fitting or not (self.partial or all_fit):
             raise ConfigError(f"{self.source}: {self._misfit(weights, offered, fitting)}")
-        return {
-            name: offered[name] if name in fitting else value for name, value in weights.items()
-        }
+        merged = dict(weights)
+        for name in weights:
+            if name in fitting:
+                merged[name] = offered[name]
+        return merged
 
     def _by_our_names(self) -> dict[str, Array]:
         """Return the tensors by the names that the model has for them."""

@@ -178,8 +178,9 @@ class TierSets:
         _try_own_functions(model.module, self.export.recipe, model.batches)
         class_rows = set()
         for parameter in self.export.layout.parameters:
-            if any(segment.axis == CLASSES for dim in parameter.dims for segment in dim.segments):
-                class_rows.add(parameter.name)
+            for dim in parameter.dims:
+                if any(segment.axis == CLASSES for segment in dim.segments):
+                    class_rows.add(parameter.name)
         _refuse_idle(model.module, self.export.recipe, model.batches, class_rows)
 
     def _write_portable(

@@ -247,8 +247,11 @@ def _visible(trace: Trace) -> fx.GraphModule:
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     values: Any = graph.graph_copy(trace.program.graph, copied)
-    pairs = zip(values, trace.outputs, strict=True)
-    graph.output([value for value, port in pairs if port.name not in trace.hidden])
+    outputs = []
+    for value, port in zip(values, trace.outputs, strict=True):
+        if port.name not in trace.hidden:
+            outputs.append(value)
+    graph.output(outputs)
     graph.eliminate_dead_code()
     inputs = []
     for node in graph.nodes:

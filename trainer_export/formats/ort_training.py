@@ -109,11 +109,14 @@ def check_artifacts(
     Raises:
         ExportError: one of them deviates; the message names the tensor.
     """
-    (step,) = (file for file in files if file.key == STEP)
+    steps = []
     official = []
     for file in files:
-        if file.key != STEP:
+        if file.key == STEP:
+            steps.append(file)
+        else:
             official.append(file)
+    (step,) = steps
 
     def check_official(seeded: SizedBatches, exact: bool) -> CheckSpec:
         return _check_official(official, module, recipe, seeded, exact)

@@ -57,7 +57,8 @@ def _dense(emit: Emitter, weight: Value, groups: int) -> Value:
     """
     if groups == 1:
         return weight
-    repeated = emit.node("Concat", *[emit.plain(weight)] * groups, axis=1)
+    kernel = emit.plain(weight)
+    repeated = emit.node("Concat", *[kernel] * groups, axis=1)
     shape = _dense_shape(weight, groups)
     mask = _group_mask(emit, shape, groups)
     return emit.mul(emit.value(repeated, shape), mask)

@@ -25,9 +25,11 @@ def _take(emit: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -
     shape = (*x.shape[:dim], len(index), *x.shape[dim + 1 :])
     if -1 in index:
         x = padded(emit, x, dim, (0, 1))
-    places = np.array([size if place < 0 else place for place in index], np.int64)
+    places = []
+    for place in index:
+        places.append(size if place < 0 else place)
     axis = x.order.index(dim)
-    table = emit.constant(places)
+    table = emit.constant(np.array(places, np.int64))
     name = emit.node("Gather", x.name, table, axis=axis)
     return emit.value(name, shape, x.dtype, x.order)
 
@@ -52,7 +54,10 @@ def _roll(
     for shift, dim in zip(shifts, dims, strict=True):
         axis = dim % x.rank
         size = _fixed_size(x.shape[axis], "roll")
-        x = _take(emit, out, x, axis, [(place - shift) % size for place in range(size)])
+        sources = []
+        for place in range(size):
+            sources.append((place - shift) % size)
+        x = _take(emit, out, x, axis, sources)
     return x
 
 
@@ -115,14 +120,16 @@ class _Indexed:
 
 def _indexed(x: Value, indices: Sequence[Value | None]) -> _Indexed:
     dims = []
+    present = []
     for dim, index in enumerate(indices):
         if index is not None:
             dims.append(dim)
+            present.append(index)
     other_dims = []
     for dim in range(x.rank):
         if dim not in dims:
             other_dims.append(dim)
-    return _Indexed(x, dims, other_dims, [index for index in indices if index is not None])
+    return _Indexed(x, dims, other_dims, present)
 
 
 def _places(emit: Emitter, indexed: _Indexed) -> Value:

@@ -61,9 +61,10 @@ def _run(emit: Emitter, loop: _Loop, step: _Step, shapes: Sequence[Shape]) -> li
     body = _lower_step(emit, loop, step)
     stacked = body.outputs
     direction = [int(loop.backwards)]
+    inputs = _plain(emit, (*loop.states, *loop.rows))
     names = emit.nodes(
         "Scan",
-        *_plain(emit, (*loop.states, *loop.rows)),
+        *inputs,
         outputs=len(loop.states) + len(stacked),
         attributes={
             "body": body.graph,
@@ -120,8 +121,11 @@ def _plain(emit: Emitter, values: Sequence[Value]) -> list[str]:
 
 def _step_ports(body: GraphBuilder, loop: _Loop) -> tuple[Port, ...]:
     """Return the inputs of a step: its states, and one row of each of the others."""
-    sizes = [value.shape[1:] for value in loop.states]
-    sizes += [value.shape[2:] for value in loop.rows]
+    sizes = []
+    for state in loop.states:
+        sizes.append(state.shape[1:])
+    for rows in loop.rows:
+        sizes.append(rows.shape[2:])
     ports = []
     for i, shape in enumerate(sizes):
         ports.append(Port(f"{body.prefix}in{i}", "float32", (_BATCH, *shape)))
@@ -147,7 +151,10 @@ def _recurrence(
         states = forth(cell, row, weight_now, bias_now, tensors[:count])
         return [*states, *states]
 
-    loop = _Loop([emit.full(state) for state in start], [z], [weight, bias])
+    states = []
+    for state in start:
+        states.append(emit.full(state))
+    loop = _Loop(states, [z], [weight, bias])
     results = _run(emit, loop, step, _shapes(out))
     return results[count:]
 

@@ -65,10 +65,13 @@ def _squeeze(emit: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
     dims = range(x.rank) if dim is None else dim
     if isinstance(dims, int):
         dims = [dims]
-    dropped: set[int] = set()
-    if x.rank:  # a number has no axis, though torch lets one be named
-        dropped.update(axis % x.rank for axis in dims if x.shape[axis] == 1)
-    return _relabel(emit, x, [axis for axis in range(x.rank) if axis not in dropped])
+    if x.rank == 0:  # a number has no axis, though torch lets one be named
+        return _relabel(emit, x, [])
+    kept = list(range(x.rank))
+    for axis in dims:
+        if x.shape[axis] == 1:
+            kept.remove(axis % x.rank)
+    return _relabel(emit, x, kept)
 
 
 def permuted(x: Value, dims: Sequence[int]) -> Value:
@@ -253,7 +256,10 @@ def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
     place = emit.scalar(index, torch.int64)
     name = emit.node("Gather", x.name, place.name, axis=axis)
     kept = without(dim, x.rank)
-    order = [kept.index(axis) for axis in x.order if axis != dim]
+    order = []
+    for old_axis in x.order:
+        if old_axis != dim:
+            order.append(kept.index(old_axis))
     return emit.value(name, out.shape, x.dtype, order)
 
 
@@ -279,10 +285,11 @@ def _select_backward(
 
 def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
     # In the order of the largest, which is then copied once.
-    # torch lets an empty vector be joined with anything.
-    tensors = [tensor for tensor in tensors if hint(tensor.shape) or len(tensor.shape) != 1]
     values = []
     for tensor in tensors:
+        # torch lets an empty vector be joined with anything.
+        if len(tensor.shape) == 1 and not hint(tensor.shape):
+            continue
         whole = emit.full(tensor)
         values.append(emit.cast(whole, out.dtype))
     dim %= len(out.shape)
@@ -298,7 +305,10 @@ def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> V
 
 def _stack(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
     dim %= len(out.shape)
-    return _join(emit, out, [_unsqueeze(emit, out, tensor, dim) for tensor in tensors], dim)
+    rows = []
+    for tensor in tensors:
+        rows.append(_unsqueeze(emit, out, tensor, dim))
+    return _join(emit, out, rows, dim)
 
 
 def _split(
