@@ -218,8 +218,8 @@ def _index_put(
 ) -> Value:
     """Write, or add, values at flat places of the rows of a tensor.
 
-    This is serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums
-    of repeated places. One number where a mask is true is a choice.
+    This is serial, as the gradient of an embedding in `look_up`: the runtime's parallel scatter
+    loses sums of repeated places. One number where a mask is true is a choice.
     """
     if len(indices) == 1 and not values.rank and not accumulate:
         mask = indices[0]
