@@ -1,5 +1,6 @@
-"""What an experiment is: a table of a paper as arms, each of which is a simulation's configuration
-at three scales.
+"""Describe an experiment: a table of a paper, whose arms are configurations of simulations.
+
+Every arm has a configuration at each of three scales.
 
 ``paper`` is the published protocol. ``small`` takes less than two hours a seed on two cores for the
 arms that run by default, ``smoke`` minutes. An arm describes all three as plain tables of
@@ -30,18 +31,17 @@ Settings = Mapping[str, Any]
 def merged(*layers: Settings) -> dict[str, Any]:
     """Join settings, from the most general to the most special, into new ones.
 
-    Of two values for one key the later counts, tables are joined in turn.
+    Of two values for one key the later counts; tables are joined in turn.
     """
-    whole: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            before = whole.get(key, {})
-            whole[key] = (
-                merged(before, value)
-                if isinstance(before, Mapping) and isinstance(value, Mapping)
-                else value
-            )
-    return whole
+            earlier = settings.get(key, {})
+            if isinstance(earlier, Mapping) and isinstance(value, Mapping):
+                settings[key] = merged(earlier, value)
+            else:
+                settings[key] = value
+    return settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +62,15 @@ class Arm:
     published: Mapping[str, Published]
 
     def config(self, scale: Scale, seed: int, **run: Any) -> SimulationConfig:
-        """The configuration of a run.
+        """Return the configuration of a run.
 
-        `run` has ``out``, ``cache`` and what else does not belong to the table.
+        Args:
+            scale: of the run.
+            seed: of the run.
+            run: ``out``, ``cache`` and all else that does not belong to the table.
+
+        Raises:
+            ConfigError: the settings are not those of a simulation.
         """
         settings = merged(self.settings(scale), {"seed": seed, **run})
         return validate_config(
@@ -73,13 +79,13 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """Its name as part of a path."""
+        """The name of the arm as part of a path."""
         return self.name.replace("/", "--").replace(":", "-")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a table is there to show, of one arm against another seed by seed, or of one arm alone.
+    """A claim of a table about one arm against another seed by seed, or about one arm alone.
 
     Attributes:
         says: the claim in a sentence; empty for a comparison that is printed, and of which nothing
@@ -102,8 +108,10 @@ class Claim:
     at_most: float | None
 
     def value(self, left: float, right: float) -> float:
-        """The comparison of two figures."""
-        return left - right if self.how == "minus" else left / right
+        """Compare two figures."""
+        if self.how == "minus":
+            return left - right
+        return left / right
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ class Experiment:
     checked: tuple[str, ...]
 
     def arm(self, name: str) -> Arm:
-        """An arm by its name.
+        """Return an arm by its name.
 
         Raises:
             ConfigError: there is none of this name; the message names the closest one.
@@ -152,31 +160,41 @@ class Experiment:
         raise ConfigError(f"table {self.table} has no arm {name!r}{suggestion(name, names)}")
 
     def chosen(self, scale: Scale, only: Sequence[str] = ()) -> tuple[Arm, ...]:
-        """The arms to run, in the order of the table: those that are named, or else the scale's own
-        selection.
+        """Return the arms to run, in the order of the table.
+
+        Args:
+            scale: whose own selection counts if no arms are named.
+            only: names of arms.
 
         Raises:
             ConfigError: an arm is unknown.
         """
         wanted = {self.arm(name).name for name in only or self.selected.get(scale, ())}
-        return tuple(arm for arm in self.arms if not wanted or arm.name in wanted)
+        if not wanted:
+            return self.arms
+        return tuple(arm for arm in self.arms if arm.name in wanted)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What to say of an unknown name: the closest known one, or all of them."""
+    """Return the end of a message about an unknown name: the closest known one, or all of them."""
     names = list(known)
     close = closest(name, names, cutoff=0.5)
-    return f"; did you mean {close!r}?" if close else f"; there are {', '.join(names)}"
+    if close:
+        return f"; did you mean {close!r}?"
+    return f"; there are {', '.join(names)}"
 
 
 def stated(experiment: Experiment, scale: Scale) -> str:
-    """A digest of all that a table states beforehand: arms, seeds, rounds, what decides, and
-    claims.
+    """Return a digest of all that a table states beforehand.
+
+    These are arms, seeds, rounds, what decides, and claims. Stored figures hold the digest, so what
+    goes into it must not change.
     """
-    whole = {
+    statement = {
         "arms": {arm.name: arm.settings(scale) for arm in experiment.arms},
         "seeds": experiment.seeds[scale],
         "decides": experiment.decides[scale],
         "claims": [asdict(claim) for claim in experiment.claims],
     }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
+    text = json.dumps(statement, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,5 +1,4 @@
-"""Figures that the tables print, read from the rounds of a run: the best one, as the papers report,
-and the last.
+"""Read the figures that the tables print from the rounds of a run: the best one and the last.
 
 HeteroFL and FedRolex publish the checkpoint that is best on the test set (specification 1.2 and
 2.7), which flatters: so the mean of the last evaluations decides, and the last evaluated round
@@ -8,7 +7,6 @@ stands beside it everywhere.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import isfinite
 from statistics import fmean
 from types import MappingProxyType
@@ -38,13 +36,21 @@ class Reading:
 
     @property
     def deciding(self) -> float | None:
-        """What is compared: the mean of the last evaluations, else the last alone, else what
-        belongs to no round.
+        """The figure that is compared.
+
+        It is the mean of the last evaluations, else the last alone, else what belongs to no round.
         """
-        return next(
-            (value for value in (self.decides, self.last, self.best) if value is not None),
-            None,
-        )
+        for value in (self.decides, self.last, self.best):
+            if value is not None:
+                return value
+        return None
+
+
+_NOT_REACHED = Reading(None, None, None)
+"""The figure of a run that diverged, or ended before its target."""
+
+Read = Callable[[Sequence[RoundRow], int], Reading | None]
+"""Reads a figure from the rounds of a run and the number of last evaluations that decide."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,8 @@ class Measure:
         name: its key in files, such as ``global``.
         title: for people.
         unit: ``%``, ``h`` or nothing.
-        read: finds it in the rounds of a run, with the mean of so many last evaluations; None if no
-            round was evaluated for it.
+        read: returns it from the rounds of a run, with the mean of so many last evaluations; None
+            if no round was evaluated for it.
         quantity: that it is taken from, to be plotted; None where that is another measure's.
         target: of that quantity, to be marked.
         over: ``time`` or ``bytes`` where the accuracy is to be plotted over what was spent of it.
@@ -65,47 +71,69 @@ class Measure:
     name: str
     title: str
     unit: str
-    read: Callable[[Sequence[RoundRow], int], Reading | None]
+    read: Read
     quantity: Quantity | None
     target: float | None = None
     over: str = ""
 
 
-def _at_best(
-    of: Quantity, judged_by: Quantity, sign: float = 1.0
-) -> Callable[[Sequence[RoundRow], int], Reading | None]:
+@dataclass(frozen=True)
+class _Evaluation:
+    """A round that was evaluated: a figure, and the score by which the best round is chosen."""
+
+    round: int
+    figure: float
+    score: float
+
+
+def _at_best(of: Quantity, judged_by: Quantity, sign: float = 1.0) -> Read:
     """Read a figure at the round that another, or the same, finds best; the first of equal ones.
 
-    Shares become %.
+    Args:
+        of: the quantity of the figure; shares become %.
+        judged_by: the quantity that is best.
+        sign: -1 where the lowest value is best.
     """
-    factor = 100.0 if of.share else 1.0
 
     def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
-        # Devices judge models of their own in every round: beside a global one, where that is
-        # judged.
-        rows = [row for row in rows if row.accuracy is not None] or rows
-        found = [
-            (sign * judge, factor * figure, row.round)
-            for row in rows
-            if (judge := judged_by.value(row)) is not None and (figure := of.value(row)) is not None
-        ]
-        if not found:
+        evaluations = _evaluations(rows, of, judged_by, sign)
+        if not evaluations:
             return None
-        mean = fmean(figure for _, figure, _ in found[-last:])
-        if not isfinite(
-            mean
-        ):  # it diverged: no mean of others stands for its end, nor its best round
-            return Reading(None, None, None)
-        finite = [item for item in found if isfinite(item[0]) and isfinite(item[1])]
-        _, best, number = max(finite, key=lambda item: item[0])
-        return Reading(best, number, found[-1][1], mean)
+        mean = fmean(evaluation.figure for evaluation in evaluations[-last:])
+        # It diverged: no mean of other rounds stands for its end, nor does its best round.
+        if not isfinite(mean):
+            return _NOT_REACHED
+        finite: list[_Evaluation] = []
+        for evaluation in evaluations:
+            if isfinite(evaluation.score) and isfinite(evaluation.figure):
+                finite.append(evaluation)
+        best = max(finite, key=lambda evaluation: evaluation.score)
+        return Reading(best.figure, best.round, evaluations[-1].figure, mean)
 
     return read
 
 
+def _evaluations(
+    rows: Sequence[RoundRow], of: Quantity, judged_by: Quantity, sign: float
+) -> list[_Evaluation]:
+    """Return the rounds that have both quantities."""
+    factor = 100.0 if of.share else 1.0
+    # Devices judge models of their own in every round: beside a global one, where that is judged.
+    judged = [row for row in rows if row.accuracy is not None]
+    evaluations: list[_Evaluation] = []
+    for row in judged or rows:
+        score = judged_by.value(row)
+        figure = of.value(row)
+        if score is not None and figure is not None:
+            evaluations.append(_Evaluation(row.round, factor * figure, sign * score))
+    return evaluations
+
+
 def _rounds_to_best(rows: Sequence[RoundRow], last: int) -> Reading | None:
-    found = MATTHEWS.read(rows, last) or GLOBAL.read(rows, last)
-    return None if found is None else Reading(float(found.best_round or 0), found.best_round, None)
+    reading = MATTHEWS.read(rows, last) or GLOBAL.read(rows, last)
+    if reading is None:
+        return None
+    return Reading(float(reading.best_round or 0), reading.best_round, None)
 
 
 _OWN_DATA = Quantity(
@@ -125,8 +153,9 @@ GLOBAL = Measure("global", "global accuracy", "%", _at_best(ACCURACY, ACCURACY),
 """Accuracy of the global model on the whole test set."""
 
 LOCAL = Measure("local", "local accuracy", "%", _at_best(_OWN_DATA, ACCURACY), _OWN_DATA)
-"""Accuracy on the devices' own parts of the test set, over samples, at the round whose global
-accuracy is best.
+"""Accuracy over all samples of the devices' own parts of the test set.
+
+It is read at the round whose global accuracy is best.
 """
 
 OWN = Measure(
@@ -145,8 +174,9 @@ PERPLEXITY = Measure(
     _at_best(_PERPLEXITY, _PERPLEXITY, -1.0),
     _PERPLEXITY,
 )
-"""Mean over chunks of the test text of exp(mean cross entropy of the chunk), at the round where it
-is lowest.
+"""Mean over chunks of the test text of exp(mean cross entropy of the chunk).
+
+It is read at the round where it is lowest.
 """
 
 MATTHEWS = Measure(
@@ -156,8 +186,9 @@ MATTHEWS = Measure(
     _at_best(_MATTHEWS, _MATTHEWS),
     _MATTHEWS,
 )
-"""Correlation of the predictions with two labels, at the round where it is best, in hundredths as
-GLUE prints it.
+"""Correlation of the predictions with two labels, in hundredths as GLUE prints it.
+
+It is read at the round where it is best.
 """
 
 ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", _rounds_to_best, None)
@@ -169,7 +200,7 @@ _NAMED = {
 
 
 def measure_named(name: str) -> Measure:
-    """A measure by its name.
+    """Return a measure by its name.
 
     Args:
         name: of those above; ``hours-90`` for the simulated time until the global accuracy has
@@ -187,7 +218,9 @@ def measure_named(name: str) -> Measure:
             return _hours_to(float(number), name)
         if kind == "global-by":
             return _accuracy_by(int(number), name)
-        return _accuracy_for(float(number), name, *_SPENT[kind]) if kind in _SPENT else _NAMED[name]
+        if kind in _BUDGETS:
+            return _accuracy_for(float(number), name, _BUDGETS[kind])
+        return _NAMED[name]
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"no measure {name!r}; there are {', '.join(_NAMED)}, hours-90, global-by-10,"
@@ -200,11 +233,9 @@ def _hours_to(target: float, name: str) -> Measure:
         if all(row.accuracy is None for row in rows):
             return None
         reached = first_reaching(rows, target / 100.0)
-        return (
-            Reading(reached.simulated_total / 3600.0, reached.round, None)
-            if reached
-            else Reading(None, None, None)
-        )
+        if reached is None:
+            return _NOT_REACHED
+        return Reading(reached.simulated_total / 3600.0, reached.round, None)
 
     return Measure(
         name,
@@ -219,36 +250,50 @@ def _hours_to(target: float, name: str) -> Measure:
 
 def _accuracy_by(last_round: int, name: str) -> Measure:
     def read(rows: Sequence[RoundRow], _last: int) -> Reading | None:
-        found = GLOBAL.read([row for row in rows if row.round <= last_round], 1)
-        whole = bool(rows) and rows[-1].round >= last_round
-        return found and (
-            Reading(found.best, found.best_round, None) if whole else Reading(None, None, None)
-        )
+        reading = GLOBAL.read([row for row in rows if row.round <= last_round], 1)
+        if reading is None:
+            return None
+        if rows[-1].round < last_round:
+            return _NOT_REACHED
+        return Reading(reading.best, reading.best_round, None)
 
     return Measure(name, f"best global accuracy by round {last_round}", "%", read, None)
 
 
-def _accuracy_for(
-    budget: float, name: str, unit: str, over: str, spent: Callable[[RoundRow], float]
-) -> Measure:
-    def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
-        totals = list(accumulate(map(spent, rows)))
-        found = GLOBAL.read(
-            [row for row, total in zip(rows, totals, strict=True) if total <= budget],
-            last,
-        )
-        return found if totals and totals[-1] >= budget else Reading(None, None, None)
+@dataclass(frozen=True)
+class _Budget:
+    """What a run may spend before its accuracy is read.
 
-    return Measure(name, f"global accuracy for {budget:g} {unit}", "%", read, None, over=over)
+    Attributes:
+        over: the plot of what was spent.
+        spent: of it in one round.
+    """
+
+    unit: str
+    over: str
+    spent: Callable[[RoundRow], float]
 
 
-_SPENT: Mapping[str, tuple[str, str, Callable[[RoundRow], float]]] = MappingProxyType(
+_BUDGETS: Mapping[str, _Budget] = MappingProxyType(
     {
-        "global-mb": ("MB", "bytes", lambda row: row.payload_bytes / 1e6),
-        "global-seconds": (
-            "simulated seconds",
-            "time",
-            lambda row: row.simulated_seconds,
-        ),
+        "global-mb": _Budget("MB", "bytes", lambda row: row.payload_bytes / 1e6),
+        "global-seconds": _Budget("simulated seconds", "time", lambda row: row.simulated_seconds),
     }
 )
+
+
+def _accuracy_for(limit: float, name: str, budget: _Budget) -> Measure:
+    def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
+        affordable: list[RoundRow] = []
+        total = 0.0
+        for row in rows:
+            total += budget.spent(row)
+            if total <= limit:
+                affordable.append(row)
+        # The run ended with some of the budget left.
+        if not rows or total < limit:
+            return _NOT_REACHED
+        return GLOBAL.read(affordable, last)
+
+    title = f"global accuracy for {limit:g} {budget.unit}"
+    return Measure(name, title, "%", read, None, over=budget.over)

@@ -1,4 +1,4 @@
-"""Reads the published numbers, one TOML file per paper in ``tables/published``."""
+"""Read the published numbers, one TOML file per paper in ``tables/published``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,11 @@ _FOLDER = Path(__file__).parent / "tables" / "published"
 
 @dataclass(frozen=True)
 class Published:
-    """A number as a paper prints it, in the unit of its column, and the standard deviation given
-    with it, if any.
+    """A number as a paper prints it, in the unit of its column.
+
+    Attributes:
+        value: the number.
+        spread: the standard deviation that is printed with it; None where there is none.
     """
 
     value: float
@@ -25,6 +28,7 @@ class Published:
 
 
 def _cell(cell: Any) -> Any:
+    """Return what a cell of the file stands for; mistakes are left to the model's validation."""
     if isinstance(cell, list):
         return Published(*cell)
     if isinstance(cell, str):
@@ -52,12 +56,14 @@ class PublishedTable(FrozenModel):
         return self
 
     def number(self, row: str, column: str) -> Published | None:
-        """The number in a cell; None where the paper has none, neither such a row.
+        """Return the number in a cell; None where the paper has no number, or no such row.
 
         Raises:
             ValueError: there is no such column.
         """
-        cell = self.rows[row][self.columns.index(column)] if row in self.rows else None
+        if row not in self.rows:
+            return None
+        cell = self.rows[row][self.columns.index(column)]
         return cell if isinstance(cell, Published) else None
 
 
@@ -66,12 +72,13 @@ class _Paper(RootModel[Mapping[str, PublishedTable]]):
 
 
 def papers() -> tuple[str, ...]:
-    """The papers there are published numbers of, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+    """Return the names of the papers that have published numbers, sorted."""
+    names = [path.stem for path in _FOLDER.glob("*.toml")]
+    return tuple(sorted(names))
 
 
 def published_tables(paper: str) -> Mapping[str, PublishedTable]:
-    """The tables of a paper, which is one of `papers`, by name such as ``heterofl-1``.
+    """Return the tables of a paper, which is one of `papers`, by name such as ``heterofl-1``.
 
     Raises:
         ConfigError: a mistake in the file, such as a row that has not as many cells as there are

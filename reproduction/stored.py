@@ -1,25 +1,31 @@
-"""The figures and curves of a table's complete runs as comma-separated values: all that its pages
-and plots need.
+"""Store the figures and curves of a table's complete runs as comma-separated values.
+
+The pages and plots of a table need nothing else.
 """
 
 import csv
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import FrozenModel
-from reproduction.experiment import Experiment, Scale, stated
-from reproduction.measures import Reading
+from reproduction.experiment import Arm, Experiment, Scale, stated
+from reproduction.measures import Measure, Reading
+from reproduction.published import Published
 from reproduction.running import ArmResult
 
 EARLIER = "stated-"
 """Begins the name of a folder with what was written when the table's file stated something else."""
+
+_COSTS = Path(__file__).with_name("costs.toml")
+_EVALUATED = ("accuracy", "local_accuracy", "matthews", "perplexity")
+"""Columns of a point that an evaluation fills."""
 
 
 class Row(FrozenModel):
@@ -59,13 +65,14 @@ class Row(FrozenModel):
 
     @property
     def reading(self) -> Reading:
-        """The figure."""
+        """The figure as a measure reads it."""
         return Reading(self.best, self.best_round, self.last, self.decides)
 
 
 class Point(FrozenModel):
-    """What a plot shows of one round of a run, where it was evaluated or the devices chose their
-    widths.
+    """What a plot shows of one round of a run.
+
+    There is one where the round was evaluated or the devices chose their widths.
 
     Attributes:
         payload_bytes: of weights and updates, both ways, since the row before.
@@ -86,7 +93,7 @@ class Point(FrozenModel):
 
     @property
     def by_device(self) -> tuple[float | None, ...]:
-        """The widths."""
+        """The widths, None for devices that did not take part."""
         return tuple(None if width == "-" else float(width) for width in self.widths.split())
 
 
@@ -94,96 +101,110 @@ RowT = TypeVar("RowT", Row, Point)
 
 
 def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) -> tuple[Row, ...]:
-    """The figures of complete runs at a scale."""
-    digest = stated(experiment, scale)
-    found = []
+    """Return the figures of complete runs at a scale."""
+    statement: dict[str, Any] = {
+        "table": experiment.table,
+        "scale": scale,
+        "stated": stated(experiment, scale),
+    }
+    rows: list[Row] = []
     for result in results:
-        trained = f"trained as {result.trained}" if result.trained else ""
         for measure in result.arm.measures:
             reading = measure.read(result.rows, experiment.decides[scale])
-            if reading is None:
-                continue
-            published = result.arm.published.get(measure.name)
-            row = Row(
-                table=experiment.table,
-                scale=scale,
-                arm=result.arm.name,
-                figure=measure.name,
-                unit=measure.unit,
-                published=None if published is None else published.value,
-                published_spread=None if published is None else published.spread,
-                seed=result.seed,
-                rounds=len(result.rows),
-                simulated_seconds=round(result.rows[-1].simulated_total, 6),
-                seconds=round(result.seconds, 6),
-                engine=", ".join(
-                    filter(
-                        None,
-                        (
-                            result.config.engine.kind,
-                            result.config.engine.backend,
-                            trained,
-                        ),
-                    )
-                ),
-                machine=f"{result.machine}; " + ", ".join(map(" ".join, result.versions.items())),
-                stated=digest,
-                begun=result.stated,
-                best=_rounded(reading.best),
-                best_round=reading.best_round,
-                last=_rounded(reading.last),
-                decides=_rounded(reading.decides),
-            )
-            found.append(row)
-    return tuple(found)
+            if reading is not None:
+                figure = _figure(measure, reading, result.arm.published.get(measure.name))
+                rows.append(Row(**statement, **_run(result), **figure))
+    return tuple(rows)
+
+
+def _run(result: ArmResult) -> dict[str, Any]:
+    """Return the columns of a row that tell of its run."""
+    engine: list[str] = [result.config.engine.kind, result.config.engine.backend]
+    if result.trained:
+        engine.append(f"trained as {result.trained}")
+    versions = [f"{package} {version}" for package, version in result.versions.items()]
+    return {
+        "arm": result.arm.name,
+        "seed": result.seed,
+        "rounds": len(result.rows),
+        "simulated_seconds": round(result.rows[-1].simulated_total, 6),
+        "seconds": round(result.seconds, 6),
+        "engine": ", ".join(filter(None, engine)),
+        "machine": f"{result.machine}; {', '.join(versions)}",
+        "begun": result.stated,
+    }
+
+
+def _figure(measure: Measure, reading: Reading, published: Published | None) -> dict[str, Any]:
+    """Return the columns of a row that tell of its figure, and of the published one."""
+    return {
+        "figure": measure.name,
+        "unit": measure.unit,
+        "published": None if published is None else published.value,
+        "published_spread": None if published is None else published.spread,
+        "best": _rounded(reading.best),
+        "best_round": reading.best_round,
+        "last": _rounded(reading.last),
+        "decides": _rounded(reading.decides),
+    }
 
 
 def statement_of(rows: Iterable[Row]) -> str:
-    """Digest of what was stated when rows were written.
+    """Return the digest of what was stated when rows were written.
 
-    Empty where all of them are older than any statement.
+    It is empty where all of them are older than any statement.
     """
-    return next((row.stated for row in rows if row.stated), "")
+    for row in rows:
+        if row.stated:
+            return row.stated
+    return ""
 
 
 def points_of(results: Sequence[ArmResult]) -> tuple[Point, ...]:
-    """The curves of complete runs."""
-    found = []
+    """Return the curves of complete runs."""
+    points: list[Point] = []
     for result in results:
-        since = 0
-        for row in result.rows:
-            judged = {
-                name: getattr(row, name)
-                for name in ("accuracy", "local_accuracy", "matthews", "perplexity")
-            }
-            widths = result.widths.get(row.round, ())
-            since += row.payload_bytes
-            if widths or any(value is not None for value in judged.values()):
-                point = Point(
-                    arm=result.arm.name,
-                    seed=result.seed,
-                    round=row.round,
-                    simulated_total=round(row.simulated_total, 3),
-                    payload_bytes=since,
-                    widths=" ".join("-" if width is None else f"{width:g}" for width in widths),
-                    **{name: _rounded(value) for name, value in judged.items()},
-                )
-                found.append(point)
-                since = 0
-    return tuple(found)
+        points += _curve(result)
+    return tuple(points)
+
+
+def _curve(result: ArmResult) -> Iterator[Point]:
+    """Yield the points of a run; bytes of rounds without a point count in the next one."""
+    payload_bytes = 0
+    for row in result.rows:
+        payload_bytes += row.payload_bytes
+        widths = result.widths.get(row.round, ())
+        judged = {name: getattr(row, name) for name in _EVALUATED}
+        if not widths and all(value is None for value in judged.values()):
+            continue
+        yield Point(
+            arm=result.arm.name,
+            seed=result.seed,
+            round=row.round,
+            simulated_total=round(row.simulated_total, 3),
+            payload_bytes=payload_bytes,
+            widths=" ".join(map(_width_text, widths)),
+            **{name: _rounded(value) for name, value in judged.items()},
+        )
+        payload_bytes = 0
+
+
+def _width_text(width: float | None) -> str:
+    return "-" if width is None else f"{width:g}"
 
 
 def as_csv(rows: Iterable[Row | Point], kind: type[Row | Point] = Row) -> str:
-    """Rows of a kind as text, one line each."""
+    """Return rows of a kind as text, one line each."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(kind.model_fields), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(row.model_dump() for row in rows)
+    for row in rows:
+        writer.writerow(row.model_dump())
     return buffer.getvalue()
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
-    """Figures from a file; none where there is no file.
+    """Read figures from a file; return none if there is no file.
 
     Raises:
         DataError: it is damaged.
@@ -192,7 +213,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
 
 
 def read_points(path: Path) -> tuple[Point, ...]:
-    """Curves from a file; none where there is no file.
+    """Read curves from a file; return none if there is no file.
 
     Raises:
         DataError: it is damaged.
@@ -201,49 +222,60 @@ def read_points(path: Path) -> tuple[Point, ...]:
 
 
 def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
+    rows: list[RowT] = []
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return tuple(
-                kind.model_validate({k: v for k, v in line.items() if v != ""})
-                for line in csv.DictReader(file)
-            )
+            for line in csv.DictReader(file):
+                # An empty cell has the default, such as one that an earlier version did not store.
+                cells = {column: cell for column, cell in line.items() if cell != ""}
+                rows.append(kind.model_validate(cells))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise DataError(
             f"cannot read {path}: {error}; remove it, and write the table again"
         ) from error
+    return tuple(rows)
 
 
 def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str, float]:
-    """Mean real time of a run of each arm that has stored results anywhere below the table's
-    folder.
+    """Return the mean real time of a run of each arm.
+
+    Arms count that have stored results anywhere below the table's folder.
     """
-    paths = sorted((out / experiment.table).glob(f"**/{experiment.table}.csv"))
-    now = [path for path in paths if not path.parent.name.startswith(EARLIER)]
-    rows = [row for path in now for row in read_rows(path) if row.scale == scale]
-    runs = {(row.arm, row.seed): row.seconds for row in rows}
-    return {
-        arm: fmean(seconds for (name, _), seconds in runs.items() if name == arm) for arm, _ in runs
-    }
+    # A run that is stored several times counts once, as it was stored last.
+    seconds_by_run: dict[tuple[str, int], float] = {}
+    for path in sorted((out / experiment.table).glob(f"**/{experiment.table}.csv")):
+        if path.parent.name.startswith(EARLIER):
+            continue
+        for row in read_rows(path):
+            if row.scale == scale:
+                seconds_by_run[row.arm, row.seed] = row.seconds
+    seconds_by_arm: dict[str, list[float]] = {}
+    for (arm, _), seconds in seconds_by_run.items():
+        seconds_by_arm.setdefault(arm, []).append(seconds)
+    return {arm: fmean(seconds) for arm, seconds in seconds_by_arm.items()}
 
 
 def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:
-    """Real time that a run of each arm would take on all cores of this machine, for those that
-    ``costs.toml`` has.
+    """Return the real time that a run of each arm would take on all cores of this machine.
+
+    Arms that ``costs.toml`` lacks are left out.
     """
-    costs = (
-        read_toml(Path(__file__).with_name("costs.toml")).get(experiment.table, {})
-        if scale == "small"
-        else {}
-    )
-    rounds = {
-        arm.name: arm.settings(scale)["round"]["rounds"]
-        for arm in experiment.arms
-        if arm.name in costs
-    }
-    return {name: each * rounds[name] / (os.cpu_count() or 1) for name, each in costs.items()}
+    if scale != "small":
+        return {}
+    costs = read_toml(_COSTS).get(experiment.table, {})
+    rounds = {arm.name: _rounds(arm, scale) for arm in experiment.arms if arm.name in costs}
+    cores = os.cpu_count() or 1
+    return {name: cost * rounds[name] / cores for name, cost in costs.items()}
+
+
+def _rounds(arm: Arm, scale: Scale) -> int:
+    rounds: int = arm.settings(scale)["round"]["rounds"]
+    return rounds
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(value, 6)
+    if value is None or not math.isfinite(value):
+        return None
+    return round(value, 6)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from models.plan import compile_plan, make_plan, slice_weights
     from models.registry import Registry, infer_layout
     from models.tier import Tier
+    from models.zoo.adapters import Adapters, with_adapters
+    from shoal.client import Client
     from simulation.runner import simulate
     from simulation.settings import SimulationConfig
     from trainer_export.artifact_set import export_architecture
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from trainer_export.recipe import Recipe
 
 __all__ = [
+    "Adapters",
+    "Client",
     "Cut",
     "Layout",
     "Recipe",
@@ -53,10 +57,13 @@ __all__ = [
     "metric",
     "simulate",
     "slice_weights",
+    "with_adapters",
 ]
 
 # Where each name is defined.
 _PLACES = {
+    "Adapters": "models.zoo.adapters",
+    "Client": "shoal.client",
     "Cut": "models.cut",
     "Layout": "models.layout",
     "Recipe": "trainer_export.recipe",
@@ -77,8 +84,9 @@ _PLACES = {
     "metric": "trainer_export.metrics.own",
     "simulate": "simulation.runner",
     "slice_weights": "models.plan",
+    "with_adapters": "models.zoo.adapters",
 }
-_EXTRAS = {"broker_server": "server", "simulation": "simulate"}
+_EXTRAS = {"broker_server": "server", "shoal": "server", "simulation": "simulate"}
 
 
 def __getattr__(name: str) -> Any:

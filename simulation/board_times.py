@@ -1,4 +1,4 @@
-"""How long each virtual device would take, by the clocks of `simulation.clock`.
+"""Deals the clocks of `simulation.clock` to the devices of a simulation.
 
 Every time is that of a certain round, because load and link may change from round to round
 (`simulation.dynamics`).
@@ -22,17 +22,33 @@ _FLOAT_BYTES = 4
 def training_load(
     width: float, examples: int, train: TrainSettings | TrainConfig, size: int
 ) -> Load:
-    """What a device does in a round.
+    """Return what a device does in a round.
 
     In whole passes the last batch is short, so samples count and not steps.
+
+    Args:
+        width: share of the global width.
+        examples: samples that the device trains on.
+        train: of the round.
+        size: bytes of the weights and of the update.
     """
-    batch = min(train.batch_size, examples)
-    samples, times = (batch, train.steps) if train.steps else (examples, train.epochs)
-    return Load(width, samples, times, upload_bytes=size, download_bytes=size)
+    if train.steps:
+        samples = min(train.batch_size, examples)
+        steps = train.steps
+    else:
+        samples = examples
+        steps = train.epochs
+    return Load(width, samples, steps, upload_bytes=size, download_bytes=size)
 
 
 class BoardTimes:
-    """The times of every device, whose kinds stand in the order of their numbers.
+    """The times of every device.
+
+    Args:
+        clock: of the simulation.
+        kinds: the kind of each device, in the order of their numbers.
+        layout: of the whole model.
+        seed: of the run.
 
     Raises:
         ConfigError: the clock has no such type or link.
@@ -46,30 +62,27 @@ class BoardTimes:
         self._depth = whole.depth
         self._full_bytes = _FLOAT_BYTES * layout.parameter_count(whole)
         # What a device would send of the whole model, counted as the clock counts its updates.
-        self._full_bits = (
-            32 * layout.parameter_count(whole)
-            if clock.config.upload == "bytes"
-            else clock.config.full_bits
-        )
-        self._conditions = Conditions(
-            clock, [clock.device(kind.type, kind.link) for kind in kinds], seed
-        )
+        if clock.config.upload == "bytes":
+            self._full_bits = 8 * self._full_bytes
+        else:
+            self._full_bits = clock.config.full_bits
+        devices = [clock.device(kind.type, kind.link) for kind in kinds]
+        self._conditions = Conditions(clock, devices, seed)
 
     def step_seconds(self, index: int, number: int, tier: Tier, train: TrainSettings) -> float:
-        """Time of one training step.
+        """Return the time of one training step of a device in a round.
 
-        A ConfigError where the clock's table does not reach this width.
+        Raises:
+            ConfigError: the clock's table does not reach this width.
         """
-        return self._clock.compute_seconds(
-            self._conditions.of(index, number),
-            Load(tier.width, train.batch_size, 1, depth_share=self._share(tier)),
-        )
+        load = Load(tier.width, train.batch_size, 1, depth_share=self._depth_share(tier))
+        return self._clock.compute_seconds(self._conditions.of(index, number), load)
 
     def bytes_per_second(self, index: int, number: int) -> float:
-        """Speed of a device's link, as the time of the whole model tells."""
-        return self._full_bytes / (
-            self._full_bits / (self._conditions.of(index, number).mbps * 1e6)
-        )
+        """Return the speed of a device's link in a round, by the time of the whole model."""
+        bits_per_second = self._conditions.of(index, number).mbps * 1e6
+        full_seconds = self._full_bits / bits_per_second
+        return self._full_bytes / full_seconds
 
     def round_seconds(
         self,
@@ -78,19 +91,28 @@ class BoardTimes:
         train: TrainSettings | TrainConfig,
         examples: int = 0,
     ) -> float:
-        """Time of a device's part in a round.
+        """Return the time of a device's part in a round.
 
-        Its samples count where the task does not say how many it has trained on.
+        Args:
+            index: number of the device.
+            task: what it does.
+            train: of the round.
+            examples: its samples, for a task that does not say how many it has trained on.
 
         Raises:
             ConfigError: the clock's table does not reach this width.
         """
+        if task.metrics is not None:
+            examples = task.metrics.examples
         tier = Tier.parse(task.tier)
-        examples = task.metrics.examples if task.metrics is not None else examples
-        size = task.update_size if task.update_size is not None else task.weights.size
-        load = training_load(tier.width, examples, train, size)
-        whole = replace(load, depth_share=self._share(tier), download_bytes=task.weights.size)
-        return self._clock.device_seconds(self._conditions.of(index, task.round), whole)
+        size = task.weights.size if task.update_size is None else task.update_size
+        load = replace(
+            training_load(tier.width, examples, train, size),
+            depth_share=self._depth_share(tier),
+            download_bytes=task.weights.size,
+        )
+        return self._clock.device_seconds(self._conditions.of(index, task.round), load)
 
-    def _share(self, tier: Tier) -> float:
+    def _depth_share(self, tier: Tier) -> float:
+        """Return the share of the model's blocks that a tier has."""
         return tier.depth / self._depth if self._depth else 1.0

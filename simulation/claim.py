@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from broker_server.settings.combinations import Trait, keeps
+from broker_server.settings.combinations import keeps
+from broker_server.settings.traits import Trait
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError

@@ -1,12 +1,13 @@
-"""Emulated clocks: how long a device would compute and send, so that simulated time does not depend
-on the machine.
+"""Emulates clocks, so that simulated time does not depend on the machine that simulates.
 
-Su et al., 2024, https://arxiv.org/abs/2405.00885; specification 4.3 to 4.5. A device is a type,
-which has a time per sample at each width, and a link, which has a rate:
+A clock says how long a device would compute and send (Su et al., 2024,
+https://arxiv.org/abs/2405.00885; specification 4.3 to 4.5). A device is a type, which has a time
+per sample at each width, and a link, which has a rate:
 
     compute = seconds per sample at the width * samples of a step * steps * slowdown
-    upload  = bits of the whole model / rate * width^2      (upload = "full_bits", the released scripts' form)
-            = bits of the update / rate                     (upload = "bytes")
+    upload  = bits of the whole model / rate * width^2  (upload = "full_bits", as in the released
+                                                        scripts)
+            = bits of the update / rate                 (upload = "bytes")
 
 A round takes as long as its slowest device, and rounds add up. What the specification leaves open
 is decided here:
@@ -79,18 +80,19 @@ class ClockConfig(FrozenModel):
     dynamics: DynamicsConfig = DynamicsConfig()
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
-        """Apply `move` to the path of a table."""
-        return (
-            self
-            if self.table == SHIPPED
-            else self.model_copy(update={"table": str(move(Path(self.table)))})
-        )
+        """Return the table with `move` applied to the path of the device types."""
+        if self.table == SHIPPED:
+            return self
+        return self.model_copy(update={"table": str(move(Path(self.table)))})
 
 
 class DeviceType(FrozenModel):
-    """One kind of device."""
+    """One kind of device.
 
-    # time of a training step for one sample, by width; at least one
+    Attributes:
+        seconds_per_sample: time of a training step for one sample, by width; at least one.
+    """
+
     seconds_per_sample: Mapping[Width, Positive] = Field(min_length=1)
 
 
@@ -103,29 +105,39 @@ class ClockTable(FrozenModel):
 
 @dataclass(frozen=True)
 class DeviceClock:
-    """What a virtual device's times depend on."""
+    """What a virtual device's times depend on.
 
-    type: str  # name of its type in the table
-    mbps: float  # rate of its link, in 10^6 bits per second, both ways
-    slowdown: float = (
-        1.0  # how many times slower than its type it computes, because of what else it does
-    )
+    Attributes:
+        type: name of its type in the table.
+        mbps: rate of its link, in 10^6 bits per second, both ways.
+        slowdown: how many times slower than its type it computes, because of what else it does.
+    """
+
+    type: str
+    mbps: float
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a device does in a round, as far as its time depends on it."""
+    """What a device does in a round, as far as its time depends on it.
 
-    width: float  # share of the global width
-    # of each training step: the batch size. For passes over data whose last batch is smaller, all
-    # the samples, with the number of passes as `steps`
+    Attributes:
+        width: share of the global width.
+        samples: of each training step: the batch size. For passes over data whose last batch is
+            smaller, all the samples, with the number of passes as `steps`.
+        steps: number of training steps.
+        depth_share: blocks of the tier over blocks of the model, in (0, 1].
+        upload_bytes: size of the update; only ``upload = "bytes"`` needs it.
+        download_bytes: size of the weights; only ``upload = "bytes"`` with ``download`` needs it.
+    """
+
+    width: float
     samples: int = 0
-    steps: int = 0  # training steps
-    depth_share: float = 1.0  # blocks of the tier over blocks of the model, in (0, 1]
-    upload_bytes: int | None = None  # size of the update; only ``upload = "bytes"`` needs it
-    download_bytes: int | None = (
-        None  # size of the weights; only ``upload = "bytes"`` with ``download`` needs it
-    )
+    steps: int = 0
+    depth_share: float = 1.0
+    upload_bytes: int | None = None
+    download_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,8 @@ class Clock:
     """The times of devices.
 
     >>> clock = load_clock(ClockConfig())
-    >>> round(clock.device_seconds(clock.device("RaspberryPi4", "bluetooth"), Load(0.25, samples=64, steps=10)), 6)
+    >>> device = clock.device("RaspberryPi4", "bluetooth")
+    >>> round(clock.device_seconds(device, Load(0.25, samples=64, steps=10)), 6)
     4.489196
     """
 
@@ -141,70 +154,68 @@ class Clock:
     config: ClockConfig
 
     def device(self, type: str, link: str | float) -> DeviceClock:  # noqa: A002  (the word of the configuration)
-        """A device by the name of its type, on a link by name or of a rate in Mbps.
+        """Return a device by the name of its type, on a link by name or of a rate in Mbps.
 
         Raises:
             ConfigError: the table has no such type or link, or the rate is not positive; the
                 message says what it has.
         """
-        return DeviceClock(_known(self.table.types, type, "device type", "types"), self.mbps(link))
+        _check_name(self.table.types, type, "device type", "types")
+        return DeviceClock(type, self.mbps(link))
 
     def mbps(self, link: str | float) -> float:
-        """The rate of a link by name, or the rate itself, in 10^6 bits per second.
+        """Return the rate of a link by name, or the rate itself, in 10^6 bits per second.
 
         Raises:
             ConfigError: the table has no such link, or the rate is not positive.
         """
-        rate = (
-            self.table.links[_known(self.table.links, link, "link", "links")]
-            if isinstance(link, str)
-            else link
-        )
+        if isinstance(link, str):
+            _check_name(self.table.links, link, "link", "links")
+            rate = self.table.links[link]
+        else:
+            rate = link
         if not (rate > 0 and math.isfinite(rate)):
             raise ConfigError(f"a link of {rate} Mbps sends nothing; give a positive rate")
         return float(rate)
 
     def compute_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Time of a round's training.
+        """Return the time of a round's training.
 
         Raises:
             ConfigError: the table has no such type, or its widths do not reach this one.
         """
-        seconds = (
-            self._sample_seconds(device.type, load.width)
-            * load.depth_share
-            * load.samples
-            * load.steps
-        )
-        return seconds * device.slowdown
+        sample_seconds = self._sample_seconds(device.type, load.width) * load.depth_share
+        return sample_seconds * load.samples * load.steps * device.slowdown
 
     def upload_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Time to send an update; a ConfigError where the size is needed and not given."""
+        """Return the time to send an update; a ConfigError where its size is needed and missing."""
         return self._sending_seconds(device, load, load.upload_bytes)
 
     def download_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Time to send the weights to a device: as for an upload of the same size, or 0 where it
-        does not count.
+        """Return the time to send the weights to a device; 0 where that does not count.
+
+        It is that of an upload of the same size.
 
         Raises:
             ConfigError: the size is needed and not given.
         """
-        return (
-            self._sending_seconds(device, load, load.download_bytes)
-            if self.config.download
-            else 0.0
-        )
+        if not self.config.download:
+            return 0.0
+        return self._sending_seconds(device, load, load.download_bytes)
 
     def device_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Time of a device's part in a round: receiving where it counts, training, sending.
+        """Return the time of a device in a round: receiving if it counts, training, sending.
 
         Raises:
             ConfigError: the table does not reach this width, or a size is missing.
         """
-        received = self.download_seconds(device, load)
-        return received + self.compute_seconds(device, load) + self.upload_seconds(device, load)
+        download = self.download_seconds(device, load)
+        compute = self.compute_seconds(device, load)
+        upload = self.upload_seconds(device, load)
+        return download + compute + upload
 
     def _sending_seconds(self, device: DeviceClock, load: Load, size_bytes: int | None) -> float:
+        """Return the time to send so many bytes, or the share of ``full_bits`` instead."""
         rate = device.mbps * _BITS_PER_MEGABIT
         if self.config.upload == "full_bits":
             return self.config.full_bits / rate * load.width**2 * load.depth_share
@@ -216,47 +227,46 @@ class Clock:
         return 8 * size_bytes / rate
 
     def _sample_seconds(self, name: str, width: float) -> float:
-        times = self.table.types[
-            _known(self.table.types, name, "device type", "types")
-        ].seconds_per_sample
+        """Return the time of a type for one sample at a width."""
+        _check_name(self.table.types, name, "device type", "types")
+        times = self.table.types[name].seconds_per_sample
         if width in times:
             return times[width]
         for lower, upper in pairwise(sorted(times)):
             if lower < width < upper:
+                # On logarithmic scales a power law is a straight line.
                 share = math.log(width / lower) / math.log(upper / lower)
-                return math.exp(
-                    (1 - share) * math.log(times[lower]) + share * math.log(times[upper])
-                )
+                low = math.log(times[lower])
+                high = math.log(times[upper])
+                return math.exp((1 - share) * low + share * high)
         raise ConfigError(
             f"device type {name} has no time for width {width:g}: its table goes from "
-            f"{min(times):g} to"
-            f' {max(times):g}; add "{width:g}" = <seconds> to [types.{name}.seconds_per_sample] '
-            f"of the clock's table"
+            f'{min(times):g} to {max(times):g}; add "{width:g}" = <seconds> to '
+            f"[types.{name}.seconds_per_sample] of the clock's table"
         )
 
 
 def load_clock(config: ClockConfig) -> Clock:
-    """The clock as configured.
+    """Return the clock of a configuration.
 
-    A ConfigError where the table cannot be read, or there is something wrong in it.
+    Raises:
+        ConfigError: the table cannot be read, or there is something wrong in it.
     """
     if config.table == SHIPPED:
         text = files("simulation").joinpath("clock.toml").read_text(encoding="utf-8")
         return Clock(parse_config(text, ClockTable, source="simulation/clock.toml"), config)
     if not config.table.endswith(".toml"):
         raise ConfigError(
-            f"no clock table {config.table!r}; there is {SHIPPED!r}, or give the path of your "
-            f"own, a .toml file"
+            f"no clock table {config.table!r}; there is {SHIPPED!r}, or give the path of your own, "
+            "a .toml file"
         )
     return Clock(load_config(Path(config.table), ClockTable), config)
 
 
-def _known(table: Mapping[str, object], name: str, kind: str, key: str) -> str:
-    """The name, if the table has it."""
-    if name not in table:
-        close = closest(name, table, cutoff=0.5)
-        hint = f"did you mean {close!r}?" if close else f"it has {', '.join(table) or 'none'}"
-        raise ConfigError(
-            f"the clock's table has no {kind} {name!r}; {hint} (or add it to [{key}])"
-        )
-    return name
+def _check_name(table: Mapping[str, object], name: str, kind: str, key: str) -> None:
+    """Check that a table of the clock has a name; a ConfigError if not."""
+    if name in table:
+        return
+    close = closest(name, table, cutoff=0.5)
+    hint = f"did you mean {close!r}?" if close else f"it has {', '.join(table) or 'none'}"
+    raise ConfigError(f"the clock's table has no {kind} {name!r}; {hint} (or add it to [{key}])")

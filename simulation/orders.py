@@ -1,4 +1,4 @@
-"""What travels between a simulation and its workers, as JSON, and what an engine is."""
+"""What a simulation and its workers send each other, as JSON, and the protocol of an engine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,25 +9,44 @@ from fleet_protocol.messages import BlobRef, Instructions, TaskMetrics
 
 
 class WorkerSetup(FrozenModel):
-    """What a worker is told once."""
+    """What a worker needs once, before its first order.
 
-    artifacts: Path  # folder of the exported architecture
+    Attributes:
+        artifacts: folder of the exported architecture.
+        arch: its name.
+        data: folder of the samples.
+        parts: file with the split.
+        blobs: folder of the global versions and slices.
+        updates: folder of what is trained.
+        devices: folder for what single devices keep between rounds.
+        holdout: share of a device's samples that its sub-model is judged on.
+        augment: changes of samples.
+        backend: what trains.
+        device: of the torch backend.
+        settings: of the architecture as JSON, for the torch backend.
+        models: file with the user's architectures, for the torch backend.
+        pairs: sets of the devices' own models, dealt in turn; empty for none.
+        tasks: what each label of the data is to the devices, dealt in the same turn; None where
+            it is itself.
+        own_test: whether to judge what a device trains on its own part of the test set, not on a
+            share of its samples.
+    """
+
+    artifacts: Path
     arch: str
     data: Path
-    parts: Path  # file with the split
-    blobs: Path  # folder of the global versions and slices
+    parts: Path
+    blobs: Path
     updates: Path
-    devices: Path  # folder for what single devices keep between rounds
-    holdout: float = 0.0  # share of a device's samples that its sub-model is judged on
+    devices: Path
+    holdout: float = 0.0
     augment: tuple[str, ...] = ()
     backend: Literal["onnx", "torch"] = "onnx"
-    device: Literal["cpu", "cuda"] = "cpu"  # of the torch backend
-    settings: str = "{}"  # of the architecture as JSON, for the torch backend
-    models: Path | None = None  # file with the user's architectures, for the torch backend
-    pairs: tuple[Path, ...] = ()  # sets of the devices' own models, dealt in turn; empty for none
-    # what each label of the data is to the devices, dealt in the same turn; None where it is itself
+    device: Literal["cpu", "cuda"] = "cpu"
+    settings: str = "{}"
+    models: Path | None = None
+    pairs: tuple[Path, ...] = ()
     tasks: tuple[tuple[int, ...] | None, ...] = ()
-    # judge what a device trains on its own part of the test set, not on a share of its samples
     own_test: bool = False
 
 
@@ -84,7 +103,7 @@ class Engine(Protocol):
     def submit(self, orders: Sequence[WorkOrder]) -> None:
         """Give it work, in the order in which it should be begun; returns at once."""
 
-    def take(self, timeout_seconds: float) -> list[Finished | Failed]:
+    def receive(self, timeout_seconds: float) -> list[Finished | Failed]:
         """Wait for results; none after the timeout.
 
         Raises:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from broker_server.rounds.run_context import RunContext
-from broker_server.settings.combinations import Trait
+from broker_server.settings.traits import Trait
 from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.queries import find_run

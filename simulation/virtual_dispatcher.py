@@ -282,7 +282,7 @@ class VirtualDispatcher:
             self._now = max(self._now, until)
 
     def _receive_results(self, collection: Collection) -> None:
-        for result in self._engine.take(PATIENCE_SECONDS):
+        for result in self._engine.receive(PATIENCE_SECONDS):
             # After the death of a worker a result may come twice.
             if result.task in self._computing:
                 self._computing.discard(result.task)

@@ -1,4 +1,4 @@
-"""The house rules: who may import whom, and what a board must never load."""
+"""The layers of the code: which package may import which, and what a board must never load."""
 
 import ast
 import subprocess
@@ -19,9 +19,9 @@ ALLOWED = {
 }
 ALLOWED["reproduction"] = {*ALLOWED, "simulation"}
 ALLOWED["shoal"] = {*ALLOWED, "reproduction"}
-ROOMS = {"broker_server": ("strategies", "settings", "store", "updates", "rounds", "service")}
-"""Rooms of a package from the lowest to the highest: a room imports only itself and those before
-it.
+LAYERS = {"broker_server": ("strategies", "settings", "store", "updates", "rounds", "service")}
+"""The subpackages of a package from the lowest layer to the highest: each imports only itself and
+those before it.
 """
 MQTT = {
     "fleet_protocol.lean_client",
@@ -30,7 +30,7 @@ MQTT = {
     "fleet_protocol.transport",
     "paho",
 }
-CLOSED = {
+FORBIDDEN = {
     "broker_server.strategies": MQTT,
     "broker_server.settings": MQTT,
     "broker_server.store": MQTT,
@@ -39,7 +39,7 @@ CLOSED = {
     "simulation": {"broker_server.service"},
     "reproduction": {"broker_server.service"},
 }
-"""What a package or room must not import although it lies above it; the rounds know no MQTT."""
+"""What a package must not import although it is below; in the server only `service` knows MQTT."""
 FRONTS = ("cli", "view", "flash", "bench")
 """Packages of `shoal` for one use each. They share the modules below `shoal`; only the command line
 calls the others.
@@ -64,8 +64,9 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def within(name: str, room: str) -> bool:
-    return name == room or name.startswith(f"{room}.")
+def is_within(name: str, package: str) -> bool:
+    """Return whether a name is a package or module, or something in it."""
+    return name == package or name.startswith(f"{package}.")
 
 
 @pytest.mark.parametrize("package", ALLOWED)
@@ -79,23 +80,23 @@ def test_arrows_point_downwards(package):
 
 
 @pytest.mark.parametrize(
-    ("package", "room"), [(package, room) for package in ROOMS for room in ROOMS[package]]
+    ("package", "layer"), [(package, layer) for package in LAYERS for layer in LAYERS[package]]
 )
-def test_rooms_are_entered_from_above(package, room):
-    """A room imports no room above it."""
-    rooms = ROOMS[package]
-    above = [f"{package}.{name}" for name in rooms[rooms.index(room) + 1 :]]
-    for path in (ROOT / package / room).rglob("*.py"):
-        wrong = {name for name in imports(path) if any(within(name, other) for other in above)}
+def test_layers_import_only_what_is_below_them(package, layer):
+    """A subpackage imports none in a layer above its own."""
+    layers = LAYERS[package]
+    above = [f"{package}.{name}" for name in layers[layers.index(layer) + 1 :]]
+    for path in (ROOT / package / layer).rglob("*.py"):
+        wrong = {name for name in imports(path) if any(is_within(name, other) for other in above)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_every_file_has_a_room(package):
-    """Beside the rooms a package has no modules, and no room that the table forgot."""
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_file_has_a_layer(package):
+    """Beside its layers a package has no modules, and no subpackage that the table forgot."""
     folder = ROOT / package
     found = {path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert found == set(ROOMS[package])
+    assert found == set(LAYERS[package])
     assert {path.name for path in folder.glob("*.py")} == {"__init__.py"}
 
 
@@ -104,7 +105,7 @@ def test_fronts_do_not_import_each_other(front):
     """The page, flashing and benchmarks import neither each other nor the command line."""
     others = [f"shoal.{other}" for other in FRONTS if other != front]
     for path in (ROOT / "shoal" / front).rglob("*.py"):
-        wrong = {name for name in imports(path) if any(within(name, other) for other in others)}
+        wrong = {name for name in imports(path) if any(is_within(name, other) for other in others)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
@@ -114,16 +115,18 @@ def test_what_fronts_share_knows_none_of_them():
     for path in (ROOT / "shoal").glob("*.py"):
         if path.name == "__main__.py":
             continue
-        wrong = {name for name in imports(path) if any(within(name, front) for front in fronts)}
+        wrong = {name for name in imports(path) if any(is_within(name, front) for front in fronts)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-@pytest.mark.parametrize("room", CLOSED)
-def test_doors_that_stay_closed(room):
-    """What a room has no business with it does not import."""
-    for path in ROOT.joinpath(*room.split(".")).rglob("*.py"):
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_some_packages_below_are_forbidden(package):
+    """A package does not import what the table forbids it, although it lies below."""
+    for path in ROOT.joinpath(*package.split(".")).rglob("*.py"):
         wrong = {
-            name for name in imports(path) if any(within(name, other) for other in CLOSED[room])
+            name
+            for name in imports(path)
+            if any(is_within(name, other) for other in FORBIDDEN[package])
         }
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 

@@ -77,7 +77,11 @@ def _newest_rounds(store: Store, run: RunRecord) -> list[RoundView]:
 
 
 def _ended(rounds: Sequence[RoundView]) -> Sequence[RoundView]:
-    return [view for view in rounds if view.round.ended_at][-_NEWEST_ROUNDS:]
+    ended = []
+    for view in rounds:
+        if view.round.ended_at:
+            ended.append(view)
+    return ended[-_NEWEST_ROUNDS:]
 
 
 def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iterator[Advice]:
@@ -99,7 +103,10 @@ def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iter
 
 
 def _abandoned_rounds(rounds: Sequence[RoundView]) -> Iterator[Advice]:
-    abandoned = [view.round for view in _ended(rounds) if view.round.state is RoundState.ABANDONED]
+    abandoned = []
+    for view in _ended(rounds):
+        if view.round.state is RoundState.ABANDONED:
+            abandoned.append(view.round)
     if abandoned:
         newest = abandoned[-1]
         yield Advice(
@@ -113,13 +120,14 @@ def _abandoned_rounds(rounds: Sequence[RoundView]) -> Iterator[Advice]:
 
 def _missed_tasks(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) -> Iterator[Advice]:
     ended = _ended(rounds)
-    missed = sum(view.phases.get("missed", 0) for view in ended)
-    tasks = sum(sum(view.phases.values()) for view in ended)
+    missed = 0
+    tasks = 0
+    for view in ended:
+        missed += view.phases.get("missed", 0)
+        tasks += sum(view.phases.values())
     if not missed or missed < _MANY_MISSED * tasks:
         return
-    missing = [view for view in devices if view.missed]
-    worst = sorted(missing, key=lambda view: -view.missed)[:_SHOWN_BOARDS]
-    names = ", ".join(f"{view.device.id} ({view.missed})" for view in worst)
+    names = _most_missing(devices)
     yield Advice(
         "bad",
         "Many devices do not answer in time",
@@ -130,19 +138,35 @@ def _missed_tasks(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) ->
     )
 
 
+def _most_missing(devices: Sequence[DeviceView]) -> str:
+    """Return the devices that missed most tasks of the run, with how many."""
+    names = []
+    # The sort is stable: of equal counts the devices stay in the order of their ids.
+    worst_first = sorted(devices, key=lambda view: -view.missed)
+    for view in worst_first[:_SHOWN_BOARDS]:
+        if view.missed:
+            names.append(f"{view.device.id} ({view.missed})")
+    return ", ".join(names)
+
+
 def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
     """Compare the newest judged version with the best one."""
-    views = read_versions(store, run.id)
-    judged = [(view.score, view) for view in views if view.score is not None]
+    judged: list[tuple[float, VersionView]] = []
+    for view in read_versions(store, run.id):
+        if view.score is not None:
+            judged.append((view.score, view))
     if len(judged) < 2:
         return
+    # Of versions that were judged equal the newest is the best, as `best_version` has it.
     best_score, best = max(judged, key=lambda entry: (entry[0], entry[1].version.number))
     newest_score, _ = judged[-1]
     since = len(judged) - 1 - judged.index((best_score, best))
     config = FleetConfig.stored(run.config).evaluation
     number = best.version.number
-    best_text = f"version {number} has {shown_score(config, best_score):.4f}"
-    newest_text = f"{shown_score(config, newest_score):.4f}"
+    best_value = shown_score(config, best_score)
+    newest_value = shown_score(config, newest_score)
+    best_text = f"version {number} has {best_value:.4f}"
+    newest_text = f"{newest_value:.4f}"
     remedy = _take_version(store, run, best)
     if best_score - newest_score > _MUCH_WORSE * abs(best_score):
         title = "The newest version is much worse than an earlier one"
@@ -176,9 +200,11 @@ def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
             findings[view.device.id] = profile.findings
     if not findings:
         return
-    shown = list(findings.items())[:_SHOWN_BOARDS]
-    evidence = [f"{device}: {'; '.join(sentences)}" for device, sentences in shown]
-    more = len(findings) - len(shown)
+    evidence = []
+    for device in list(findings)[:_SHOWN_BOARDS]:
+        sentences = "; ".join(findings[device])
+        evidence.append(f"{device}: {sentences}")
+    more = len(findings) - len(evidence)
     if more:
         evidence.append(f"{more} more, see `shoal devices`")
     yield Advice(
@@ -192,12 +218,12 @@ def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
 
 def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:
     """Compare the accuracies that devices report on their own samples."""
-    evaluated = [(view.evaluation, view) for view in devices if view.evaluation]
-    accuracies = [
-        (evaluation.accuracy, view)
-        for evaluation, view in evaluated
-        if evaluation.accuracy is not None
-    ]
+    accuracies: list[tuple[float, DeviceView]] = []
+    for view in devices:
+        evaluation = view.evaluation
+        # A loss without labels, of a regression, has no accuracy to compare.
+        if evaluation and evaluation.accuracy is not None:
+            accuracies.append((evaluation.accuracy, view))
     accuracies.sort(key=lambda entry: entry[0])
     if len(accuracies) < _FEWEST_COMPARED:
         return
@@ -215,7 +241,11 @@ def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:
 
 
 def _away(run: RunRecord, devices: Sequence[DeviceView]) -> Iterator[Advice]:
-    away = [view for view in devices if view.reason and view.reason != "not drawn"]
+    away = []
+    for view in devices:
+        # A device that was not drawn lacks nothing: it may be drawn for the next round.
+        if view.reason and view.reason != "not drawn":
+            away.append(view)
     if away and not run.ended_at:
         remedy = away[0].remedy or "the reason says what to do"
         yield Advice(

@@ -165,15 +165,16 @@ def _check_content(path: Path, spec: FileSpec) -> None:
     Hashing a set of 100 MB takes 0.1 s of processor time.
     """
     try:
-        about = path.stat()
-        if about.st_size != spec.size:
-            raise ConfigError(f"{path} has {about.st_size} bytes instead of {spec.size}; {_AGAIN}")
+        status = path.stat()
+        if status.st_size != spec.size:
+            raise ConfigError(f"{path} has {status.st_size} bytes instead of {spec.size}; {_AGAIN}")
+        # Any change of the file's bytes changes one of these.
         state = (
-            about.st_dev,
-            about.st_ino,
-            about.st_mtime_ns,
-            about.st_ctime_ns,
-            about.st_size,
+            status.st_dev,
+            status.st_ino,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_size,
         )
         right = _has_digest(path, spec.digest, state)
     except OSError as error:
@@ -186,22 +187,23 @@ def _load_tier(
     root: Path, name: str, layout: Layout, chunk_bytes: int
 ) -> tuple[TierArtifacts, dict[str, Path]]:
     """Read the set in a folder with that name, and the path of each of its files by digest."""
-    place = _path(root, f"{name}/manifest.json")
-    folder = place.parent
-    data = _read(folder, place.name)
+    manifest_path = _path(root, f"{name}/manifest.json")
+    folder = manifest_path.parent
+    data = _read(folder, manifest_path.name)
     try:
         manifest = parse_manifest(data)
         tier = Tier.parse(manifest.tier)
         shapes = layout.shapes(tier)
     except (BlobError, PlanError) as error:
-        raise ConfigError(f"{place}: {error}") from error
-    if {spec.name: spec.shape for spec in manifest.parameters} != shapes:
+        raise ConfigError(f"{manifest_path}: {error}") from error
+    manifest_shapes = {spec.name: spec.shape for spec in manifest.parameters}
+    if manifest_shapes != shapes:
         raise ConfigError(
             f"{folder}: the parameters of the manifest and of layout.json differ; {_AGAIN}"
         )
     ref = blob_ref(data, chunk_bytes)
     artifacts = TierArtifacts(tier, manifest, ref, folder)
-    files = {ref.digest: place}
+    files = {ref.digest: manifest_path}
     for spec in manifest.all_files:
         path = artifacts.path(spec)
         _check_content(path, spec)
@@ -226,15 +228,15 @@ def load_artifacts(
     """
     folder = _architecture_folder(root, arch)
     layout = Layout.from_json(_read(folder, "layout.json"))
-    names = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
     tiers: list[TierArtifacts] = []
     files: dict[str, Path] = {}
-    for name in names:
+    for name in _folders_with(folder, "manifest.json"):
         tier, tier_files = _load_tier(folder, name, layout, chunk_bytes)
         tiers.append(tier)
         files.update(tier_files)
     if not tiers:
         raise ConfigError(f"{folder} holds no tier; export the architecture again")
+    # The largest tier first; of tiers of one size the order must be the same in every run.
     tiers.sort(key=lambda tier: (-tier.manifest.parameter_count, tier.tier.id))
     # The weights of the user may be a link to a file elsewhere.
     initial = weights.resolve() if weights else _initial(folder)
@@ -247,6 +249,11 @@ def load_artifacts(
     )
 
 
+def _folders_with(root: Path, file_name: str) -> list[str]:
+    """Return the names of the folders in a folder that have such a file, sorted."""
+    return sorted(path.parent.name for path in root.glob(f"*/{file_name}"))
+
+
 def _architecture_folder(root: Path, arch: str) -> Path:
     problem = name_problem(arch)
     if problem is not None:
@@ -254,9 +261,7 @@ def _architecture_folder(root: Path, arch: str) -> Path:
     folder = root / arch
     if folder.is_dir():
         return folder
-    exported = []
-    if root.is_dir():
-        exported = sorted(path.parent.name for path in root.glob("*/layout.json"))
-    known = f"it holds {', '.join(exported)}" if exported else "nothing is exported there"
+    exported = _folders_with(root, "layout.json") if root.is_dir() else []
+    content = f"it holds {', '.join(exported)}" if exported else "nothing is exported there"
     command = f"`shoal export --arch {quote(arch)} --out {quote(str(root))}`"
-    raise ConfigError(f"no architecture {arch!r} in {root} ({known}); run {command}")
+    raise ConfigError(f"no architecture {arch!r} in {root} ({content}); run {command}")

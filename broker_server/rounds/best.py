@@ -24,7 +24,8 @@ def score(config: EvaluationKeys, evaluation: Evaluation) -> float:
     if config.metric is None:
         return evaluation.rank
     values = {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
-    values |= {metric.name: metric.value for metric in evaluation.metrics}
+    for metric in evaluation.metrics:
+        values[metric.name] = metric.value
     value = values.get(config.metric)
     if value is None:
         return -math.inf
@@ -45,6 +46,7 @@ def best_version(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> V
     for version in versions:
         if version.evaluation is None:
             continue
+        # The number decides between equal scores: the newest version wins.
         key = (score(config, version.evaluation), version.number)
         if best is None or key > best_key:
             best = version
@@ -93,13 +95,14 @@ def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
     Raises:
         ConfigError: they do not.
     """
-    known = ["loss"]
+    metrics = ["loss"]
     if "correct" in recipe.loss.metrics:
-        known.append("accuracy")
-    known += [metric.name for metric in recipe.metrics]
-    if config.metric is not None and config.metric not in known:
+        metrics.append("accuracy")
+    for metric in recipe.metrics:
+        metrics.append(metric.name)
+    if config.metric is not None and config.metric not in metrics:
         raise ConfigError(
-            f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(known)};"
+            f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(metrics)};"
             " name one of these, or export with it among the metrics of [model.recipe]"
         )
 
@@ -121,9 +124,11 @@ def kept_versions(
         return tuple(versions)
     best = best_version(judging, versions)
     first = len(versions) - newest
-    return tuple(
-        version for index, version in enumerate(versions) if index >= first or version is best
-    )
+    kept = []
+    for index, version in enumerate(versions):
+        if index >= first or version is best:
+            kept.append(version)
+    return tuple(kept)
 
 
 def drop_old_weights(

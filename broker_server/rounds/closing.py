@@ -82,9 +82,14 @@ def decide(progress: Collection[TaskProgress], rule: ClosingRule, now: float) ->
     one it ends at the first of these: every device has answered, as many as wanted have, the
     deadline, all others have been away for the grace.
     """
-    waiting = [task for task in progress if not task.phase.answered]
-    phases = Counter(task.phase for task in progress)
-    received = sum(task.phase.arrived for task in progress)
+    waiting = []
+    phases: Counter[TaskPhase] = Counter()
+    received = 0
+    for task in progress:
+        phases[task.phase] += 1
+        received += task.phase.arrived
+        if not task.phase.answered:
+            waiting.append(task)
     needed = rule.needed(len(progress), phases[TaskPhase.REFUSED])
     late = now >= rule.deadline
     if received < needed:
@@ -112,16 +117,21 @@ def _end_of_patience(
 
     It is the end of the grace of the device that left last; infinite while one of them is online.
     """
-    absences = [task.left for task in waiting if task.left is not None]
-    if len(absences) < len(waiting):
-        return math.inf
-    return max(absences) + _grace(progress, rule)
+    last_left = -math.inf
+    for task in waiting:
+        if task.left is None:
+            return math.inf
+        last_left = max(last_left, task.left)
+    return last_left + _grace(progress, rule)
 
 
 def _grace(progress: Collection[TaskProgress], rule: ClosingRule) -> float:
     grace = rule.grace
     if grace is None:
-        answers = [task.answered for task in progress if task.answered is not None]
+        answers = []
+        for task in progress:
+            if task.answered is not None:
+                answers.append(task.answered)
         slowest = max(answers, default=rule.opened)
         grace = GRACE_SHARE * (slowest - rule.opened)
     return max(grace, rule.settling)

@@ -5,7 +5,7 @@ elsewhere.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -103,7 +103,11 @@ class Cohort:
     @property
     def received(self) -> list[OpenTask]:
         """Return the tasks whose updates are here."""
-        return [task for task in self.tasks.values() if task.record.phase is TaskPhase.RECEIVED]
+        received = []
+        for task in self.tasks.values():
+            if task.record.phase is TaskPhase.RECEIVED:
+                received.append(task)
+        return received
 
     def require(self, count: int, members: int) -> None:
         """Check that enough devices, or updates, are left for a sum.
@@ -175,12 +179,12 @@ class Collection:
 
     def timings(self) -> dict[str, Timing]:
         """Return when each task was answered, or since when its device is away, by task."""
-        return {
-            key: Timing(
-                answered=self._since_opening(task.answered), left=self._since_opening(task.left)
-            )
-            for key, task in self.tasks.items()
-        }
+        timings = {}
+        for key, task in self.tasks.items():
+            answered = self._since_opening(task.answered)
+            left = self._since_opening(task.left)
+            timings[key] = Timing(answered=answered, left=left)
+        return timings
 
     def _since_opening(self, moment: float | None) -> float | None:
         return None if moment is None else moment - self.rule.opened
@@ -191,13 +195,13 @@ class Collection:
 
     def unanswered_of(self, device: str) -> list[OpenTask]:
         """Return the tasks of a device that are not answered yet."""
-        return [task for task in self._by_device.get(device, ()) if not task.record.phase.answered]
+        return _without_answer(self._by_device.get(device, ()))
 
     @property
     def unanswered(self) -> list[OpenTask]:
         """Return the tasks that are not answered yet."""
         # No answer is taken back, so the list is searched only once for each that comes.
-        self._unanswered = [task for task in self._unanswered if not task.record.phase.answered]
+        self._unanswered = _without_answer(self._unanswered)
         return self._unanswered
 
     def cohorts(self) -> list[Cohort]:
@@ -210,7 +214,16 @@ class Collection:
         cohorts = []
         for (_, summing), tasks in plans.items():
             count = math.ceil(len(tasks) / SUM_LIMIT)
+            # Every count-th task, so that the parts differ by one member at most.
             for first in range(count):
                 members = {task.record.device: task for task in tasks[first::count]}
                 cohorts.append(Cohort(members, summing))
         return cohorts
+
+
+def _without_answer(tasks: Iterable[OpenTask]) -> list[OpenTask]:
+    unanswered = []
+    for task in tasks:
+        if not task.record.phase.answered:
+            unanswered.append(task)
+    return unanswered

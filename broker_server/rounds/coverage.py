@@ -98,16 +98,20 @@ def count_coverage(
     until = newest if upto is None else upto
     if until > newest:
         raise ConfigError(f"run {context.run} has no round {until}; its rounds: 1 to {newest}")
-    chosen = [
-        task
-        for task in tasks
-        if task.round <= until and tier in {None, task.tier} and device in {None, task.device}
-    ]
-    merged = [task for task in chosen if task.phase == TaskPhase.MERGED.value]
-    newest_tasks = [task for task in chosen if task.round == chosen[-1].round]
+    chosen = []
+    merged = []
+    for task in tasks:
+        if task.round > until or tier not in {None, task.tier} or device not in {None, task.device}:
+            continue
+        chosen.append(task)
+        if task.phase == TaskPhase.MERGED.value:
+            merged.append(task)
     rows = _rows(context.artifacts.layout)
     counts = _count_updates(context, rows, merged)
-    held = _count_updates(context, rows, newest_tasks)
+    held = _count_updates(context, rows, _of_last_round(chosen))
+    axes = []
+    for row in rows:
+        axes.append(_covered_axis(row, counts[row], held[row]))
     return Coverage(
         run=context.run,
         round=until,
@@ -115,8 +119,17 @@ def count_coverage(
         updates=len(merged),
         tiers=tuple(tiers),
         devices=tuple(devices),
-        axes=tuple(_covered_axis(row, counts[row], held[row]) for row in rows),
+        axes=tuple(axes),
     )
+
+
+def _of_last_round(tasks: Sequence[PlannedTask]) -> list[PlannedTask]:
+    """Return the tasks of the last round among some, which come in the order of their rounds."""
+    last_tasks = []
+    for task in tasks:
+        if task.round == tasks[-1].round:
+            last_tasks.append(task)
+    return last_tasks
 
 
 def _require_asked(
@@ -144,15 +157,26 @@ def _rows(layout: Layout) -> list[Row]:
 
     A block that no width cuts is one coordinate.
     """
-    blocks = [STEM, *(block_name(number) for number in range(1, layout.depth + 1)), HEAD]
+    blocks = [STEM]
+    for number in range(1, layout.depth + 1):
+        blocks.append(block_name(number))
+    blocks.append(HEAD)
     rows: list[Row] = []
     for block in blocks:
-        parameters = [spec for spec in layout.parameters if spec.block == block]
+        parameters = _parameters_of(layout, block)
         if not parameters:
             continue
-        axes = _width_axes(layout, parameters)
-        rows += [(block, axis) for axis in axes or [""]]
+        for axis in _width_axes(layout, parameters) or [""]:
+            rows.append((block, axis))
     return rows
+
+
+def _parameters_of(layout: Layout, block: str) -> list[Parameter]:
+    parameters = []
+    for spec in layout.parameters:
+        if spec.block == block:
+            parameters.append(spec)
+    return parameters
 
 
 def _width_axes(layout: Layout, parameters: Sequence[Parameter]) -> list[str]:
@@ -172,9 +196,18 @@ def _count_updates(
 ) -> dict[Row, Floats]:
     """Count for each unit of each row how many updates of the tasks held it."""
     layout = context.artifacts.layout
-    counts = {row: np.zeros(layout.axes[row[1]].size if row[1] else 1) for row in rows}
-    times = Counter((task.plan_key, task.version) for task in tasks)
-    by_plan = {(task.plan_key, task.version): task for task in tasks}
+    counts: dict[Row, Floats] = {}
+    for row in rows:
+        _, axis = row
+        size = layout.axes[axis].size if axis else 1
+        counts[row] = np.zeros(size)
+    # Devices may share a plan, which is then made once for all their updates.
+    times: Counter[tuple[str, int]] = Counter()
+    by_plan: dict[tuple[str, int], PlannedTask] = {}
+    for task in tasks:
+        planned = (task.plan_key, task.version)
+        times[planned] += 1
+        by_plan[planned] = task
     static_plans: dict[str, Plan] = {}  # which are the same for every version
     for (key, version), updates in times.items():
         plan = static_plans.get(key)
@@ -202,7 +235,7 @@ def _held_share(layout: Layout, plan: Plan, row: Row) -> Floats | float:
     block, axis = row
     if not axis:
         return 1.0
-    names = {spec.name for spec in layout.parameters if spec.block == block}
+    names = {spec.name for spec in _parameters_of(layout, block)}
     own = []
     for (name, _, override_axis), units in plan.overrides.items():
         if override_axis == axis and name in names:

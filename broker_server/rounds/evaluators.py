@@ -45,16 +45,24 @@ def open_evaluators(context: RunContext) -> Evaluators:
     contracts = FleetContracts(context)
     if config.data is None:
         return Evaluators(contracts=contracts.by_tier(), terms=context.config.contract)
-    further = [tier for tier in context.judged_beside if tier is not context.judged]
+    further = []
+    for tier in context.judged_beside:
+        if tier is not context.judged:
+            further.append(tier)
     if config.statistics == "query":
         _require_no_statistics(further)
     halt = Halt()
     # The test set of the judged tier is read first: those of the further tiers must agree with it.
     judged = _open_evaluator(context, contracts, context.judged, halt)
-    by_tier = {tier.tier.id: _open_evaluator(context, contracts, tier, halt) for tier in further}
+    by_tier = {}
+    for tier in further:
+        by_tier[tier.tier.id] = _open_evaluator(context, contracts, tier, halt)
+    beside = []
+    for tier in context.judged_beside:
+        beside.append(by_tier.get(tier.tier.id, judged))
     return Evaluators(
         judged,
-        tuple(by_tier.get(tier.tier.id, judged) for tier in context.judged_beside),
+        tuple(beside),
         apart=not config.awaited,
         contracts=contracts.by_tier(),
         terms=contracts.settled(),

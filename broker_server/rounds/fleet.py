@@ -68,12 +68,12 @@ class Fleet:
         Returns:
             Ids of the known devices that stopped to be members, or are members again.
         """
-        known = set(self._online)
+        devices = set(self._online)
         for device, profile in self._profiles.items():
             if profile is not None:
-                known.add(device)
+                devices.add(device)
         before = self._not_members
-        self._not_members = known - set(members)
+        self._not_members = devices - set(members)
         return sorted(before ^ self._not_members)
 
     # Which devices are online.

@@ -22,6 +22,7 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.evaluators import Evaluators
 from broker_server.rounds.norm_statistics import Statistics, batch_statistics, has_statistics
+from broker_server.rounds.round_records import sent_digests
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.statistics_query import StatisticsMissingError, StatisticsQuery
 from broker_server.rounds.stopping import StopRequested
@@ -126,10 +127,12 @@ class Judge:
     def resume(self) -> None:
         """Judge the newest closed round again if a server was killed while it did."""
         rounds = self._store.rounds(self._context.run)
-        closed = [record for record in rounds if record.state is RoundState.CLOSED]
-        if not closed:
+        newest: RoundRecord | None = None
+        for record in rounds:
+            if record.state is RoundState.CLOSED:
+                newest = record
+        if newest is None:
             return
-        newest = closed[-1]
         version = self._store.version(newest.run, newest.version + 1)
         if version is None or version.round != newest.number:
             return
@@ -288,6 +291,5 @@ class Judge:
         digests = {version.digest}
         last = self._store.last_round(version.run)
         if last is not None:
-            for task in self._store.tasks(version.run, last.number, "train"):
-                digests.update(choice.weights.digest for choice in task.choices)
+            digests |= sent_digests(self._store.tasks(version.run, last.number, "train"))
         return digests

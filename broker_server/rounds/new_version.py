@@ -16,7 +16,7 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.planning import compiled_plans
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
-from broker_server.settings.combinations import Trait
+from broker_server.settings.traits import Trait
 from broker_server.store import Outcome, TaskRecord, VersionRecord
 from broker_server.strategies.strategy import GlobalModel
 from broker_server.updates.combine import Asked, choose_merge
@@ -47,7 +47,8 @@ def begin_folding(
         services: where updates lie.
         old: the version that the round starts from.
     """
-    plans = compiled_plans(context, [task.record for task in opened.values()])
+    tasks = [task.record for task in opened.values()]
+    plans = compiled_plans(context, tasks)
 
     @lru_cache(MOST_SENT)
     def sent(digest: str) -> Tensors:
@@ -74,8 +75,10 @@ def begin_folding(
         )
 
     base = _base(context, services.blobs, old)
-    tasks = [task.record for task in opened.values()]
-    asked = [(task.plan_key, plans[task.version, task.plan_key]) for task in tasks]
+    asked = []
+    for task in tasks:
+        plan = plans[task.version, task.plan_key]
+        asked.append((task.plan_key, plan))
     merge = choose_merge(
         context.strategy.merge,
         base.noise,
@@ -105,7 +108,7 @@ def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
         StorageError: the disk is full.
     """
     weights = context.artifacts.initial_weights()
-    heads = context.artifacts.initial_heads(item.tier for item in context.tiers)
+    heads = context.artifacts.initial_heads(tier_set.tier for tier_set in context.tiers)
     begin = context.strategy.begin
     state = begin(weights, heads) if begin is not None and heads else {}
     return _version(context, blobs, GlobalModel(weights, state), number=0, round_number=0)
@@ -152,12 +155,11 @@ def make_version(
     weights = {spec.name: new.weights[spec.name] for spec in parameters}
     model = GlobalModel(weights, new.state)
     version = _version(context, services.blobs, model, number=old.number + 1, round_number=number)
-    outcomes = screened.outcomes
+    outcomes = dict(screened.outcomes)
     if not context.keeps(Trait.ONE_VERSION):
-        outcomes = {
-            task: _noting_staleness(outcome, number, base.weight_of(tasks[task].version))
-            for task, outcome in outcomes.items()
-        }
+        for task, outcome in screened.outcomes.items():
+            weight = base.weight_of(tasks[task].version)
+            outcomes[task] = _noting_staleness(outcome, number, weight)
     services.store.add_version(version, outcomes)
     return version
 
@@ -189,12 +191,13 @@ def _report_refusals(
 
 
 def _is_finite(model: GlobalModel) -> bool:
-    # The extremes tell it without an array of flags as large as the model.
-    return all(
-        np.isfinite(value.min()) and np.isfinite(value.max())
-        for value in model.weights.values()
-        if value.size
-    )
+    for value in model.weights.values():
+        if not value.size:
+            continue
+        # The extremes suffice, without an array of flags as large as the model.
+        if not (np.isfinite(value.min()) and np.isfinite(value.max())):
+            return False
+    return True
 
 
 def _noting_staleness(outcome: Outcome, number: int, weight: float) -> Outcome:
@@ -203,10 +206,9 @@ def _noting_staleness(outcome: Outcome, number: int, weight: float) -> Outcome:
 
 
 def _blame(screened: Screened, tasks: Mapping[str, TaskRecord]) -> str:
-    norms = {
-        tasks[task].device: screened.outcomes[task].screening.norm
-        for task in screened.folding.folded
-    }
+    norms: dict[str, float] = {}
+    for task in screened.folding.folded:
+        norms[tasks[task].device] = screened.outcomes[task].screening.norm
     worst = max(norms, key=norms.__getitem__)
     return (
         f"the merged weights are not finite; the largest update is that of {worst},"

@@ -52,13 +52,20 @@ def combine_statistics(
     Returns:
         float32 vectors; computed in float64.
     """
-    total = float(sum(batches for batches, _ in answers))
+    batch_count = 0
+    for batches, _ in answers:
+        batch_count += batches
+    total = float(batch_count)
     combined: Statistics = {}
     for norm in norms:
         mean_name = statistic_mean(norm)
         variance_name = statistic_variance(norm)
-        means = [_Share(batches / total, answer[mean_name]) for batches, answer in answers]
-        variances = [_Share(batches / total, answer[variance_name]) for batches, answer in answers]
+        means = []
+        variances = []
+        for batches, answer in answers:
+            share = batches / total
+            means.append(_Share(share, answer[mean_name]))
+            variances.append(_Share(share, answer[variance_name]))
         mean = _weighted_sum(means)
         variance = _weighted_sum(variances)
         if rule == "pooled":
@@ -135,7 +142,11 @@ def batch_statistics(
         count += 1
         outputs = run_graph(session, names, {**inputs, "x": x}, data.source)
         for name, value in zip(names, outputs, strict=True):
-            sums[name] = sums[name] + value if name in sums else np.asarray(value, np.float64)
+            # The first batch makes the sum float64, and so the batches are added up in float64.
+            if name in sums:
+                sums[name] = sums[name] + value
+            else:
+                sums[name] = np.asarray(value, np.float64)
     data.check_kept()
     if not count:
         raise DataError("the test set has no batch of two samples, so batch norm has no statistics")

@@ -70,9 +70,10 @@ def plan_round(
     tasks = []
     for assignment in chosen:
         device = assignment.device
-        choices = [
-            cutting.choice(device, tier) for tier in context.strategy.offer(assignment.tier.tier)
-        ]
+        choices = []
+        for tier in context.strategy.offer(assignment.tier.tier):
+            choices.append(cutting.choice(device, tier))
+        # The first choice is the default; where a device may choose its tier, the others follow.
         task = TaskRecord(
             id=task_id(context.run, number, "train", device),
             run=context.run,
@@ -215,9 +216,13 @@ def open_collection(
         rule: when the collection closes.
     """
     kind = tasks[0].kind
-    versions = {task.version for task in tasks}
-    instructions = {version: context.instructions(kind, version) for version in versions}
-    open_tasks = {task.id: _open_task(context, task, instructions[task.version]) for task in tasks}
+    instructions: dict[int, Instructions] = {}
+    open_tasks = {}
+    for task in tasks:
+        if task.version not in instructions:
+            instructions[task.version] = context.instructions(kind, task.version)
+        open_tasks[task.id] = _open_task(context, task, instructions[task.version])
+    # Tasks that are taken over from earlier rounds have the numbers of these.
     number = max(task.round for task in tasks)
     return Collection(number=number, kind=kind, tasks=open_tasks, rule=rule)
 
@@ -225,9 +230,10 @@ def open_collection(
 def _open_task(context: RunContext, task: TaskRecord, instructions: Instructions) -> OpenTask:
     tiers = context.artifacts.tiers
     contract = {"contract": context.contracts.get(task.tier)}
+    manifests = {choice.tier: tiers[choice.tier].manifest for choice in task.choices}
     return OpenTask(
         task,
         tiers[task.tier].manifest,
-        manifests={choice.tier: tiers[choice.tier].manifest for choice in task.choices},
+        manifests=manifests,
         instructions=instructions.model_copy(update=contract),
     )

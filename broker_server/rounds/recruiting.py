@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.round_records import training_tasks
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.tier_assignment import Assignment, assign, choose, count_wanted, why_unfit
+from broker_server.rounds.tier_assignment import (
+    Assignment,
+    assign,
+    choose,
+    count_wanted,
+    tier_names,
+    why_unfit,
+)
 from broker_server.store import LeftOut
 from broker_server.updates.quarantine import quarantined
 from fleet_protocol import control
@@ -55,10 +62,11 @@ class _Recruiting:
         self._fleet = services.dispatcher.fleet
         self._version = version
         self._number = number
+        self._quarantine: dict[str, int] = {}
         quarantine = quarantined(services.store, context.run, context.config.robust)
-        self._quarantine = {
-            device: until for device, until in quarantine.items() if number <= until
-        }
+        for device, until in quarantine.items():
+            if number <= until:
+                self._quarantine[device] = until
         tasks = training_tasks(context, services.store, number)
         self._busy = {task.device for task in tasks}  # with a task of an earlier round
         self._unfit: Mapping[str, str] = {}  # why devices cannot take part, as last reported
@@ -154,8 +162,10 @@ class _Recruiting:
         config = self._config.round
         online = self._fleet.online
         reasons = sorted({**self._unfit, **self._fleet.declined}.items())[:_MOST_REASONS]
-        declined = "".join(f"{device}: {reason}. " for device, reason in reasons)
-        tiers = ", ".join(tier.tier.id for tier in self._context.tiers)
+        declined = ""
+        for device, reason in reasons:
+            declined += f"{device}: {reason}. "
+        tiers = tier_names(self._context.tiers)
         return (
             f"{eligible} eligible devices after {config.wait_seconds:g} s, {config.min_devices}"
             f" needed; {len(online)} online: {', '.join(online) or 'none'}. {declined}"
@@ -192,6 +202,8 @@ class _Recruiting:
 def _without(
     assignments: Mapping[str, Assignment], absent: Collection[str]
 ) -> dict[str, Assignment]:
-    return {
-        device: assignment for device, assignment in assignments.items() if device not in absent
-    }
+    present = {}
+    for device, assignment in assignments.items():
+        if device not in absent:
+            present[device] = assignment
+    return present

@@ -23,7 +23,10 @@ def clean_up(
     """
     waiting = training_tasks(context, services.store, record.number + 1)
     waiting_ids = {task.id for task in waiting}
-    finished = [task for task in tasks if task.id not in waiting_ids]
+    finished = []
+    for task in tasks:
+        if task.id not in waiting_ids:
+            finished.append(task)
     waiting_weights = sent_digests(waiting)
     finished_weights = sent_digests(finished) - waiting_weights
     services.dispatcher.blobs.withdraw(finished_weights)
@@ -45,7 +48,11 @@ def _old_states(store: Store, run: str) -> set[str]:
     A run continues with the newest state of the server optimizer only, and states may be large.
     """
     *before, newest = store.versions(run, last=2)
-    states = {version.state_digest for version in before if version.state_digest is not None}
+    states: set[str] = set()
+    for version in before:
+        if version.state_digest is not None:
+            states.add(version.state_digest)
+    # Both versions share a blob where a round has left the state as it was.
     return states - {newest.state_digest}
 
 

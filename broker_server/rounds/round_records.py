@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from broker_server.rounds.run_context import RunContext
-from broker_server.settings.combinations import Trait
+from broker_server.settings.traits import Trait
 from broker_server.store import Store, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundState
 from fleet_protocol.errors import StorageError
@@ -43,4 +43,8 @@ def are_retries_used_up(context: RunContext, store: Store) -> bool:
 
 def sent_digests(tasks: Iterable[TaskRecord]) -> set[str]:
     """Return the digests of the weights that tasks offer to devices."""
-    return {choice.weights.digest for task in tasks for choice in task.choices}
+    digests: set[str] = set()
+    for task in tasks:
+        for choice in task.choices:
+            digests.add(choice.weights.digest)
+    return digests

@@ -4,7 +4,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,15 +13,14 @@ from broker_server.rounds.best import require_metric
 from broker_server.rounds.run_checks import require_inputs, require_recipe, require_warmup
 from broker_server.rounds.tier_assignment import require_levels, usable_tiers
 from broker_server.settings.combinations import (
-    Method,
-    Trait,
     features_of,
     keeps,
-    method_features,
     method_settings,
     require_together,
 )
 from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.method_features import Method, method_features
+from broker_server.settings.traits import Trait
 from broker_server.store.privacy_spent import require_accountant
 from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
@@ -106,7 +105,10 @@ class RunContext:
         fields = list(_MEANING)
         if self.config.train.optimizer_state == "keep":
             fields.append("states")
-        differing = [name for name in fields if getattr(old, name) != getattr(new, name)]
+        differing = []
+        for name in fields:
+            if getattr(old, name) != getattr(new, name):
+                differing.append(name)
         if old.recipe.loss != new.recipe.loss:
             differing.append("recipe.loss")
         differing += [f"graph {name}" for name in old.graphs.keys() - new.graphs.keys()]
@@ -273,7 +275,7 @@ def prepare_run(
         [tier_set.tier for tier_set in allowed],
         config.server_optimizer,
     )
-    tiers = tuple(tier_set for tier_set in allowed if tier_set.tier in strategy.tiers)
+    tiers = _tiers_in_use(allowed, strategy)
     require_levels(tiers, config.tiers)
     context = RunContext(run, config, artifacts, tiers, strategy, noise)
     asked = context.instructions("train", 0)
@@ -289,12 +291,24 @@ def prepare_run(
     return context
 
 
+def _tiers_in_use(
+    allowed: Sequence[TierArtifacts], strategy: Strategy
+) -> tuple[TierArtifacts, ...]:
+    """Return the allowed tiers that a strategy trains, in their order."""
+    in_use = []
+    for tier_set in allowed:
+        if tier_set.tier in strategy.tiers:
+            in_use.append(tier_set)
+    return tuple(in_use)
+
+
 def _method_of(context: RunContext, asked: Instructions) -> Method:
     config = context.config
     layout = context.artifacts.layout
-    own_heads = tuple(
-        tier_set.tier.id for tier_set in context.tiers if layout.own_head(tier_set.tier)
-    )
+    own_heads = []
+    for tier_set in context.tiers:
+        if layout.own_head(tier_set.tier):
+            own_heads.append(tier_set.tier.id)
     judged = config.evaluation.data is not None
     queries = judged and config.evaluation.statistics == "query"
     return Method(
@@ -302,7 +316,7 @@ def _method_of(context: RunContext, asked: Instructions) -> Method:
         asked=asked,
         moving=context.moving,
         shared_plans=_shared_plans(context),
-        own_heads=own_heads,
+        own_heads=tuple(own_heads),
         judged=judged,
         statistics=queries and bool(context.judged.manifest.statistics),
         pieces=config.train.micro_batch is not None,
@@ -313,9 +327,9 @@ def _method_of(context: RunContext, asked: Instructions) -> Method:
 def _shared_plans(context: RunContext) -> bool:
     """Return whether any two devices of a tier have the same plan."""
     for tier_set in context.tiers:
-        requests = [PlanRequest(tier_set.tier, device, 0, 0) for device in ("one", "other")]
-        keys = {context.strategy.plan(request).key for request in requests}
-        if len(keys) > 1:
+        first = context.strategy.plan(PlanRequest(tier_set.tier, "one", 0, 0))
+        second = context.strategy.plan(PlanRequest(tier_set.tier, "other", 0, 0))
+        if first.key != second.key:
             return False
     return True
 

@@ -9,8 +9,9 @@ import numpy as np
 from broker_server.rounds.round_records import read_version
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
-from broker_server.settings.combinations import Trait
+from broker_server.settings.traits import Trait
 from broker_server.store import Store, TaskRecord
+from broker_server.store.task_records import Alternative
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
 from broker_server.updates.distance import measure
 from fleet_protocol.blob_store import BlobStore
@@ -52,7 +53,10 @@ def store_sent_weights(
     size = sum(map(len, chunks))
     loss = 0.0
     if encoding != "fp32":
-        norm = math.sqrt(sum(float(np.vdot(tensor, tensor)) for tensor in weights.values()))
+        squares = []
+        for tensor in weights.values():
+            squares.append(float(np.vdot(tensor, tensor)))
+        norm = math.sqrt(sum(squares))
         lost_norm = measure(open_weights(blobs.path(digest)), weights).norm
         loss = lost_norm / (norm or 1.0)
     ref = BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes)
@@ -84,7 +88,11 @@ def restore_sent_weights(
         RefusedError: weights cannot be encoded.
         StorageError: the disk is full, or lacks a version.
     """
-    choices = {choice.weights.digest: (task, choice) for task in tasks for choice in task.choices}
+    # Devices that share a plan share its blob: any of their tasks says how to cut it.
+    choices: dict[str, tuple[TaskRecord, Alternative]] = {}
+    for task in tasks:
+        for choice in task.choices:
+            choices[choice.weights.digest] = (task, choice)
     for digest, (task, choice) in choices.items():
         version = read_version(context, store, task.version)
         # A device that is sent the whole model is sent the blob of the version itself.

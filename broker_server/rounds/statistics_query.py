@@ -100,19 +100,28 @@ class StatisticsQuery:
         """Return devices that still train, and those whose updates were refused."""
         context = self._context
         late = training_tasks(context, self._store, record.number + 1)
-        unavailable = {task.device for task in late if not task.phase.answered}
-        unavailable |= {task.device for task in trained if task.phase is TaskPhase.REFUSED}
+        unavailable: set[str] = set()
+        for task in late:
+            if not task.phase.answered:
+                unavailable.add(task.device)
+        for task in trained:
+            if task.phase is TaskPhase.REFUSED:
+                unavailable.add(task.device)
         quarantine = quarantined(self._store, context.run, context.config.robust)
-        unavailable |= {device for device, until in quarantine.items() if record.number <= until}
+        for device, until in quarantine.items():
+            if record.number <= until:
+                unavailable.add(device)
         return unavailable
 
     def _wait_for_trained(self, trained: Sequence[TaskRecord]) -> None:
         """Wait until the devices that trained are online, or a server that starts has settled."""
-        merged = {task.device for task in trained if task.phase is TaskPhase.MERGED}
-        while (
-            not merged <= set(self._dispatcher.fleet.online)
-            and self._dispatcher.now() < self._settled
-        ):
+        merged: set[str] = set()
+        for task in trained:
+            if task.phase is TaskPhase.MERGED:
+                merged.add(task.device)
+        while self._dispatcher.now() < self._settled:
+            if merged <= set(self._dispatcher.fleet.online):
+                return
             self._dispatcher.pump(self._settled)
 
     def _closing_rule(self, asked: int) -> ClosingRule:

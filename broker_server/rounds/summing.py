@@ -26,7 +26,10 @@ def sum_up(services: Services, collection: Collection) -> str:
     """
     lost = "no update came"
     # A device may answer while its cohort is added up, so cohorts are chosen before the first is.
-    cohorts = [cohort for cohort in collection.cohorts() if cohort.received]
+    cohorts = []
+    for cohort in collection.cohorts():
+        if cohort.received:
+            cohorts.append(cohort)
     for cohort in cohorts:
         added, why = _sum_cohort(services, cohort)
         if not added:
@@ -35,7 +38,9 @@ def sum_up(services: Services, collection: Collection) -> str:
             if task not in added:
                 services.store.settle([task.record.id], TaskPhase.MISSED, why)
                 task.record = replace(task.record, phase=TaskPhase.MISSED, detail=why)
-    count = sum(len(cohort.received) for cohort in cohorts)
+    count = 0
+    for cohort in cohorts:
+        count += len(cohort.received)
     enough = count and count >= collection.rule.needed(len(collection.tasks), 0)
     return "" if enough else lost
 

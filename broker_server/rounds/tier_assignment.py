@@ -38,7 +38,11 @@ def usable_tiers(
             raise ConfigError(
                 f"tiers.allowed: no tier {tier!r} is exported; there are {', '.join(tiers)}"
             )
-    return tuple(artifacts for tier, artifacts in tiers.items() if tier in config.allowed)
+    allowed = []
+    for tier, artifacts in tiers.items():
+        if tier in config.allowed:
+            allowed.append(artifacts)
+    return tuple(allowed)
 
 
 def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
@@ -57,7 +61,7 @@ def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
         if level.weight and not exported:
             raise PlanError(
                 f"tiers.levels: level {level.name} is width {width:g} of the global model, but the"
-                f" tiers in use are {_names(tiers)}; export that width or change the levels"
+                f" tiers in use are {tier_names(tiers)}; export that width or change the levels"
             )
 
 
@@ -84,6 +88,16 @@ def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
     return profile.memory_below is None or memory < profile.memory_below
 
 
+def _fitting_tiers(
+    profile: Profile, tiers: Sequence[TierArtifacts], memory_share: float
+) -> list[TierArtifacts]:
+    fitting = []
+    for tier in tiers:
+        if fits(profile, tier, memory_share):
+            fitting.append(tier)
+    return fitting
+
+
 def why_unfit(profile: Profile, tiers: Sequence[TierArtifacts], config: TiersConfig) -> str:
     """Return why a device cannot take part in a run, with what to do; empty where it can."""
     if profile.unable:
@@ -94,14 +108,15 @@ def why_unfit(profile: Profile, tiers: Sequence[TierArtifacts], config: TiersCon
         return "it has no training samples; look at [data] of its device.toml"
     if config.exclude_smaller:
         tiers = tiers[:1]
-    if any(fits(profile, tier, config.memory_share) for tier in tiers):
+    if _fitting_tiers(profile, tiers, config.memory_share):
         return ""
     if profile.lowered:
         return profile.lowered
     least = min(tiers, key=lambda tier: tier.manifest.peak_memory_bytes)
     depth = "" if profile.max_depth is None else f", max_depth {profile.max_depth}"
     return (
-        f"none of the tiers {_names(tiers)} fits it: it has max_width {profile.max_width:g}{depth}"
+        f"none of the tiers {tier_names(tiers)} fits it: it has max_width"
+        f" {profile.max_width:g}{depth}"
         f" and {profile.free_ram_bytes} bytes of free memory, of which {config.memory_share:.0%}"
         f" may be used; {least.tier.id} needs {least.manifest.peak_memory_bytes} bytes"
     )
@@ -133,7 +148,7 @@ def assign(
     fitting: dict[str, list[TierArtifacts]] = {}
     for device, profile in profiles.items():
         if not why_unfit(profile, tiers, config):
-            fitting[device] = [tier for tier in tiers if fits(profile, tier, config.memory_share)]
+            fitting[device] = _fitting_tiers(profile, tiers, config.memory_share)
     widths = _level_widths(sorted(fitting), config, seed, version)
     assignments: dict[str, Assignment] = {}
     for device, device_tiers in fitting.items():
@@ -161,7 +176,10 @@ def _level_widths(
         rates = assign_fix(mix, len(devices))
     else:
         rates = assign_dynamic(mix, len(devices), seed=seed, round_index=version)
-    return {device: mix.width(rate) for device, rate in zip(devices, rates, strict=True)}
+    widths = {}
+    for device, rate in zip(devices, rates, strict=True):
+        widths[device] = mix.width(rate)
+    return widths
 
 
 # The devices of a round.
@@ -208,5 +226,6 @@ def _share_of(share: float, count: int) -> int:
     return math.ceil(round(share * count, 9))
 
 
-def _names(tiers: Sequence[TierArtifacts]) -> str:
+def tier_names(tiers: Sequence[TierArtifacts]) -> str:
+    """Return the ids of tiers for a message."""
     return ", ".join(tier.tier.id for tier in tiers)

@@ -1,6 +1,4 @@
-"""A stored global version as one of its tiers: all weights that the tier's devices compute with, by
-their names.
-"""
+"""A stored global version as one of its tiers, with all weights that the tier computes with."""
 
 import os
 from dataclasses import dataclass, replace
@@ -59,8 +57,9 @@ def stored_context(
 
 
 def _numbers_of(stored: str) -> FleetConfig:
-    """Return the database's configuration without test sets, since a changed one could name any
-    file or function.
+    """Return the database's configuration without test sets.
+
+    A changed database could name any file or function as a test set.
     """
     config = FleetConfig.stored(stored)
     judging = config.evaluation.model_copy(update={"data": None, "tier_data": {}})

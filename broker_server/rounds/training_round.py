@@ -23,7 +23,7 @@ from broker_server.rounds.round_records import (
 )
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.summing import sum_up
-from broker_server.settings.combinations import Trait
+from broker_server.settings.traits import Trait
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from broker_server.store.privacy_spent import epsilon_by_round
@@ -185,7 +185,10 @@ class TrainingRound:
             version = self._make_version(tasks)
         if version.number >= self._context.config.round.rounds:
             # Nobody continues beyond the last round.
-            open_tasks = [task.id for task in tasks if not task.phase.answered]
+            open_tasks = []
+            for task in tasks:
+                if not task.phase.answered:
+                    open_tasks.append(task.id)
             self._store.settle(open_tasks, TaskPhase.MISSED)
         return version
 
@@ -196,8 +199,12 @@ class TrainingRound:
             # The server was restarted after the collection: its updates are folded again.
             rule = ClosingRule(share=1.0, wanted=1, opened=0.0, deadline=0.0)
             folding = self._begin_folding(open_collection(self._context, tasks, rule))
-        folding.advance({task.id: _final_phase(task) for task in tasks})
-        by_id = {task.id: task for task in tasks}
+        phases = {}
+        by_id = {}
+        for task in tasks:
+            phases[task.id] = _final_phase(task)
+            by_id[task.id] = task
+        folding.advance(phases)
         version = make_version(self._context, self._services, by_id, old, folding)
         if isinstance(version, str):
             raise RoundGivenUp(version)
@@ -250,9 +257,9 @@ class TrainingRound:
         the store no longer lists them for any round.
         """
         tasks = training_tasks(self._context, self._store, self._record.number)
-        known = {task.id for task in tasks}
+        listed = {task.id for task in tasks}
         for asked in self._asked:
-            task = None if asked.id in known else self._store.task(asked.id)
+            task = None if asked.id in listed else self._store.task(asked.id)
             if task is not None:
                 tasks.append(task)
         return sorted(tasks, key=lambda task: task.device)
@@ -294,14 +301,19 @@ class TrainingRound:
         epsilon = None
         if run is not None:
             epsilon = epsilon_by_round(self._store, run).get(self._record.number)
-        merged = [task for task in trained if task.phase is TaskPhase.MERGED]
-        missing = [task for task in trained if task.phase is not TaskPhase.MERGED]
+        merged = []
+        missing = []
+        for task in trained:
+            if task.phase is TaskPhase.MERGED:
+                merged.append(task)
+            else:
+                missing.append(task.device)
         event = control.RoundClosed(
             **self._reporter.stamp,
             round=self._record.number,
             version=version.number,
             merged=_tiers(merged),
-            missing=tuple(task.device for task in missing),
+            missing=tuple(missing),
             evaluation=judgement.evaluation,
             note=judgement.note,
             round_seconds=time.monotonic() - self._began,

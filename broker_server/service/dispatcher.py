@@ -159,9 +159,9 @@ class MqttDispatcher:
                 self._offers.count_silent()
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + PATIENCE_SECONDS
-            self._keep_house()
+            self._do_maintenance()
 
-    def _keep_house(self) -> None:
+    def _do_maintenance(self) -> None:
         """Report and store what was counted in memory."""
         dropped = self._inbox.dropped - self._dropped
         self._dropped = self._inbox.dropped

@@ -1,8 +1,8 @@
 """The way of an update, from the packet to the sum, module by module.
 
     packet
-      -> service.uploads or service.receiver   chunks of one task, until all are there
-      -> service.partial_uploads               the whole, with the digest that was announced
+      -> service.routing                       the handler of its topic (in a receiver: its own)
+      -> service.reassembly                    chunks of one task, until all are there
       -> updates.intake                        opened, decoded, checked, measured: once
       -> store                                 committed; only then the device is told
       -> updates.folding                       in the order of the devices' ids

@@ -103,13 +103,16 @@ def _norm_bounds(
 ) -> dict[str, float | None]:
     """Return the largest norm of every tier; None for any."""
     # The root of the mean square of an entry makes updates of different sizes comparable.
-    roots = [update.norm / math.sqrt(update.values) for update in updates if update.values]
+    roots = []
     by_tier: dict[str, list[Measured]] = {}
     for update in updates:
         by_tier.setdefault(update.tier, []).append(update)
+        if update.values:
+            roots.append(update.norm / math.sqrt(update.values))
     bounds: dict[str, float | None] = {}
     for tier, own in by_tier.items():
         peers = [update.norm for update in own]
+        # A tier may have one board alone, so norms of earlier rounds count with those of this one.
         peers += earlier.get(tier, ())
         middle = lower_median(peers) if len(peers) >= PEERS else 0.0
         if len(roots) > 1 and len(own) < PEERS:

@@ -22,13 +22,15 @@ def expected_shapes(expected: Expected) -> dict[str, tuple[int, ...]]:
     mean and a variance for each static batch norm.
     """
     manifest = expected.manifest
-    if expected.task.kind == "train":
-        stays = expected.instructions.stays
-        return {spec.name: spec.shape for spec in manifest.parameters if spec.name not in stays}
     shapes: dict[str, tuple[int, ...]] = {}
-    for spec in manifest.statistics:
-        shapes[statistic_mean(spec.name)] = (spec.channels,)
-        shapes[statistic_variance(spec.name)] = (spec.channels,)
+    if expected.task.kind == "train":
+        for spec in manifest.parameters:
+            if spec.name not in expected.instructions.stays:
+                shapes[spec.name] = spec.shape
+        return shapes
+    for norm in manifest.statistics:
+        shapes[statistic_mean(norm.name)] = (norm.channels,)
+        shapes[statistic_variance(norm.name)] = (norm.channels,)
     return shapes
 
 
@@ -140,7 +142,8 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
     shapes = expected_shapes(expected)
     dtype = "float32"
     if expected.masked:
-        shapes = {MASKED: (sum(map(math.prod, shapes.values())),)}
+        values = sum(map(math.prod, shapes.values()))
+        shapes = {MASKED: (values,)}
         dtype = "uint32"
     foreign = tensors.keys() - shapes.keys()
     if foreign:

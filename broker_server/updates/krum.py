@@ -29,10 +29,13 @@ def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
         updates: with the same tensors, by task.
     """
     tensors = list(updates.values())
-    total = np.zeros((len(tensors), len(tensors)))
+    count = len(tensors)
+    total = np.zeros((count, count))
     for name in tensors[0]:
         rows = [update[name].reshape(-1) for update in tensors]
-        for start in range(0, rows[0].size, _BLOCK):
+        size = rows[0].size
+        # The order of tensors and blocks decides the bits of the scores.
+        for start in range(0, size, _BLOCK):
             end = start + _BLOCK
             blocks = np.stack([row[start:end] for row in rows])
             total += _block_distances(blocks.astype(np.float64))
@@ -44,7 +47,9 @@ def _block_distances(block: NDArray[np.float64]) -> NDArray[np.float64]:
     block -= block.mean(axis=0)
     products = block @ block.T
     squares = np.diag(products)
-    distances: NDArray[np.float64] = squares[:, None] + squares[None, :] - 2 * products
+    # For each pair |a|^2 + |b|^2 - 2 a.b, which is |a - b|^2.
+    sums = squares[:, None] + squares[None, :]
+    distances: NDArray[np.float64] = sums - 2 * products
     return distances
 
 
@@ -68,4 +73,7 @@ def left_out(updates: Mapping[str, Tensors], faulty: float) -> tuple[str, ...]:
     # Stable, so that of equal scores the same update is left out in every run.
     order = np.argsort(-scores, kind="stable")
     tasks = list(updates)
-    return tuple(tasks[index] for index in order[:bad])
+    worst = []
+    for index in order[:bad]:
+        worst.append(tasks[index])
+    return tuple(worst)

@@ -63,7 +63,8 @@ def put_on(base: Base, update: Update) -> Update:
     weight = base.weight_of(update.task.version)
     weights = {}
     for name, value in update.weights.items():
-        change = value.astype(np.float64) - sent[name]
+        new = value.astype(np.float64)
+        change = new - sent[name]
         moved = current[name] + weight * change
         weights[name] = moved.astype(np.float32)
     # Updates of one plan count together, and an earlier version may have cut other units.
@@ -82,7 +83,8 @@ def scale_change(update: Update, scale: float) -> Update:
     sent = update.sent()
     weights: dict[str, NDArray[np.float32]] = {}
     for name, value in update.weights.items():
-        change = value.astype(np.float64) - sent[name]
+        new = value.astype(np.float64)
+        change = new - sent[name]
         scaled = sent[name] + scale * change
         weights[name] = scaled.astype(np.float32)
     return replace(update, weights=weights)

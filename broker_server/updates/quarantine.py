@@ -48,6 +48,7 @@ def quarantine_ends(
     refusals: dict[str, int] = {}
     ends: dict[str, int] = {}
     for device, number, phase in outcomes:
+        # A refusal counts only among those since the device was last merged or released.
         if phase in _GOOD or number <= releases.get(device, 0):
             refusals[device] = 0
             ends.pop(device, None)
@@ -68,8 +69,8 @@ def release(
     Raises:
         ConfigError: nothing of it was refused in the run.
     """
-    refused = {name for name, _, _ in store.refused_devices(run)}
-    if device not in refused:
+    refused_devices = {name for name, _, _ in store.refused_devices(run)}
+    if device not in refused_devices:
         raise ConfigError(
             f"nothing of device {device!r} was refused in run {run}, so it is in no quarantine; the"
             " devices are listed by `shoal devices`"

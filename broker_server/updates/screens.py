@@ -69,7 +69,8 @@ def screen_round(
     if any(_is_changed(outcomes[task]) for task in folding.folded):
         folding = folding.fold_again(lambda task, update: _treat(outcomes[task], update))
     if noise is not None:
-        outcomes = {task: _noting_clip(outcome, noise.clip) for task, outcome in outcomes.items()}
+        for task, outcome in outcomes.items():
+            outcomes[task] = _noting_clip(outcome, noise.clip)
     return Screened(folding, outcomes, refusals)
 
 
@@ -81,7 +82,9 @@ def _judge(
 ) -> dict[str, Verdict]:
     """Judge updates beside each other and those of rounds before."""
     measured = folding.measured
-    tiers = Counter(update.tier for update in measured.values())
+    tiers: Counter[str] = Counter()
+    for update in measured.values():
+        tiers[update.tier] += 1
     earlier, devices = _earlier_norms(store, old, tiers)
     for update in measured.values():
         devices.add(update.device)
@@ -105,6 +108,7 @@ def _earlier_norms(
     for number in range(old.round, max(old.round - back, 0), -1):
         for task in store.tasks(old.run, number, "train"):
             if task.phase is TaskPhase.MERGED and task.screening is not None:
+                # The norm as it counted: of a clipped update that is the bound.
                 norm = task.screening.norm * task.screening.scale
                 norms.setdefault(task.tier, []).append(norm)
                 devices.add(task.device)
@@ -118,7 +122,11 @@ def _are_enough(
     norms: Mapping[str, Sequence[float]],
 ) -> bool:
     """Return whether every tier has enough norms for a median of its own."""
-    return all(count + len(norms.get(tier, ())) >= PEERS for tier, count in tiers.items())
+    for tier, count in tiers.items():
+        earlier = len(norms.get(tier, ()))
+        if count + earlier < PEERS:
+            return False
+    return True
 
 
 def _farthest(
@@ -168,6 +176,7 @@ def _treat(outcome: Outcome, update: Update) -> Update | None:
 
 
 def _noting_clip(outcome: Outcome, clip: float) -> Outcome:
+    # The larger of both is never 0, as a clip is positive.
     scale = min(1.0, clip / max(outcome.screening.norm, clip))
     screening = outcome.screening.model_copy(update={"bound": clip, "scale": scale})
     return replace(outcome, screening=screening)

@@ -30,7 +30,7 @@ class Expected:
 
     @property
     def masked(self) -> bool:
-        """Whether the update goes into a secure sum, so that nobody can read its values."""
+        """Return whether the update goes into a secure sum, so that nobody can read its values."""
         return self.instructions.upload.summing is not None
 
 

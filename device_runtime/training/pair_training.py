@@ -1,4 +1,4 @@
-"""Trains the two models of a pair on the same batches, for the routine ``mutual``.
+"""Trains the two models of a pair on the same batches.
 
 The losses are those of the paper: there is no label mask. Orders and random numbers are those of
 `device_runtime.training.schedule`, the own model's layers before the sent one's.

@@ -111,7 +111,7 @@ class LocalEngine:
                     worker.orders.append(order)
                     worker.send(order.model_dump_json())
 
-    def take(self, timeout_seconds: float) -> list[Finished | Failed]:
+    def receive(self, timeout_seconds: float) -> list[Finished | Failed]:
         """Wait for results; see `simulation.orders.Engine`.
 
         Raises:

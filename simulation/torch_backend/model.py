@@ -1,9 +1,11 @@
-"""A model of the zoo for training in PyTorch itself: alone, or once for several virtual devices at
-the same time.
+"""Builds a model of the zoo for training in PyTorch, and computes losses and gradients with it.
+
+A model runs for a single virtual device, or once for several of them at the same time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,8 +21,8 @@ from models import Tier, build
 from models.architecture import Architecture
 from models.zoo.dropout import NoiseLayer
 from models.zoo.layers import StaticBatchNorm, set_mode
-from simulation.torch_backend.rows import Layout
-from trainer_export.loss import Answer, loss_named
+from simulation.torch_backend.rows import Layout, Place
+from trainer_export.loss import Answer, Loss, loss_named
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 
 Losses = Callable[[Any, Tensor, Tensor | None], Tensor]
@@ -30,8 +32,9 @@ _IGNORED = -100  # what PyTorch's cross entropy takes for a label that counts fo
 
 
 class NativeNorm(StaticBatchNorm):
-    """A static batch norm that trains with PyTorch's own kernel, faster than the one written for
-    exporters.
+    """A static batch norm that trains with PyTorch's own kernel.
+
+    That kernel is faster than the one written for exporters.
     """
 
     def __init__(self, norm: StaticBatchNorm) -> None:
@@ -68,83 +71,110 @@ def make_model(
 ) -> nn.Module:
     """Build the module of an artifact set, in mode train, with its frozen tensors as buffers.
 
+    Args:
+        architecture: what the set was exported from.
+        settings: those it was exported with.
+        manifest: of the set.
+        base: the frozen tensors of the set by name.
+
     Raises:
         ConfigError: the module does not have the parameters of the manifest.
         PlanError: the architecture has no such tier.
     """
     module: nn.Module = build(architecture, Tier(manifest.width, manifest.depth), settings=settings)
     for name, value in (base or {}).items():
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
-        delattr(owner, leaf)
-        owner.register_buffer(leaf, torch.tensor(value), persistent=False)
-    found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    expected = {spec.name: spec.shape for spec in manifest.parameters}
-    if found != expected:
-        odd = min(
-            name for name, _ in found.items() ^ expected.items()
-        )  # the same one whatever the order of a set
-        raise ConfigError(
-            f"{architecture.name} with these settings is not what artifact set {manifest.arch} "
-            f"{manifest.tier} was "
-            f"exported from: parameter {odd} is {found.get(odd, 'missing')} here and "
-            f"{expected.get(odd, 'missing')} "
-            "there; export the set again"
-        )
-    for path, norm in [
-        (path, m) for path, m in module.named_modules() if isinstance(m, StaticBatchNorm)
-    ]:
-        module.set_submodule(path, NativeNorm(norm))
+        _freeze(module, name, value)
+    _check_shapes(module, architecture, manifest)
+    # A list, because the loop changes the tree of modules.
+    for path, submodule in list(module.named_modules()):
+        if isinstance(submodule, StaticBatchNorm):
+            module.set_submodule(path, NativeNorm(submodule))
     return set_mode(module, "train")
 
 
+def _freeze(module: nn.Module, name: str, value: NDArray[Any]) -> None:
+    """Replace a parameter or buffer of a module by a buffer with this value."""
+    path, _, attribute = name.rpartition(".")
+    owner = module.get_submodule(path)
+    delattr(owner, attribute)
+    owner.register_buffer(attribute, torch.tensor(value), persistent=False)
+
+
+def _check_shapes(module: nn.Module, architecture: Architecture, manifest: Manifest) -> None:
+    """Check that a module has the parameters of the manifest; a ConfigError if not."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    expected = {spec.name: spec.shape for spec in manifest.parameters}
+    if shapes == expected:
+        return
+    # The least name, so that the message does not depend on the order of a set.
+    odd, _ = min(shapes.items() ^ expected.items())
+    raise ConfigError(
+        f"{architecture.name} with these settings is not what artifact set {manifest.arch} "
+        f"{manifest.tier} was exported from: parameter {odd} is {shapes.get(odd, 'missing')} here "
+        f"and {expected.get(odd, 'missing')} there; export the set again"
+    )
+
+
 def used_parameters(module: nn.Module, manifest: Manifest) -> frozenset[str]:
-    """The parameters that the logits of a module in mode train depend on.
+    """Return the parameters that the logits of a module in mode train depend on.
 
     Torch's random state stays as it was.
     """
     parameters = dict(module.named_parameters())
     dtype = torch.int64 if manifest.input_dtype == "int64" else torch.float32
     with torch.random.fork_rng(devices=[]):
-        heads = tree_leaves(module(torch.zeros((_PROBE_BATCH, *manifest.input_shape), dtype=dtype)))
-        total = sum(head.sum() for head in heads)
+        logits = module(torch.zeros((_PROBE_BATCH, *manifest.input_shape), dtype=dtype))
+        total = sum(head.sum() for head in tree_leaves(logits))
     gradients: Sequence[Tensor | None] = torch.autograd.grad(
         total, list(parameters.values()), allow_unused=True
     )
-    return frozenset(
-        name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
-    )
+    used = set()
+    for name, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            used.add(name)
+    return frozenset(used)
 
 
 class Batch(NamedTuple):
-    """A batch of each of some devices."""
+    """A batch of each of some devices.
 
-    devices: slice  # which rows take part, ``k`` of them one behind the other
-    x: Tensor  # samples ``[k, batch, ...]``
-    # labels, int64 ``[k, batch]``, or ``[k, batch, tokens]`` where negative ones count for nothing
+    Attributes:
+        devices: which rows take part, ``k`` of them one behind the other.
+        x: samples ``[k, batch, ...]``.
+        y: labels, int64 ``[k, batch]``, or ``[k, batch, tokens]`` where negative ones count for
+            nothing.
+        mask: 1 for labels the device has, else 0, float32 ``[k, classes]``; None where all have
+            all labels.
+        noise: float32 ``[k, batch, ...]`` for every noise layer of the manifest, in its order.
+    """
+
+    devices: slice
+    x: Tensor
     y: Tensor
-    mask: (
-        Tensor | None
-    )  # 1 for labels the device has, else 0, float32 ``[k, classes]``; None where all have all labels
-    noise: Sequence[
-        Tensor
-    ]  # float32 ``[k, batch, ...]`` for every noise layer of the manifest, in its order
+    mask: Tensor | None
+    noise: Sequence[Tensor]
 
 
 class Stepper(Protocol):
     """Computes losses and gradients of some devices on one batch each."""
 
     def gradients(self, batch: Batch, out: Tensor) -> Tensor:
-        """One forward and backward pass: the mean loss of each batch, float32 ``[k]``.
+        """Do one forward and backward pass.
 
-        What is in `out`, float32 ``[k, trained entries]``, is overwritten with the gradients.
+        Args:
+            batch: of each device.
+            out: overwritten with the gradients, float32 ``[k, trained entries]``.
+
+        Returns:
+            The mean loss of each batch, float32 ``[k]``.
         """
         ...
 
 
-class Alone:
-    """One device: the module's own parameters, which become views of the row, float32 ``[1,
-    entries]``, run eagerly.
+class SingleStepper:
+    """Trains one device with the module's own parameters, run eagerly.
+
+    The parameters become views of the device's row, float32 ``[1, entries]``.
     """
 
     def __init__(
@@ -156,35 +186,32 @@ class Alone:
         losses: Losses,
     ) -> None:
         self._module = module
-        self._places = layout.moving
+        self._places = layout.trained_places
         self._layers = _noise_layers(module, manifest)
         self._losses = losses
         parameters = dict(module.named_parameters())
         for place in layout.places:
             parameters[place.name].data = place.view(rows[0])
-        self._moving = [parameters[place.name] for place in self._places]
+        self._trained = [parameters[place.name] for place in self._places]
 
     def gradients(self, batch: Batch, out: Tensor) -> Tensor:  # noqa: D102 - the protocol says what it does
         assert batch.devices == slice(0, 1)
-        with _fed(self._layers, [numbers[0] for numbers in batch.noise]):
+        with _feed_noise(self._layers, [numbers[0] for numbers in batch.noise]):
             logits = self._module(batch.x[0])
-        losses = self._losses(tree_map(lambda head: head[None], logits), batch.y, batch.mask)
-        found = torch.autograd.grad(losses[0], self._moving, materialize_grads=True)
-        torch.cat(
-            [place.row(g[None]) for place, g in zip(self._places, found, strict=True)],
-            1,
-            out=out,
-        )
+        stacked_logits = tree_map(_add_device, logits)
+        losses = self._losses(stacked_logits, batch.y, batch.mask)
+        gradients = torch.autograd.grad(losses[0], self._trained, materialize_grads=True)
+        _write_rows(self._places, tree_map(_add_device, gradients), out)
         return losses.detach()
 
 
-class Together:
-    """Several devices: the module mapped over their rows, so that their convolutions become one
-    grouped one.
+class GroupStepper:
+    """Trains several devices by mapping the module over their rows.
 
-    The gradient of the sum of the losses is that of every device's own loss, since no row meets
-    another. The module is in mode train, and its own parameters are not used; the layout is not
-    channels-last, in which grouped convolutions have no kernel of their own.
+    Their convolutions become one grouped convolution. The gradient of the sum of the losses is that
+    of every device's own loss, since no row meets another. The module is in mode train, and its own
+    parameters are not used; the layout is not channels-last, in which grouped convolutions have no
+    kernel of their own.
     """
 
     def __init__(
@@ -195,53 +222,71 @@ class Together:
         manifest: Manifest,
         losses: Losses,
     ) -> None:
-        self._places = layout.moving
+        self._module = module
+        self._places = layout.trained_places
         self._rows = rows
         self._layout = layout
         self._losses = losses
-        self._leaves: dict[tuple[int, int], dict[str, Tensor]] = {}
-        layers = _noise_layers(module, manifest)
-
-        def forward(parameters: dict[str, Tensor], x: Tensor, noise: Sequence[Tensor]) -> Any:
-            with _fed(layers, noise):
-                return functional_call(module, parameters, (x,))
-
-        self._forward = torch.vmap(forward)
+        self._layers = _noise_layers(module, manifest)
+        self._parameters: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._forward = torch.vmap(self._forward_single)
 
     def gradients(self, batch: Batch, out: Tensor) -> Tensor:  # noqa: D102 - the protocol says what it does
-        leaves = self._views(batch.devices)
-        losses = self._losses(
-            self._forward(leaves, batch.x, list(batch.noise)), batch.y, batch.mask
-        )
-        moving = [leaves[place.name] for place in self._places]
-        found = torch.autograd.grad(losses.sum(), moving, materialize_grads=True)
-        torch.cat(
-            [place.row(g) for place, g in zip(self._places, found, strict=True)],
-            1,
-            out=out,
-        )
+        parameters = self._parameters_of(batch.devices)
+        logits = self._forward(parameters, batch.x, list(batch.noise))
+        losses = self._losses(logits, batch.y, batch.mask)
+        trained = [parameters[place.name] for place in self._places]
+        gradients = torch.autograd.grad(losses.sum(), trained, materialize_grads=True)
+        _write_rows(self._places, gradients, out)
         return losses.detach()
 
-    def _views(self, devices: slice) -> dict[str, Tensor]:
-        """The parameters of some rows, as leaves of the graph.
+    def _forward_single(
+        self, parameters: dict[str, Tensor], x: Tensor, noise: Sequence[Tensor]
+    ) -> Any:
+        """Return the logits of one device; torch.vmap maps it over several."""
+        with _feed_noise(self._layers, noise):
+            return functional_call(self._module, parameters, (x,))
 
-        Made once, since they share the rows' memory.
+    def _parameters_of(self, devices: slice) -> dict[str, Tensor]:
+        """Return the parameters of some rows, for which gradients can be computed.
+
+        They are made once, since they share the rows' memory.
         """
-        key = devices.start, devices.stop
-        if key not in self._leaves:
+        key = (devices.start, devices.stop)
+        if key not in self._parameters:
             rows = self._rows[devices]
-            views = {place.name: place.view(rows).detach() for place in self._layout.places}
-            self._leaves[key] = {name: view.requires_grad_() for name, view in views.items()}
-        return self._leaves[key]
+            parameters = {}
+            for place in self._layout.places:
+                parameters[place.name] = place.view(rows).detach().requires_grad_()
+            self._parameters[key] = parameters
+        return self._parameters[key]
+
+
+def _add_device(tensor: Tensor) -> Tensor:
+    """Return a tensor of one device as one of several devices, ``[1, ...]``."""
+    return tensor[None]
+
+
+def _write_rows(places: Sequence[Place], gradients: Sequence[Tensor], out: Tensor) -> None:
+    """Write the gradient of each place, float32 ``[k, *shape]``, to the rows of `out`."""
+    entries = []
+    for place, gradient in zip(places, gradients, strict=True):
+        entries.append(place.row(gradient))
+    torch.cat(entries, 1, out=out)
 
 
 def _noise_layers(module: nn.Module, manifest: Manifest) -> list[NoiseLayer]:
-    layers = [module.get_submodule(spec.name) for spec in manifest.noise]
-    return [layer for layer in layers if isinstance(layer, NoiseLayer)]
+    """Return the layers that need noise, in the order of the manifest."""
+    layers = []
+    for spec in manifest.noise:
+        layer = module.get_submodule(spec.name)
+        if isinstance(layer, NoiseLayer):
+            layers.append(layer)
+    return layers
 
 
 @contextmanager
-def _fed(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterator[None]:
+def _feed_noise(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterator[None]:
     """Give layers their random numbers for one forward pass."""
     for layer, numbers in zip(layers, noise, strict=True):
         layer.noise = numbers
@@ -254,7 +299,11 @@ def _fed(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterator[None
 
 
 def losses_of(manifest: Manifest, own: Mapping[str, Any]) -> Losses:
-    """The loss of a recipe, for one batch of each of some devices.
+    """Return the loss of a recipe, for one batch of each of some devices.
+
+    Args:
+        manifest: with the recipe.
+        own: losses of the user's file by name.
 
     Returns:
         A function of outputs ``[k, batch, ...]``, targets ``[k, batch, ...]`` and masks ``[k,
@@ -267,43 +316,43 @@ def losses_of(manifest: Manifest, own: Mapping[str, Any]) -> Losses:
     loss = loss_named(spec.name, spec.settings, own)
     if loss == MaskedCrossEntropy():
         return _cross_entropies
+    return _DeviceLosses(loss, manifest.classes)
 
-    def each(outputs: Any, y: Tensor, mask: Tensor | None) -> Tensor:
-        masks: Sequence[Tensor | None] = [None] * len(y)
-        if loss.masked:
-            masks = list(
-                torch.ones((len(y), manifest.classes), device=y.device) if mask is None else mask
-            )
-        rows = [tree_map(lambda head, place=place: head[place], outputs) for place in range(len(y))]
-        return torch.stack(
-            [
-                loss.value(output, Answer(*pair))
-                for output, *pair in zip(rows, y, masks, strict=True)
-            ]
-        )
 
-    return each
+@dataclass(frozen=True)
+class _DeviceLosses:
+    """Computes any loss of a recipe, device by device."""
+
+    loss: Loss
+    classes: int
+
+    def __call__(self, outputs: Any, y: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the loss of each device; for arguments see `losses_of`."""
+        if self.loss.masked and mask is None:
+            mask = torch.ones((len(y), self.classes), device=y.device)
+        losses = []
+        for device, labels in enumerate(y):
+            output = tree_map(lambda head, device=device: head[device], outputs)
+            device_mask = mask[device] if self.loss.masked and mask is not None else None
+            losses.append(self.loss.value(output, Answer(labels, device_mask)))
+        return torch.stack(losses)
 
 
 def _cross_entropies(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    """The loss of `trainer_export.losses.cross_entropy` for every device.
+    """Return the loss of `trainer_export.losses.cross_entropy` for every device.
 
-    Arguments as for `Batch`.
+    Arguments are as for `Batch`.
     """
     devices = len(y)
     if mask is not None:
         logits = logits * mask.view(devices, *[1] * (logits.dim() - 2), -1)
+    logits = logits.flatten(0, -2)
     labels = y.flatten()
     if y.dim() == 2:
-        return (
-            functional.cross_entropy(logits.flatten(0, -2), labels, reduction="none")
-            .view(devices, -1)
-            .mean(1)
-        )
-    # A batch in which no label counts has loss 0; PyTorch's own mean would be 0 / 0.
+        losses = functional.cross_entropy(logits, labels, reduction="none")
+        return losses.view(devices, -1).mean(1)
     labels = torch.where(labels < 0, _IGNORED, labels)
-    losses = functional.cross_entropy(
-        logits.flatten(0, -2), labels, ignore_index=_IGNORED, reduction="none"
-    )
+    losses = functional.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="none")
+    # A batch in which no label counts has loss 0; PyTorch's own mean would be 0 / 0.
     counts = (y >= 0).flatten(1).sum(1).clamp(min=1)
     return losses.view(devices, -1).sum(1) / counts

@@ -1,5 +1,4 @@
-"""Parameters of several virtual devices as the rows of one tensor, and the optimizer that works on
-all at once.
+"""Holds parameters of several virtual devices as rows of one tensor, and steps all of them at once.
 
 A row holds all parameters of one device one behind the other, so that clipping and the optimizer
 are a handful of operators whatever the number of layers: on a narrow model, operators cost more to
@@ -25,14 +24,20 @@ _VECTOR = 16  # float32 of the widest registers
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter lies in a row."""
+    """Where a parameter lies in a row.
+
+    Attributes:
+        name: of the parameter.
+        shape: its shape.
+        start: its first entry in the row.
+        channels_last: whether its second dimension varies fastest, as convolutions on a CPU want
+            it.
+    """
 
     name: str
     shape: tuple[int, ...]
-    start: int  # its first entry in the row
-    channels_last: bool = (
-        False  # whether its second dimension varies fastest, as convolutions on a CPU want it
-    )
+    start: int
+    channels_last: bool = False
 
     @property
     def stop(self) -> int:
@@ -40,19 +45,25 @@ class Place:
         return self.start + math.prod(self.shape)
 
     def view(self, rows: Tensor) -> Tensor:
-        """The parameter in some rows, float32 ``[..., entries]``: float32 ``[..., *shape]``,
-        sharing memory.
+        """Return the parameter in some rows, sharing their memory.
+
+        Args:
+            rows: float32 ``[..., entries]``.
+
+        Returns:
+            Float32 ``[..., *shape]``.
         """
-        piece = rows[..., self.start : self.stop]
+        entries = rows[..., self.start : self.stop]
+        batch_shape = rows.shape[:-1]
         if not self.channels_last:
-            return piece.view((*rows.shape[:-1], *self.shape))
+            return entries.view((*batch_shape, *self.shape))
         outer, inner, *sides = self.shape
-        return piece.view((*rows.shape[:-1], outer, *sides, inner)).movedim(-1, -3)
+        return entries.view((*batch_shape, outer, *sides, inner)).movedim(-1, -3)
 
     def row(self, tensor: Tensor) -> Tensor:
-        """The reverse of :meth:`view`, for a gradient, float32 ``[k, *shape]``.
+        """Return a gradient, float32 ``[k, *shape]``, as entries of rows: the reverse of `view`.
 
-        A copy where memory lies otherwise.
+        It is a copy where the gradient lies otherwise in memory.
         """
         ordered = tensor.movedim(-3, -1) if self.channels_last else tensor
         return ordered.reshape(len(tensor), -1)
@@ -60,43 +71,51 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of the parameters in a row."""
+    """The order of the parameters in a row.
 
-    places: tuple[Place, ...]  # in row order: first those that the loss depends on
-    trained: (
-        int  # entries of those; the optimizer leaves what is behind them alone, as PyTorch's does
-    )
+    Attributes:
+        places: in row order, first those that the loss depends on.
+        trained: entries of those. The optimizer leaves what is behind them alone, as PyTorch's
+            does with parameters without a gradient.
+    """
+
+    places: tuple[Place, ...]
+    trained: int
 
     @classmethod
-    def of(
+    def arrange(
         cls,
         shapes: Mapping[str, tuple[int, ...]],
         used: frozenset[str],
         *,
         channels_last: bool,
     ) -> "Layout":
-        """Lay parameters out, those that the loss uses first.
+        """Lay parameters out.
 
-        Image convolutions channels-last if that is wanted.
+        A model with a convolution of a single point over fewer channels than a vector has is never
+        channels-last: with a stride, its gradient in torch 2.13 (oneDNN, AVX2) writes beyond its
+        memory, and the process dies.
 
-        Not wanted of a model with a convolution of a single point over fewer channels than a vector
-        has: with a stride, its gradient in torch 2.13 (oneDNN, AVX2) writes beyond its memory, and
-        the process dies.
+        Args:
+            shapes: of the parameters by name.
+            used: those that the loss depends on, which come first.
+            channels_last: whether image convolutions are wanted channels-last.
         """
-        kernels = [shape for shape in shapes.values() if len(shape) == _IMAGE_KERNEL]
-        channels_last &= all(shape[2:] != (1, 1) or shape[1] >= _VECTOR for shape in kernels)
+        for shape in shapes.values():
+            is_image_point = len(shape) == _IMAGE_KERNEL and shape[2:] == (1, 1)
+            if is_image_point and shape[1] < _VECTOR:
+                channels_last = False
         places: list[Place] = []
-        start = trained = 0
+        start = 0
+        trained = 0
+        # The sort is stable: parameters of both sorts keep the order of the manifest.
         for name in sorted(shapes, key=lambda name: name not in used):
-            place = Place(
-                name,
-                shapes[name],
-                start,
-                channels_last and len(shapes[name]) == _IMAGE_KERNEL,
-            )
+            shape = shapes[name]
+            place = Place(name, shape, start, channels_last and len(shape) == _IMAGE_KERNEL)
             places.append(place)
             start = place.stop
-            trained = start if name in used else trained
+            if name in used:
+                trained = start
         return cls(tuple(places), trained)
 
     @property
@@ -105,13 +124,15 @@ class Layout:
         return self.places[-1].stop if self.places else 0
 
     @property
-    def moving(self) -> tuple[Place, ...]:
+    def trained_places(self) -> tuple[Place, ...]:
         """The parameters that the loss depends on."""
         return tuple(place for place in self.places if place.stop <= self.trained)
 
-    def filled(self, weights: Sequence[Mapping[str, NDArray[np.float32]]]) -> Tensor:
-        """Rows with the weights of some devices by parameter name, float32 ``[devices, entries]``
-        on the CPU.
+    def fill_rows(self, weights: Sequence[Mapping[str, NDArray[np.float32]]]) -> Tensor:
+        """Return rows with the weights of some devices by parameter name.
+
+        Returns:
+            Float32 ``[devices, entries]`` on the CPU.
         """
         rows = torch.empty((len(weights), self.entries))
         for row, tensors in zip(rows, weights, strict=True):
@@ -120,105 +141,136 @@ class Layout:
         return rows
 
     def tensors(self, row: Tensor, order: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """The parameters of one device's row on the CPU, by name in some order: new C-contiguous
-        float32 arrays.
+        """Return the parameters of one device's row on the CPU, by name in some order.
+
+        They are new C-contiguous float32 arrays.
         """
-        found = {place.name: place.view(row).numpy().copy(order="C") for place in self.places}
-        return {name: found[name] for name in order}
+        places = {place.name: place for place in self.places}
+        tensors = {}
+        for name in order:
+            view = places[name].view(row)
+            tensors[name] = view.numpy().copy(order="C")
+        return tensors
 
 
 @dataclass(frozen=True)
-class Pull:
-    """The weights that some devices were sent, ``[devices, entries]``, and the pull to them,
-    ``[devices, 1]``.
+class ProximalPull:
+    """The pull of FedProx to the weights that devices were sent.
+
+    Attributes:
+        anchors: those weights, float32 ``[devices, entries]``.
+        mu: strength of the pull, float32 ``[devices, 1]``.
     """
 
     anchors: Tensor
     mu: Tensor
 
+    def __getitem__(self, devices: slice) -> "ProximalPull":
+        return ProximalPull(self.anchors[devices], self.mu[devices])
+
 
 @dataclass(frozen=True)
 class Rows:
-    """What the optimizer works on, with a row for each device."""
+    """What the optimizer works on, with a row for each device.
 
-    values: Tensor  # parameters, float32 `[devices, entries]`
-    states: Mapping[str, Tensor]  # of the optimizer by name, of the same shape each
-    gradient: Tensor  # of the same shape; overwritten by a step
-    rate: Tensor  # learning rate of each device, float32 `[devices, 1]`
-    steps: Tensor  # of each device so far, float32 `[devices, 1]`
-    pull: Pull | None  # added to the gradient before it is clipped; None for no proximal term
+    Attributes:
+        values: parameters, float32 ``[devices, entries]``.
+        states: of the optimizer by name, each of the shape of the values.
+        gradient: of the shape of the values; a step overwrites it.
+        rate: learning rates, float32 ``[devices, 1]``.
+        steps: of each device so far, float32 ``[devices, 1]``.
+        pull: added to the gradient before it is clipped; None for no proximal term.
+    """
+
+    values: Tensor
+    states: Mapping[str, Tensor]
+    gradient: Tensor
+    rate: Tensor
+    steps: Tensor
+    pull: ProximalPull | None
 
     def __getitem__(self, devices: slice) -> "Rows":
-        pull = (
-            None if self.pull is None else Pull(self.pull.anchors[devices], self.pull.mu[devices])
-        )
-        states = {name: value[devices] for name, value in self.states.items()}
+        """Return the rows of some devices, sharing memory."""
         return Rows(
-            self.values[devices],
-            states,
-            self.gradient[devices],
-            self.rate[devices],
-            self.steps[devices],
-            pull,
+            values=self.values[devices],
+            states={name: state[devices] for name, state in self.states.items()},
+            gradient=self.gradient[devices],
+            rate=self.rate[devices],
+            steps=self.steps[devices],
+            pull=None if self.pull is None else self.pull[devices],
         )
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What an optimizer step of a recipe does to rows."""
+class UpdateRule:
+    """What an optimizer step of a recipe does to rows.
+
+    Attributes:
+        optimizer: of the recipe.
+        clip_norm: largest norm of a device's gradient; None to leave it.
+        clip_value: largest size of an entry of the gradient; None to leave it.
+    """
 
     optimizer: Optimizer
     clip_norm: float | None
     clip_value: float | None = None
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "Rule":
-        """That of a manifest; a ConfigError where its optimizer is not known here."""
+    def from_manifest(cls, manifest: Manifest) -> "UpdateRule":
+        """Return the rule of a manifest; a ConfigError where its optimizer is not known here."""
         recipe = manifest.recipe
-        return cls(
-            optimizer_named(recipe.optimizer.name, recipe.optimizer.settings),
-            recipe.clip_norm,
-            recipe.clip_value,
-        )
+        optimizer = optimizer_named(recipe.optimizer.name, recipe.optimizer.settings)
+        return cls(optimizer, recipe.clip_norm, recipe.clip_value)
 
-    def started(self, values: Tensor) -> dict[str, Tensor]:
-        """The optimizer's states before the first step, each like the values, float32 ``[devices,
-        entries]``.
+    def initial_states(self, values: Tensor) -> dict[str, Tensor]:
+        """Return the optimizer's states before the first step.
+
+        Each has the shape of the values, float32 ``[devices, entries]``.
         """
-        return {
-            state.name: torch.full_like(values, state.initial) for state in self.optimizer.states
-        }
+        states = {}
+        for state in self.optimizer.states:
+            states[state.name] = torch.full_like(values, state.initial)
+        return states
 
     def step(self, rows: Rows) -> None:
-        """Clipping and one step of the optimizer for every device, in place."""
+        """Clip the gradient of every device and do one step of the optimizer, in place."""
+        scale = self._clip(rows)
+        if isinstance(self.optimizer, Sgd) and not self.optimizer.nesterov:
+            _step_by_sgd(rows, self.optimizer, scale)
+            return
+        rows.steps.add_(1)
+        clipped = rows.gradient.mul_(scale)
+        slot = Slot(rows.values, clipped, rows.states, rows.steps)
+        direction, states = self.optimizer.direction(slot)
+        for name, state in states.items():
+            rows.states[name].copy_(state)
+        rows.values.addcmul_(direction, rows.rate, value=-1.0)
+
+    def _clip(self, rows: Rows) -> Tensor:
+        """Add the proximal pull to the gradients and clip their entries, in place.
+
+        Returns:
+            What clipping by norm multiplies each gradient with, float32 ``[devices, 1]``. It is not
+            applied here: plain SGD multiplies in the same pass in which it adds.
+        """
         gradient = rows.gradient
-        rate = rows.rate
         if rows.pull is not None:
             gradient.addcmul_(rows.values - rows.pull.anchors, rows.pull.mu)
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
-        scale = torch.ones_like(rate)
-        if self.clip_norm is not None:
-            norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-            scale = torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0)
-        if isinstance(self.optimizer, Sgd) and not self.optimizer.nesterov:
-            _sgd(rows, self.optimizer, scale)
-            return
-        rows.steps.add_(1)
-        direction, states = self.optimizer.direction(
-            Slot(rows.values, gradient.mul_(scale), rows.states, rows.steps)
-        )
-        for name, value in states.items():
-            rows.states[name].copy_(value)
-        rows.values.addcmul_(direction, rate, value=-1.0)
+        if self.clip_norm is None:
+            return torch.ones_like(rows.rate)
+        norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        return torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0)
 
 
-def _sgd(rows: Rows, sgd: Sgd, scale: Tensor) -> None:
-    """What `Sgd.direction` says, with fewer passes over the memory."""
+def _step_by_sgd(rows: Rows, sgd: Sgd, scale: Tensor) -> None:
+    """Do what `Sgd.direction` says, with fewer passes over the memory."""
     if sgd.momentum:
-        update = rows.states[sgd.states[0].name].mul_(sgd.momentum).addcmul_(rows.gradient, scale)
+        momentum = rows.states[sgd.states[0].name]
+        direction = momentum.mul_(sgd.momentum).addcmul_(rows.gradient, scale)
     else:
-        update = rows.gradient.mul_(scale)
+        direction = rows.gradient.mul_(scale)
     if sgd.weight_decay:
-        update.add_(rows.values, alpha=sgd.weight_decay)
-    rows.values.addcmul_(update, rows.rate, value=-1.0)
+        direction.add_(rows.values, alpha=sgd.weight_decay)
+    rows.values.addcmul_(direction, rows.rate, value=-1.0)

@@ -1,58 +1,54 @@
-"""Trains virtual devices of one tier with PyTorch, on a CPU or a GPU, to the result a board gets
-from its ONNX step.
+"""Trains virtual devices of one tier with PyTorch, on a CPU or a GPU.
 
-Orders, batches, random numbers, label masks and the bookkeeping of losses are those of
-`device_runtime.training`, the recipe is that of the manifest (specification 1.3). Devices are
-trained one after the other by the module itself, or several together by the same module mapped over
-their parameters (`simulation.torch_backend.model`), whatever their numbers of samples.
+They end with the result that a board gets from its ONNX step. Orders, batches, random numbers,
+label masks and the bookkeeping of losses are those of `device_runtime.training`, the recipe is that
+of the manifest (specification 1.3). Devices are trained one after the other by the module itself,
+or several together by the same module mapped over their parameters
+(`simulation.torch_backend.model`), whatever their numbers of samples.
 
 This module imports torch; a simulation without this backend does not import it.
 
 Example::
 
-    trainer = TorchTrainer(Registry.zoo().get("conv"), settings, manifest) for result in
-    trainer.train([TorchJob(weights, TrainingSchedule(data, chosen, offer.train, offer.round))]):
-        if isinstance(result, ShoalError): ...  # this device's update is missing, the others' are not
+    trainer = TorchTrainer(Registry.zoo().get("conv"), settings, manifest)
+    schedule = TrainingSchedule(data, chosen, offer.train, offer.round)
+    for result in trainer.train([TorchJob(weights, schedule)]):
+        if isinstance(result, ShoalError):
+            ...  # this device's update is missing, the others' are not
 """
 
-import itertools
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from device_runtime.training.epochs import TrainResult, check_parameters, loss_refused
+from device_runtime.training.epochs import TrainResult, check_parameters
 from device_runtime.training.labels import training_mask
-from device_runtime.training.measuring import (
-    Statistics,
-    check_measurable,
-    mean_statistics,
-)
+from device_runtime.training.measuring import Statistics, check_measurable, mean_statistics
 from device_runtime.training.schedule import batches
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, ShoalError
-from fleet_protocol.manifest import Manifest, statistic_mean, statistic_variance
-from fleet_protocol.targets import counted
+from fleet_protocol.manifest import Manifest
 from models.architecture import Architecture
-from models.zoo.layers import StaticBatchNorm, set_mode
+from models.zoo.layers import set_mode
 from simulation.torch_backend.batches import TorchJob, pieces
+from simulation.torch_backend.group import GroupTraining, ReadyJob
+from simulation.torch_backend.measuring import StatisticSums
 from simulation.torch_backend.model import (
-    Alone,
-    Batch,
+    GroupStepper,
+    SingleStepper,
     Stepper,
-    Together,
     losses_of,
     make_model,
     used_parameters,
 )
-from simulation.torch_backend.rows import Layout, Pull, Rows, Rule
+from simulation.torch_backend.rows import Layout
+from simulation.torch_backend.tally import LossTally
 
 # Up to here ten devices together took 0.4 to 0.96 of the CPU time they took one by one
 # (convolutions, perceptrons and encoders, batch 10); at 1.5 times as much the grouped convolutions
@@ -62,54 +58,28 @@ _SMALL_STEP_FLOPS = 1e8
 
 @dataclass(frozen=True)
 class TorchResult:
-    """What a virtual device ends its training with."""
+    """What a virtual device ends its training with.
 
-    tensors: dict[
-        str, NDArray[np.float32]
-    ]  # new float32 arrays by parameter name, in manifest order
-    # steps, loss and time; of devices trained together, each has an equal share of the time
+    Attributes:
+        tensors: new float32 arrays by parameter name, in the order of the manifest.
+        result: steps, loss and time; of devices trained together, each has an equal share of the
+            time.
+    """
+
+    tensors: dict[str, NDArray[np.float32]]
     result: TrainResult
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A job that may start: its place among the jobs, and its label mask."""
-
-    place: int
-    job: TorchJob
-    mask: NDArray[np.float32]
+Outcome = TorchResult | ShoalError
+"""A device's result, or why it has none."""
 
 
-class _Tally:
-    """The losses of one device, kept as `device_runtime.training.epochs.train` keeps them."""
+class _GroupKey(NamedTuple):
+    """What devices that are trained together agree in."""
 
-    def __init__(self, job: TorchJob, manifest: Manifest) -> None:
-        self._schedule = job.schedule
-        self._manifest = manifest
-        self._mean = math.nan
-        self._total = 0.0
-        self._weight = 0.0
-        self.steps = 0
-        self.failure: ShoalError | None = None
-
-    def add(self, epoch: int, losses: NDArray[np.float64], counts: NDArray[np.float64]) -> None:
-        """Take a pass over the samples into account."""
-        bad = np.flatnonzero(~np.isfinite(losses))
-        if len(bad) and self.failure is None:
-            step = self.steps + int(bad[0]) + 1
-            step_seed = self._schedule.step_seed(epoch, int(bad[0]))
-            self.failure = loss_refused(float(losses[bad[0]]), self._manifest, step_seed, step)
-        self.steps += len(losses)
-        total = float(losses @ counts)
-        weight = float(counts.sum())
-        self._mean = total / weight if weight else self._mean
-        self._total = self._total + total
-        self._weight = self._weight + weight
-
-    def result(self, seconds: float) -> TrainResult:
-        """The figures of the whole training, which took that long."""
-        mean = self._total / self._weight if self._weight else None
-        return TrainResult(self.steps, self._mean, seconds, mean)
+    batch_size: int
+    epochs: int
+    steps: int | None
 
 
 class TorchTrainer:
@@ -155,19 +125,21 @@ class TorchTrainer:
         self._manifest = manifest
         self._threads = threads
         self._device = torch.device(device)
-        self._wish = together
+        self._together = together
         self._losses = losses_of(manifest, own)
-        with self._settled():
+        with self._torch_settings():
             module = make_model(architecture, settings, manifest, base)
-            names = frozenset(spec.name for spec in manifest.parameters)
+            self._parameter_names = [spec.name for spec in manifest.parameters]
+            used = frozenset(self._parameter_names)
             # The proximal term makes the loss depend on every parameter.
-            used = names if manifest.recipe.proximal else used_parameters(module, manifest)
+            if not manifest.recipe.proximal:
+                used = used_parameters(module, manifest)
             self._module = module.to(self._device)
         shapes = {spec.name: spec.shape for spec in manifest.parameters}
-        self._together_layout = Layout.of(shapes, used, channels_last=False)
-        self._alone_layout = Layout.of(shapes, used, channels_last=device == "cpu")
+        self._group_layout = Layout.arrange(shapes, used, channels_last=False)
+        self._single_layout = Layout.arrange(shapes, used, channels_last=device == "cpu")
 
-    def train(self, jobs: Sequence[TorchJob]) -> list[TorchResult | ShoalError]:
+    def train(self, jobs: Sequence[TorchJob]) -> list[Outcome]:
         """Train virtual devices for the epochs or steps of their offers.
 
         Args:
@@ -179,35 +151,26 @@ class TorchTrainer:
                 `DataError` where the data does not fit the model, a `RefusedError` where a loss or
                 a parameter is not finite or the recipe lacks what the settings ask for.
         """
-        outcomes: dict[int, TorchResult | ShoalError] = {}
-        groups: dict[tuple[int, int, int | None], list[_Ready]] = {}
+        outcomes: dict[int, Outcome] = {}
+        groups: dict[_GroupKey, list[ReadyJob]] = {}
         for place, job in enumerate(jobs):
             try:
-                ready = self._ready(place, job)
+                ready = self._prepare(place, job)
             except ShoalError as error:
                 outcomes[place] = error
                 continue
-            key = (
-                job.schedule.settings.batch_size,
-                job.schedule.settings.epochs,
-                job.schedule.settings.steps,
-            )
+            settings = job.schedule.settings
+            key = _GroupKey(settings.batch_size, settings.epochs, settings.steps)
             groups.setdefault(key, []).append(ready)
-        with self._settled():
+        with self._torch_settings():
             for group in groups.values():
-                if self._groups(group):
-                    outcomes |= self._run(
-                        sorted(group, key=lambda ready: -len(ready.job.schedule.chosen)),
-                        together=True,
-                    )
-                else:
-                    for ready in group:
-                        outcomes |= self._run([ready], together=False)
+                outcomes |= self._train_group(group)
         return [outcomes[place] for place in range(len(jobs))]
 
     def measure(self, job: TorchJob) -> tuple[Statistics, int]:
-        """Batch norm statistics of a model on a device's samples, as
-        `device_runtime.training.measuring.measure`.
+        """Measure batch norm statistics of a model on a device's samples.
+
+        They are those of `device_runtime.training.measuring.measure`.
 
         Returns:
             ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number
@@ -217,56 +180,43 @@ class TorchTrainer:
             DataError: the data does not fit the model, or has one sample only.
             RefusedError: a statistic is not finite.
         """
-        job = self._fitted(job)
-        schedule = job.schedule
-        check_measurable(schedule)
-        plan = list(batches(schedule.order(), schedule.settings.batch_size))
-        sums: dict[str, Tensor] = {}
-        count = 0
-        with self._settled(), torch.no_grad():
-            rows = self._alone_layout.filled([job.weights]).to(self._device)
-            Alone(self._module, self._alone_layout, rows, self._manifest, self._losses)
+        job = self._with_fitted_data(job)
+        check_measurable(job.schedule)
+        with self._torch_settings(), torch.no_grad():
+            rows = self._single_layout.fill_rows([job.weights]).to(self._device)
+            # The weights become the module's parameters.
+            SingleStepper(self._module, self._single_layout, rows, self._manifest, self._losses)
             set_mode(self._module, "statistics")
             try:
-                norms = {
-                    spec.name: self._module.get_submodule(spec.name)
-                    for spec in self._manifest.statistics
-                }
-                for piece in pieces([job], [plan], 0, self._manifest, noise=False):
-                    if piece.x.shape[2] == 1:  # the unbiased variance of one sample does not exist
-                        continue
-                    for x in torch.from_numpy(piece.x[0]).to(self._device):
-                        self._module(x)
-                        count += 1
-                        for name, norm in norms.items():
-                            assert isinstance(norm, StaticBatchNorm)
-                            assert norm.last_mean is not None
-                            assert norm.last_var is not None
-                            pair = {
-                                statistic_mean(name): norm.last_mean,
-                                statistic_variance(name): norm.last_var,
-                            }
-                            for key, value in pair.items():
-                                sums[key] = sums[key] + value if key in sums else value.double()
+                sums = self._sum_statistics(job)
             finally:
                 set_mode(self._module, "train")
-        arrays = {name: value.cpu().numpy() for name, value in sums.items()}
-        return mean_statistics(arrays, count, schedule.round), count
+        return mean_statistics(sums.arrays(), sums.count, job.schedule.round), sums.count
 
-    def _fitted(self, job: TorchJob) -> TorchJob:
-        """The job with targets as the loss takes them."""
-        return replace(
-            job, schedule=replace(job.schedule, data=job.schedule.data.fit_to(self._manifest))
-        )
+    def _sum_statistics(self, job: TorchJob) -> StatisticSums:
+        """Sum the statistics of the module over a device's batches."""
+        schedule = job.schedule
+        plan = list(batches(schedule.order(), schedule.settings.batch_size))
+        sums = StatisticSums(self._module, self._manifest)
+        for piece in pieces([job], [plan], 0, self._manifest, noise=False):
+            # The unbiased variance of one sample does not exist.
+            if piece.x.shape[2] > 1:
+                sums.add(torch.from_numpy(piece.x[0]).to(self._device))
+        return sums
 
-    def _ready(self, place: int, job: TorchJob) -> _Ready:
-        """See that a job can be done.
+    def _with_fitted_data(self, job: TorchJob) -> TorchJob:
+        """Return the job with targets as the loss expects them."""
+        data = job.schedule.data.fit_to(self._manifest)
+        return replace(job, schedule=replace(job.schedule, data=data))
+
+    def _prepare(self, place: int, job: TorchJob) -> ReadyJob:
+        """Check that a job can be done, and make its label mask.
 
         Raises:
             DataError: its data does not fit the model, or none of its labels counts.
             RefusedError: the recipe lacks what its settings ask for.
         """
-        job = self._fitted(job)
+        job = self._with_fitted_data(job)
         manifest = self._manifest
         schedule = job.schedule
         if schedule.settings.proximal_mu and not manifest.recipe.proximal:
@@ -274,7 +224,7 @@ class TorchTrainer:
                 RefusalReason.UNSUPPORTED,
                 f"artifact set {manifest.arch} {manifest.tier} has no proximal term, which mu = "
                 f"{schedule.settings.proximal_mu:g} of FedProx needs; export it again with a "
-                f"proximal recipe",
+                "proximal recipe",
             )
         mask = training_mask(
             schedule.data,
@@ -282,115 +232,76 @@ class TorchTrainer:
             manifest.classes,
             masked=schedule.settings.mask_labels,
         )
-        return _Ready(place, job, mask)
+        return ReadyJob(place, job, mask)
 
-    def _groups(self, group: Sequence[_Ready]) -> bool:
-        """Whether to train devices that agree in batch size and length together."""
-        if self._wish is not None:
-            return self._wish
-        step_flops = (
-            self._manifest.flops_per_step_sample * group[0].job.schedule.settings.batch_size
-        )
-        return len(group) > 1 and (self._device.type == "cuda" or step_flops <= _SMALL_STEP_FLOPS)
-
-    def _run(
-        self, group: Sequence[_Ready], *, together: bool
-    ) -> dict[int, TorchResult | ShoalError]:
-        """Train devices that agree in batch size and length, the largest first.
-
-        Outcomes by place.
-        """
-        started = time.monotonic()
-        layout = self._together_layout if together else self._alone_layout
-        rows = layout.filled([ready.job.weights for ready in group]).to(self._device)
-        kind = Together if together else Alone
-        stepper: Stepper = kind(self._module, layout, rows, self._manifest, self._losses)
-        tallies = [_Tally(ready.job, self._manifest) for ready in group]
-        self._train_rows(stepper, rows[:, : layout.trained], group, tallies)
-        seconds = (time.monotonic() - started) / len(group)
-        order = [spec.name for spec in self._manifest.parameters]
-        outcomes: dict[int, TorchResult | ShoalError] = {}
-        for ready, row, tally in zip(group, rows.cpu(), tallies, strict=True):
-            if tally.failure is not None:
-                outcomes[ready.place] = tally.failure
-                continue
-            tensors = layout.tensors(row, order)
-            try:
-                check_parameters(tensors, ready.job.schedule.round, tally.steps)
-                outcomes[ready.place] = TorchResult(tensors, tally.result(seconds))
-            except RefusedError as error:
-                outcomes[ready.place] = error
+    def _train_group(self, group: Sequence[ReadyJob]) -> dict[int, Outcome]:
+        """Train devices that agree in batch size and length; outcomes by place."""
+        if self._should_train_together(group):
+            # `pieces` needs the largest first.
+            ordered = sorted(group, key=lambda ready: -len(ready.job.schedule.chosen))
+            return self._train_rows(ordered, GroupStepper, self._group_layout)
+        outcomes: dict[int, Outcome] = {}
+        for ready in group:
+            outcomes |= self._train_rows([ready], SingleStepper, self._single_layout)
         return outcomes
+
+    def _should_train_together(self, group: Sequence[ReadyJob]) -> bool:
+        """Return whether to train devices that agree in batch size and length together."""
+        if self._together is not None:
+            return self._together
+        if len(group) == 1:
+            return False
+        batch_size = group[0].job.schedule.settings.batch_size
+        step_flops = self._manifest.flops_per_step_sample * batch_size
+        return self._device.type == "cuda" or step_flops <= _SMALL_STEP_FLOPS
 
     def _train_rows(
         self,
-        stepper: Stepper,
-        values: Tensor,
-        group: Sequence[_Ready],
-        tallies: Sequence[_Tally],
-    ) -> None:
-        """Train until every device has done its passes, or failed.
-
-        The trained part of their rows changes in place.
-        """
-        jobs = [ready.job for ready in group]
-        rule = Rule.of(self._manifest)
-        rate = self._column([job.schedule.settings.learning_rate for job in jobs])
-        mu = [job.schedule.settings.proximal_mu for job in jobs]
-        pull = Pull(values.clone(), self._column(mu)) if any(mu) else None
-        everyone = Rows(
-            values,
-            rule.started(values),
-            torch.empty_like(values),
-            rate,
-            torch.zeros_like(rate),
-            pull,
-        )
-        masks = np.stack([ready.mask for ready in group])
-        mask = None if masks.all() else torch.from_numpy(masks).to(self._device)
-        ahead = [job.schedule.passes() for job in jobs]
-        for epoch in itertools.count():
-            plans = [next((list(planned.batches) for planned in each), []) for each in ahead]
-            if not any(plans) or all(tally.failure for tally in tallies):
-                return
-            losses = torch.zeros((len(jobs), max(map(len, plans))), device=self._device)
-            counts = np.zeros(losses.shape)
-            for piece in pieces(jobs, plans, epoch, self._manifest):
-                who = piece.devices
-                x, y = (torch.from_numpy(array).to(self._device) for array in (piece.x, piece.y))
-                noise = [torch.from_numpy(array).to(self._device) for array in piece.noise]
-                part = None if mask is None else mask[who]
-                rows = everyone[who]
-                for number in range(x.shape[1]):
-                    step = piece.first + number
-                    batch = Batch(
-                        who,
-                        x[:, number],
-                        y[:, number],
-                        part,
-                        [numbers[:, number] for numbers in noise],
-                    )
-                    losses[who, step] = stepper.gradients(batch, rows.gradient)
-                    rule.step(rows)
-                    counts[who, step] = [counted(labels) for labels in piece.y[:, number]]
-            found = losses.cpu().numpy().astype(np.float64)
-            for tally, plan, each, weights in zip(tallies, plans, found, counts, strict=True):
-                tally.add(epoch, each[: len(plan)], weights[: len(plan)])
-
-    def _column(self, numbers: Sequence[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float32, device=self._device)[:, None]
+        group: Sequence[ReadyJob],
+        stepper_type: type[SingleStepper] | type[GroupStepper],
+        layout: Layout,
+    ) -> dict[int, Outcome]:
+        """Train devices as the rows of one tensor, and return their outcomes by place."""
+        started = time.monotonic()
+        rows = layout.fill_rows([ready.job.weights for ready in group]).to(self._device)
+        stepper: Stepper = stepper_type(self._module, layout, rows, self._manifest, self._losses)
+        trained_values = rows[:, : layout.trained]
+        tallies = GroupTraining(self._manifest, stepper, trained_values, group).run()
+        seconds = (time.monotonic() - started) / len(group)
+        outcomes: dict[int, Outcome] = {}
+        for ready, row, tally in zip(group, rows.cpu(), tallies, strict=True):
+            tensors = layout.tensors(row, self._parameter_names)
+            outcomes[ready.place] = _outcome(ready.job, tensors, tally, seconds)
+        return outcomes
 
     @contextmanager
-    def _settled(self) -> Iterator[None]:
-        """Torch with this trainer's threads, and on a GPU with the same sums every time and no
-        short mantissas.
-        """
+    def _torch_settings(self) -> Iterator[None]:
+        """Give torch this trainer's threads, and on a GPU reproducible sums of full precision."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads or threads)
         try:
             with torch.backends.cudnn.flags(
-                enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+                enabled=True,
+                benchmark=False,
+                deterministic=True,
+                allow_tf32=False,
             ):
                 yield
         finally:
             torch.set_num_threads(threads)
+
+
+def _outcome(
+    job: TorchJob,
+    tensors: dict[str, NDArray[np.float32]],
+    tally: LossTally,
+    seconds: float,
+) -> Outcome:
+    """Return what a device ends with, which is an error where a number is not finite."""
+    if tally.failure is not None:
+        return tally.failure
+    try:
+        check_parameters(tensors, job.schedule.round, tally.steps)
+    except RefusedError as error:
+        return error
+    return TorchResult(tensors, tally.result(seconds))

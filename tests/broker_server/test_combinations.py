@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("broker_server", "simulation", "reproduction", "shoal")
-THE_PLACE = ROOT / "broker_server" / "settings" / "combinations.py"
+THE_PLACE = ROOT / "broker_server" / "settings" / "feature_table.py"
 PARTS = {"secure_sum", "privacy", "buffer", "central_noise", "local_noise"}
 MOST = 9
 Condition = ast.If | ast.IfExp | ast.While | ast.Assert

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from broker_server.settings.combinations import TABLE, Trait, features_of
+from broker_server.settings.combinations import features_of
+from broker_server.settings.feature_table import TABLE
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
+from broker_server.settings.traits import Trait
 from broker_server.store import Store, privacy_spent, queries
 from broker_server.store.machine import RoundState
 from broker_server.strategies.private_merge import private_merge

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from scipy import stats
 
 from fleet_protocol.errors import ConfigError, DataError
 from reproduction.figures import figures, judge, mean_and_spread, to_json
@@ -178,9 +179,8 @@ def test_arms_are_compared_on_the_seeds_they_share(rolex):
     (item,) = verdicts("fedrolex-3", rolex).values()
     assert item.by_seed == {1: pytest.approx(10.0), 2: pytest.approx(12.0)}
     assert item.published == pytest.approx(69.44 - 46.64)
-    half = (
-        12.7062047 * math.sqrt(2) / math.sqrt(2)
-    )  # quantile, deviation, root of the number of seeds
+    # Two seeds: the deviation is the root of 2, and so is the root of their number.
+    half = stats.t.ppf(0.975, 1) * math.sqrt(2) / math.sqrt(2)
     assert item.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
     assert item.verdict == "undecided"
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from reproduction import running
-from reproduction.running import Part, collect, jobs, rounds_with, run_job
+from reproduction import retiming
+from reproduction.retiming import rounds_with
+from reproduction.running import Part, collect, jobs, run_job
 from reproduction.stored import rows_of
 from reproduction.table_file import find_experiment
 from simulation.results.history import DeviceRow, HistoryWriter, write_history
@@ -76,14 +77,14 @@ def test_only_the_seconds_of_a_round_depend_on_the_clock(trained, train):
 )
 def test_where_time_decides_who_takes_part_nothing_is_shared(tmp_path, tables, monkeypatch):
     """Even where each round of the one lasted as long as its slowest device."""
-    monkeypatch.setattr(running, "_all_merged", lambda _folder: True)
+    monkeypatch.setattr(retiming, "_all_merged", lambda _folder: True)
     config, free = (settings(tmp_path / "out", tmp_path, **keys) for keys in (tables, {}))
     device = DeviceRow(1, config.devices.ids[0], "w1.00-d1", 40, 0.5, None, 1.0, 1.0, 1000)
     with HistoryWriter(config.out) as history:
         history.add(row(1), [device])
     strong = {"clock": settings(tmp_path, tmp_path, clock=STRONG).clock}
     for trained, shared in ((config, 0), (free, 1)):
-        (seconds,) = running._seconds(trained, config.out)
+        (seconds,) = retiming._seconds(trained, config.out)
         write_history(config.out, [replace(row(1), simulated_seconds=seconds)])
         assert len(rounds_with(trained.model_copy(update=strong), config.out, trained)) == shared
 

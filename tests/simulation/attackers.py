@@ -42,8 +42,8 @@ class LyingEngine:
         self._items.update({item.task: item for order in orders for item in order.items})
         self._engine.submit(orders)
 
-    def take(self, timeout_seconds: float) -> list[Finished | Failed]:
-        return [self._lied(result) for result in self._engine.take(timeout_seconds)]
+    def receive(self, timeout_seconds: float) -> list[Finished | Failed]:
+        return [self._lied(result) for result in self._engine.receive(timeout_seconds)]
 
     def close(self) -> None:
         self._engine.close()

@@ -246,7 +246,7 @@ def answers(engine: Engine, count: int = 6) -> dict[str, Finished | Failed]:
     found: dict[str, Finished | Failed] = {}
     deadline = time.monotonic() + WAIT_SECONDS
     while len(found) < count and time.monotonic() < deadline:
-        for result in engine.take(1.0):
+        for result in engine.receive(1.0):
             assert result.task not in found
             found[result.task] = result
     return found
@@ -330,7 +330,7 @@ def test_ray_here_computes_what_the_local_engine_computes(small, expected):
     setup = small.setup("ray")
     engine = RayEngine(TABLE, setup)
     try:
-        assert engine.take(0.1) == []
+        assert engine.receive(0.1) == []
         for _ in range(2):
             engine.submit(small.orders())
             assert what_counts(answers(engine)) == expected
@@ -426,14 +426,14 @@ def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
         )
         engine.submit([endless])
         ray.kill(second.handle)
-        assert engine.take(WAIT_SECONDS) == []
+        assert engine.receive(WAIT_SECONDS) == []
         (third,) = engine._actors
         assert [order for order, _ in third.orders] == [endless]
         ray.kill(third.handle)
         with pytest.raises(
             WorkerDiedError, match=r"died twice over round 1, device-0, device-1 \(w1\.00-d1\)"
         ):
-            engine.take(WAIT_SECONDS)
+            engine.receive(WAIT_SECONDS)
     finally:
         engine.close()
 

@@ -365,7 +365,7 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
 def until_it_ends(engine: LocalEngine, order: WorkOrder) -> None:
     engine.submit([order])
     for _ in range(5):
-        engine.take(10.0)
+        engine.receive(10.0)
 
 
 def test_refusals_of_a_device_do_not_end_the_simulation(cache, tmp_path):

@@ -27,7 +27,7 @@ from fleet_protocol.messages import TrainSettings
 from models import Architecture, Registry, Tier, build
 from simulation.torch_backend import trainer as torch_backend
 from simulation.torch_backend.batches import TorchJob, stretches
-from simulation.torch_backend.model import Alone, Together
+from simulation.torch_backend.model import GroupStepper, SingleStepper
 from simulation.torch_backend.rows import Layout
 from simulation.torch_backend.trainer import TorchResult, TorchTrainer
 from tests.adapted import adapted
@@ -347,17 +347,17 @@ def test_small_steps_are_done_together(conv, monkeypatch):
     eagerly.
     """
     used = []
-    for kind in (Alone, Together):
+    for kind in (SingleStepper, GroupStepper):
         monkeypatch.setattr(
             torch_backend, kind.__name__, lambda *a, kind=kind: used.append(kind) or kind(*a)
         )
     jobs = [conv.job(1), conv.job(2, 27), conv.job(3, epochs=1)]
     conv.trainer().train(jobs)
-    assert used == [Together, Alone]
+    assert used == [GroupStepper, SingleStepper]
     used.clear()
     monkeypatch.setattr(torch_backend, "_SMALL_STEP_FLOPS", 10.0)
     conv.trainer().train(jobs)
-    assert used == [Alone] * 3
+    assert used == [SingleStepper] * 3
 
 
 def test_a_model_that_is_not_the_manifests_is_refused(conv):
@@ -439,7 +439,7 @@ def test_a_point_over_few_channels_is_not_laid_channels_last(channels, wanted):
     wider.
     """
     shapes = {"first": (channels, 3, 3, 3), "down": (32, channels, 1, 1)}
-    layout = Layout.of(shapes, frozenset(shapes), channels_last=True)
+    layout = Layout.arrange(shapes, frozenset(shapes), channels_last=True)
     assert [place.channels_last for place in layout.places] == [wanted] * 2
 
 
@@ -447,15 +447,15 @@ def test_a_point_over_few_channels_is_not_laid_channels_last(channels, wanted):
 def test_rows_hold_every_parameter_once(channels_last):
     """Filling and reading back changes nothing; what the loss does not depend on stands last."""
     shapes = {"idle": (3,), "conv": (4, 2, 3, 3), "bias": (4,), "scale": ()}
-    layout = Layout.of(shapes, frozenset(shapes) - {"idle"}, channels_last=channels_last)
+    layout = Layout.arrange(shapes, frozenset(shapes) - {"idle"}, channels_last=channels_last)
     draw = np.random.default_rng(0)
     weights = [
         {name: draw.random(shape, np.float32) for name, shape in shapes.items()} for _ in range(2)
     ]
-    rows = layout.filled(weights)
+    rows = layout.fill_rows(weights)
     assert layout.trained == layout.entries - 3
     np.testing.assert_array_equal(rows[1, -3:].numpy(), weights[1]["idle"])
-    assert [place.name for place in layout.moving] == ["conv", "bias", "scale"]
+    assert [place.name for place in layout.trained_places] == ["conv", "bias", "scale"]
     for row, expected in zip(rows, weights, strict=True):
         found = layout.tensors(row, list(shapes))
         assert list(found) == list(shapes)

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker_server.settings.combinations import Trait, keeps
+from broker_server.settings.combinations import keeps
 from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.traits import Trait
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.queries.run_views import find_run
 from broker_server.store.queries.views import RoundView

@@ -75,7 +75,7 @@ class _Computing(DeviceState):
         self._start(self._work(task, manifest), replace(setup, data=agreed.samples), agreed)
 
     def _work(self, task: TaskInHand, manifest: Manifest) -> Task:
-        """Return the task as the training room sees it."""
+        """Return the task in the form that training works on."""
         offer = task.offer
         choice = task.record.choice
         return Task(
