@@ -51,11 +51,15 @@ def static_batch_norm_backward(
     """
     dims = _dims(x)
     centred = x - x.mean(dims, keepdim=True)
-    inverse = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    variance = (centred * centred).mean(dims, keepdim=True)
+    inverse = torch.rsqrt(variance + eps)
     product = grad * centred
     slope = inverse * inverse * product.mean(dims, keepdim=True)
-    grad_x = _column(weight, x) * inverse * (grad - grad.mean(dims, keepdim=True) - centred * slope)
-    return grad_x, (product.sum(dims, keepdim=True) * inverse).flatten(), grad.sum(dims)
+    scale = _column(weight, x) * inverse
+    projected = grad - grad.mean(dims, keepdim=True) - centred * slope
+    grad_x = scale * projected
+    grad_weight = product.sum(dims, keepdim=True) * inverse
+    return grad_x, grad_weight.flatten(), grad.sum(dims)
 
 
 def _fake_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -99,7 +103,9 @@ def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
     shape = []
     for axis in range(x.dim()):
         shape.append(-1 if axis == dim else 1)
-    return x.index_select(dim, places.clamp(min=0)) * (places >= 0).to(x.dtype).view(shape)
+    rows = x.index_select(dim, places.clamp(min=0))
+    present = (places >= 0).to(x.dtype)
+    return rows * present.view(shape)
 
 
 @take.register_fake
@@ -149,7 +155,8 @@ def _group_norm(
     grouped = x.reshape(batch, groups, -1)
     mean = grouped.mean(2, keepdim=True)
     centred = grouped - mean
-    inverse = torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)
+    variance = (centred * centred).mean(2, keepdim=True)
+    inverse = torch.rsqrt(variance + eps)
     normal = (centred * inverse).reshape(x.shape)
     if weight is not None:
         normal = normal * _column(weight, x)
@@ -172,7 +179,9 @@ def _eye(
     **_: Any,
 ) -> Tensor:
     """Return an identity matrix; PyTorch's own decomposition has bytes, which graphs lack."""
-    places = torch.arange(rows).unsqueeze(1) == torch.arange(rows if columns is None else columns)
+    row = torch.arange(rows).unsqueeze(1)
+    column = torch.arange(rows if columns is None else columns)
+    places = row == column
     return places.to(dtype or torch.get_default_dtype())
 
 
@@ -188,9 +197,13 @@ def _triangle(rows: int, columns: int, offset: int = 0, *, upper: bool, **_: Any
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
     # The quotient says the angle up to half a turn, and nothing where x is 0.
-    angle = torch.atan(y / torch.where(x == 0, 1, x))
+    divisor = torch.where(x == 0, 1, x)
+    angle = torch.atan(y / divisor)
     behind = angle + torch.where(y < 0, -math.pi, math.pi)
-    return torch.where(x == 0, torch.sign(y) * (math.pi / 2), torch.where(x < 0, behind, angle))
+    is_upright = x == 0
+    upright = torch.sign(y) * (math.pi / 2)
+    slanted = torch.where(x < 0, behind, angle)
+    return torch.where(is_upright, upright, slanted)
 
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(

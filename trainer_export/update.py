@@ -226,14 +226,15 @@ def stepped(
     trained = Trained.from_tensors(before, optimizer)
     share = extras[-2]
     last = extras[-1] > 0
-    slopes = [sums[place] + slope * share for place, slope in zip(places, slopes, strict=True)]
-    moved = update(trained.only(places), slopes, lr, recipe, pull)
+    summed = {}
+    for place, slope in gradients.items():
+        summed[place] = sums[place] + slope * share
+    moved = update(trained.only(places), list(summed.values()), lr, recipe, pull)
     after = trained.with_moved(moved, places).tensors()
     results = []
     for new, old in zip(after, before, strict=True):
         # What no step moves needs no choice between two equal tensors.
         results.append(new if new is old else torch.where(last, new, old))
-    summed = dict(zip(places, slopes, strict=True))
     for place, old in enumerate(sums):
         if place in summed:
             results.append(torch.where(last, torch.zeros_like(old), summed[place]))
@@ -250,8 +251,10 @@ def _groups(parameters: Sequence[Tensor]) -> list[list[int]]:
     """
     groups: dict[object, list[int]] = {}
     for place, parameter in enumerate(parameters):
-        joins = parameter.dim() > 0 and parameter.numel() <= _SMALL
-        groups.setdefault(tuple(parameter.shape[1:]) if joins else place, []).append(place)
+        key: object = place
+        if parameter.dim() > 0 and parameter.numel() <= _SMALL:
+            key = tuple(parameter.shape[1:])
+        groups.setdefault(key, []).append(place)
     return list(groups.values())
 
 

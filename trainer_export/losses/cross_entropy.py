@@ -202,8 +202,10 @@ class MaskedCrossEntropy(Loss):
         truth, weights = self._truth(logits.shape[-1], answer.y)
         masked = logits * mask
         total = torch.clamp(weights.sum(), min=1e-12)
-        loss = -(torch.log_softmax(masked, -1) * truth).sum() / total
-        slope = (torch.softmax(masked, -1) * truth.sum(-1, keepdim=True) - truth) / total * mask
+        log_likelihood = torch.log_softmax(masked, -1) * truth
+        loss = -log_likelihood.sum() / total
+        expected = torch.softmax(masked, -1) * truth.sum(-1, keepdim=True)
+        slope = (expected - truth) / total * mask
         return loss, _classes_back(slope)
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
@@ -214,7 +216,8 @@ class MaskedCrossEntropy(Loss):
             losses = loss_sum(logits, answer.y, mask)
         else:
             truth, _ = self._truth(logits.shape[-1], answer.y)
-            losses = -(torch.log_softmax(logits * mask, -1) * truth).sum()
+            log_likelihood = torch.log_softmax(logits * mask, -1) * truth
+            losses = -log_likelihood.sum()
         return [losses, correct_count(logits, answer.y, mask)]
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
@@ -222,7 +225,9 @@ class MaskedCrossEntropy(Loss):
         logits = classes_last(output) * _mask(answer)
         classes = logits.shape[-1]
         truth = one_hot(answer.y, classes)
-        return one_hot(logits.argmax(-1), classes) * truth.sum(-1, keepdim=True), truth
+        chosen = one_hot(logits.argmax(-1), classes)
+        counted = truth.sum(-1, keepdim=True)
+        return chosen * counted, truth
 
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
         """Return `torch.nn.functional.cross_entropy` of the masked logits."""

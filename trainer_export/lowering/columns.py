@@ -72,11 +72,13 @@ class Geometry:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return places and taps along an axis, to be broadcast over all axes of both."""
         rank = len(sizes)
-        places = [1] * (2 * rank)
-        places[axis] = sizes[axis]
-        taps = [1] * (2 * rank)
-        taps[rank + axis] = self.kernel[axis]
-        return np.arange(sizes[axis]).reshape(places), np.arange(self.kernel[axis]).reshape(taps)
+        place_sizes = [1] * (2 * rank)
+        place_sizes[axis] = sizes[axis]
+        places = np.arange(sizes[axis])
+        tap_sizes = [1] * (2 * rank)
+        tap_sizes[rank + axis] = self.kernel[axis]
+        taps = np.arange(self.kernel[axis])
+        return places.reshape(place_sizes), taps.reshape(tap_sizes)
 
     def _flat(
         self,
@@ -197,8 +199,9 @@ def _look_up_twice(emit: Emitter, x: Value, geometry: Geometry) -> str:
     strips = emit.node("Reshape", flat, strip_sizes)
     # Then along the height: [output row, output column, tap].
     start = np.arange(outputs[0])[:, None, None] * geometry.stride[0]
-    rows = start + np.arange(height)[None, None] * geometry.dilation[0]
-    table = rows * outputs[1] + np.arange(outputs[1])[None, :, None]
+    tap = np.arange(height)[None, None] * geometry.dilation[0]
+    column = np.arange(outputs[1])[None, :, None]
+    table = (start + tap) * outputs[1] + column
     places = emit.constant(table.reshape(-1))
     columns = emit.node("Gather", strips, places, axis=1)
     matrix_sizes = emit.ints(-1, geometry.taps * x.shape[1])

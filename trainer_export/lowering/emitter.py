@@ -175,10 +175,10 @@ class Emitter(Arranger):
             shape = _lifted_shape(operand.shape, result, target)
             if shape is None:
                 return None
-            is_number = is_single(operand.shape)
-            names.append(
-                operand.name if is_number else self.reshaped(operand.name, operand.shape, shape)
-            )
+            if is_single(operand.shape):
+                names.append(operand.name)
+            else:
+                names.append(self.reshaped(operand.name, operand.shape, shape))
         return names, target
 
     def reduce(self, op_type: str, value: Value, axes: Sequence[int], *, keep: bool) -> Value:

@@ -220,11 +220,10 @@ def convolution_backward(
             product = _mm(_columns(window.slices(group)), rows.t())
             by_tap = product.reshape(*w.shape[2:], group.shape[0], -1)
             to_w.append(by_tap.permute(3, 2, 0, 1))
-    return (
-        _joined(to_x).transpose(0, 1) if wanted[0] else None,
-        _joined(to_w) if wanted[1] else None,
-        by_channel.sum(1) if wanted[2] else None,
-    )
+    grad_x = _joined(to_x).transpose(0, 1) if wanted[0] else None
+    grad_w = _joined(to_w) if wanted[1] else None
+    grad_bias = by_channel.sum(1) if wanted[2] else None
+    return grad_x, grad_w, grad_bias
 
 
 def _flat_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
@@ -274,8 +273,11 @@ def max_pool_backward(grad: Tensor, x: Tensor, *options: Any) -> Tensor:
     unclaimed = None  # 1 until a place of the window has the largest
     for candidates in window.slices(x, _LOWEST):
         hit = torch.clamp((candidates - largest) * _STEEP + 1, 0, 1)
-        hit = hit if unclaimed is None else hit * unclaimed
-        unclaimed = (1 if unclaimed is None else unclaimed) - hit
+        if unclaimed is None:
+            unclaimed = 1 - hit
+        else:
+            hit = hit * unclaimed
+            unclaimed = unclaimed - hit
         slopes.append(grad * hit)
     return window.add_slices(slopes, x.shape[-2:])
 
