@@ -144,7 +144,10 @@ def _settings_of(name: str, builder: Callable[..., Any]) -> list[inspect.Paramet
     """Return the parameters of a builder behind its cut, each with a default that can be stored."""
     parameters = list(inspect.signature(builder).parameters.values())
     settings = parameters[1:]
-    without = [entry.name for entry in settings if entry.default is inspect.Parameter.empty]
+    without: list[str] = []
+    for setting in settings:
+        if setting.default is inspect.Parameter.empty:
+            without.append(setting.name)
     if not parameters or without:
         problem = f"{', '.join(without)} has none" if without else "it takes no cut"
         raise ConfigError(

@@ -61,7 +61,7 @@ class Cut:
         self._depth = depth
         self._enlarge = dict(enlarge or {})
         self._axes: dict[str, Axis] = {}
-        self._labels: dict[str, None] = {}
+        self._labels: dict[str, None] = {}  # a set in the order of the calls
         self._blocks: int | None = None
         self._declared: Axis | None = None
 

@@ -166,7 +166,11 @@ class Layout:
 
         Of a smaller axis, every row is updated by every device.
         """
-        return frozenset(name for name in self.label_axes if self.axes[name].size >= self.classes)
+        names: set[str] = set()
+        for name in self.label_axes:
+            if self.axes[name].size >= self.classes:
+                names.add(name)
+        return frozenset(names)
 
     @property
     def cut_base(self) -> str | None:
@@ -179,7 +183,11 @@ class Layout:
     def kept(self, tier: Tier) -> tuple[Parameter, ...]:
         """List the parameters a tier keeps, in registration order; errors as of `blocks`."""
         blocks = self.blocks(tier)
-        return tuple(parameter for parameter in self.parameters if parameter.block in blocks)
+        kept: list[Parameter] = []
+        for parameter in self.parameters:
+            if parameter.block in blocks:
+                kept.append(parameter)
+        return tuple(kept)
 
     def local_shape(self, dims: Iterable[Dim], width: float) -> tuple[int, ...]:
         """Compute the shape of a tensor with these dimensions in a sub-model of this width."""
@@ -201,7 +209,11 @@ class Layout:
         """List the parameters of a tier's separate head; none if it shares the model's."""
         if tier.id not in self.heads:
             return ()
-        return tuple(parameter for parameter in self.parameters if parameter.block == HEAD)
+        head: list[Parameter] = []
+        for parameter in self.parameters:
+            if parameter.block == HEAD:
+                head.append(parameter)
+        return tuple(head)
 
     def shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
         """Return the local shapes of the parameters a tier keeps, in registration order.
@@ -225,7 +237,11 @@ class Layout:
 
     def to_json(self) -> str:
         """Write the layout as JSON text, the content of ``layout.json``."""
-        empty = {name for name in ("heads", "base") if not getattr(self, name)}
+        # Few layouts have them, and a file without a field reads as its default, which is empty.
+        empty: set[str] = set()
+        for name in ("heads", "base"):
+            if not getattr(self, name):
+                empty.add(name)
         document = _STORED.dump_python(self, mode="json", exclude=empty)
         return json.dumps({"version": FORMAT_VERSION, **document}, indent=1)
 
@@ -336,7 +352,8 @@ def _check_head(layout: Layout, tier: Tier, classes: int) -> None:
         )
     for parameter in (*layout.parameters, *layout.base):
         trains_in_head = parameter.block == HEAD and parameter not in layout.base
-        if not trains_in_head and any(dim.axis in layout.label_axes for dim in parameter.dims):
+        has_labels = any(dim.axis in layout.label_axes for dim in parameter.dims)
+        if has_labels and not trains_in_head:
             raise PlanError(
                 f"{layout.arch}: {parameter.name} goes with the labels but is not part of a head "
                 "that trains, so no tier can have labels of its own"

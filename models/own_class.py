@@ -170,12 +170,19 @@ class OwnClass(FrozenModel):
     def missing(self, tensors: Tensors) -> list[str]:
         """Return names in the state that the tensors of a run do not provide."""
         available = tensors.keys()
-        return [entry.name for entry in self.entries if not available >= set(entry.needed)]
+        names: list[str] = []
+        for entry in self.entries:
+            if not available >= set(entry.needed):
+                names.append(entry.name)
+        return names
 
     @property
     def needed(self) -> frozenset[str]:
         """The names of all tensors of a run that the state uses."""
-        return frozenset(name for entry in self.entries for name in entry.needed)
+        names: set[str] = set()
+        for entry in self.entries:
+            names.update(entry.needed)
+        return frozenset(names)
 
     def require(self, tensors: Tensors) -> None:
         """Check that a run provides the whole state.
@@ -320,6 +327,7 @@ def _singular_vectors(weight: NDArray[Any], dim: int) -> tuple[NDArray[Any], NDA
 
 
 def _normal(vector: NDArray[Any]) -> NDArray[Any]:
+    # The bound is that of torch.nn.functional.normalize, which the layer uses.
     length = max(float(np.linalg.norm(vector)), 1e-12)
     return np.asarray(vector / length, vector.dtype)
 

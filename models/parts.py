@@ -25,16 +25,24 @@ def parameters_in(layout: Layout, parts: Collection[str]) -> tuple[str, ...]:
     Raises:
         PlanError: if a part has no parameter.
     """
-    for part in parts:
-        if not any(in_parts(parameter, (part,)) for parameter in layout.parameters):
-            blocks = {parameter.block for parameter in layout.parameters}
-            modules = dict.fromkeys(name.partition(".")[0] for name in _names(layout))
-            raise PlanError(
-                f"{layout.arch} has no block and no module {part}; its blocks are "
-                f"{', '.join(sorted(blocks))}, its modules {', '.join(modules)}"
-            )
-    return tuple(parameter.name for parameter in layout.parameters if in_parts(parameter, parts))
+    for path in parts:
+        if not any(in_parts(parameter, (path,)) for parameter in layout.parameters):
+            raise _unknown_part(layout, path)
+    # Not part by part: parts may lie in one another, and the order must be that of the layout.
+    names: list[str] = []
+    for parameter in layout.parameters:
+        if in_parts(parameter, parts):
+            names.append(parameter.name)
+    return tuple(names)
 
 
-def _names(layout: Layout) -> list[str]:
-    return [parameter.name for parameter in layout.parameters]
+def _unknown_part(layout: Layout, path: str) -> PlanError:
+    blocks: set[str] = set()
+    modules: dict[str, None] = {}  # a set in registration order
+    for parameter in layout.parameters:
+        blocks.add(parameter.block)
+        modules[parameter.name.partition(".")[0]] = None
+    return PlanError(
+        f"{layout.arch} has no block and no module {path}; its blocks are "
+        f"{', '.join(sorted(blocks))}, its modules {', '.join(modules)}"
+    )

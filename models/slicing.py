@@ -91,7 +91,11 @@ class CompiledPlan:
             raise PlanError(
                 f"{self.title}: tensor {first} is missing ({len(missing)} missing in all)"
             )
-        return [tensor for name, tensor in self.tensors.items() if name in weights]
+        present: list[CompiledTensor] = []
+        for name, tensor in self.tensors.items():
+            if name in weights:
+                present.append(tensor)
+        return present
 
 
 def compile_tensor(
@@ -147,8 +151,10 @@ def tensor_regions(
                 f"rows {kept[0]} to {kept[-1]} of {dim.axis} are outside 0 to {size - 1}"
             )
         # A label axis is never cut, so its rows have the same numbers in the sub-model.
-        label_runs = _runs(kept, dim.inner)
-        runs[position] = tuple(Run(run.start, run.start, run.length) for run in label_runs)
+        label_runs: list[Run] = []
+        for run in _runs(kept, dim.inner):
+            label_runs.append(Run(run.start, run.start, run.length))
+        runs[position] = tuple(label_runs)
     return _regions(tensor.shape, runs)
 
 
@@ -172,26 +178,34 @@ def _regions(shape: tuple[int, ...], runs: Sequence[tuple[Run, ...]]) -> tuple[R
         return tuple(map(_box, itertools.product(*runs)))
     # Trailing whole dimensions stay out of the mesh, so that their entries are still copied
     # together.
-    is_whole = [row == (Run(0, 0, size),) for row, size in zip(runs, shape, strict=True)]
-    depth = max(position for position, whole in enumerate(is_whole) if not whole) + 1
+    depth = 0
+    for position, (row, size) in enumerate(zip(runs, shape, strict=True), 1):
+        if row != (Run(0, 0, size),):
+            depth = position
     whole_entries: list[Indices] = []
     part_entries: list[Indices] = []
     for row in runs[:depth]:
-        whole_entries.append(_entries([(run.start, run.length) for run in row]))
-        part_entries.append(_entries([(run.local, run.length) for run in row]))
+        whole_ranges: list[Indices] = []
+        part_ranges: list[Indices] = []
+        for run in row:
+            whole_ranges.append(_entries(run.start, run.length))
+            part_ranges.append(_entries(run.local, run.length))
+        whole_entries.append(np.concatenate(whole_ranges))
+        part_entries.append(np.concatenate(part_ranges))
     return (Region(np.ix_(*whole_entries), np.ix_(*part_entries)),)
 
 
 def _box(runs: Sequence[Run]) -> Region:
-    return Region(
-        tuple(slice(run.start, run.start + run.length) for run in runs),
-        tuple(slice(run.local, run.local + run.length) for run in runs),
-    )
+    whole_slices: list[slice] = []
+    part_slices: list[slice] = []
+    for run in runs:
+        whole_slices.append(slice(run.start, run.start + run.length))
+        part_slices.append(slice(run.local, run.local + run.length))
+    return Region(tuple(whole_slices), tuple(part_slices))
 
 
-def _entries(spans: Sequence[tuple[int, int]]) -> Indices:
-    ranges = [np.arange(start, start + length, dtype=np.int64) for start, length in spans]
-    return np.concatenate(ranges)
+def _entries(start: int, length: int) -> Indices:
+    return np.arange(start, start + length, dtype=np.int64)
 
 
 def _cut_out(tensor: CompiledTensor, source: NDArray[Any]) -> NDArray[Any]:

@@ -43,6 +43,7 @@ class Tier:
 
         The width has two decimals or as many as it needs.
         """
+        # The shortest decimals that read back as the same float, and never with an exponent.
         whole, _, fraction = f"{Decimal(repr(float(self.width))):f}".partition(".")
         return f"w{whole}.{fraction.ljust(2, '0')}-d{self.depth}"
 

@@ -174,7 +174,9 @@ class Clock:
             rate = self.table.links[link]
         else:
             rate = link
-        if not (rate > 0 and math.isfinite(rate)):
+        # Comparisons with NaN are false, so it is refused as well.
+        is_positive = rate > 0 and math.isfinite(rate)
+        if not is_positive:
             raise ConfigError(f"a link of {rate} Mbps sends nothing; give a positive rate")
         return float(rate)
 
@@ -214,9 +216,15 @@ class Clock:
         upload = self.upload_seconds(device, load)
         return download + compute + upload
 
-    def _sending_seconds(self, device: DeviceClock, load: Load, size_bytes: int | None) -> float:
+    def _sending_seconds(
+        self,
+        device: DeviceClock,
+        load: Load,
+        size_bytes: int | None,
+    ) -> float:
         """Return the time to send so many bytes, or the share of ``full_bits`` instead."""
         rate = device.mbps * _BITS_PER_MEGABIT
+        # The number of parameters grows with the square of the width, and with the blocks.
         if self.config.upload == "full_bits":
             return self.config.full_bits / rate * load.width**2 * load.depth_share
         if size_bytes is None:
@@ -254,7 +262,8 @@ def load_clock(config: ClockConfig) -> Clock:
     """
     if config.table == SHIPPED:
         text = files("simulation").joinpath("clock.toml").read_text(encoding="utf-8")
-        return Clock(parse_config(text, ClockTable, source="simulation/clock.toml"), config)
+        table = parse_config(text, ClockTable, source="simulation/clock.toml")
+        return Clock(table, config)
     if not config.table.endswith(".toml"):
         raise ConfigError(
             f"no clock table {config.table!r}; there is {SHIPPED!r}, or give the path of your own, "
@@ -263,10 +272,18 @@ def load_clock(config: ClockConfig) -> Clock:
     return Clock(load_config(Path(config.table), ClockTable), config)
 
 
-def _check_name(table: Mapping[str, object], name: str, kind: str, key: str) -> None:
+def _check_name(
+    table: Mapping[str, object],
+    name: str,
+    kind: str,
+    key: str,
+) -> None:
     """Check that a table of the clock has a name; a ConfigError if not."""
     if name in table:
         return
     close = closest(name, table, cutoff=0.5)
-    hint = f"did you mean {close!r}?" if close else f"it has {', '.join(table) or 'none'}"
+    if close:
+        hint = f"did you mean {close!r}?"
+    else:
+        hint = f"it has {', '.join(table) or 'none'}"
     raise ConfigError(f"the clock's table has no {kind} {name!r}; {hint} (or add it to [{key}])")

@@ -75,6 +75,7 @@ class LoraLinear(nn.Linear):
         self.down = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
         self.up = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
         self.scale = scale
+        # The draw of PyTorch's linear layers, as in the authors' code.
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +108,10 @@ def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
     torch.backends.mha.set_fastpath_enabled(False)
     # Not of a subclass: PyTorch's attention reads the weight of its own and never calls it, and
     # others have a forward that would be lost.
-    layers = {path: layer for path, layer in model.named_modules() if type(layer) is nn.Linear}
+    layers: dict[str, nn.Linear] = {}
+    for path, layer in model.named_modules():
+        if type(layer) is nn.Linear:
+            layers[path] = layer
     names = [name for name, _ in model.named_parameters()]
     targets = _match(adapters.targets, list(layers))
     trained = _match(adapters.trained, names)
@@ -129,7 +133,10 @@ def _match(patterns: tuple[str, ...], names: list[str]) -> dict[str, list[str]]:
     """Return the names that match, by pattern."""
     matches: dict[str, list[str]] = {}
     for pattern in patterns:
-        matches[pattern] = [name for name in names if fnmatchcase(name, pattern)]
+        matches[pattern] = []
+        for name in names:
+            if fnmatchcase(name, pattern):
+                matches[pattern].append(name)
     return matches
 
 

@@ -38,6 +38,7 @@ class PooledCnn(nn.Module):
         super().__init__()
         if not channels:
             raise ConfigError("channels is empty; name the channels of at least one convolution")
+        # Each of the poolings halves the sides, and leaves out an odd last pixel.
         height, width = (side >> len(channels) for side in input_shape[1:])
         if min(height, width) < 1:
             raise ConfigError(

@@ -44,6 +44,7 @@ class ConvUnit(nn.Module):
         Pooling halves the sides.
         """
         super().__init__()
+        # With an odd kernel this keeps the sides.
         padding = tuple(size // 2 for size in kernel)
         self.conv = _LAYERS[len(kernel)](inputs, outputs, kernel, padding=padding)
         self.scaler = Scaler(norm_style.rate)
@@ -70,7 +71,7 @@ class Conv(nn.Module):
         super().__init__()
         self.units = nn.ModuleList()
         for number, outputs in enumerate(channels, 1):
-            pool = number < len(channels)
+            pool = number < len(channels)  # as released: the last maps are averaged as they are
             self.units.append(ConvUnit(inputs, outputs, kernel, norm_style, pool=pool))
             inputs = outputs
         self.head = nn.Linear(channels[-1], classes)

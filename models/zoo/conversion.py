@@ -55,6 +55,7 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
     original = OriginalModule.record(module)
     conversion = _Conversion()
     converted_module = conversion.convert_layer(module, "")
+    # A module that was converted before keeps that origin: it is that of the class as written.
     if conversion.replacements and _ORIGIN not in vars(converted_module):
         origin = original.describe(lambda _, layer: conversion.has_replaced(layer))
         vars(converted_module)[_ORIGIN] = origin
@@ -116,6 +117,7 @@ def _static_batch_norm(layer: Any) -> nn.Module:
         norm.weight = layer.weight
         norm.bias = layer.bias
     else:
+        # The scale stays 1 and the shift 0, as of the norm that had neither.
         norm.requires_grad_(requires_grad=False)
     if layer.running_mean is not None:
         norm.running_mean = layer.running_mean
@@ -285,9 +287,12 @@ def _renew_weight_norms(layer: nn.Module) -> bool:
     Returns:
         Whether there were any.
     """
-    hooks = layer._forward_pre_hooks.values()  # noqa: SLF001 - no public name
-    old = [hook for hook in hooks if isinstance(hook, WeightNorm)]
-    for hook in old:
-        nn.utils.remove_weight_norm(layer, hook.name)
-        nn.utils.parametrizations.weight_norm(layer, hook.name, hook.dim)
-    return bool(old)
+    # A copy of the hooks: removing a weight norm removes its hook.
+    hooks = list(layer._forward_pre_hooks.values())  # noqa: SLF001 - no public name
+    was_renewed = False
+    for hook in hooks:
+        if isinstance(hook, WeightNorm):
+            nn.utils.remove_weight_norm(layer, hook.name)
+            nn.utils.parametrizations.weight_norm(layer, hook.name, hook.dim)
+            was_renewed = True
+    return was_renewed

@@ -134,12 +134,19 @@ class TokenMask(NoiseLayer):
 
 def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
     """Return the layers that need noise in the current mode, by dotted path; none in evaluation."""
-    return {path: layer for path, layer in _all_noise_layers(module).items() if layer.active}
+    active: dict[str, NoiseLayer] = {}
+    for path, layer in _all_noise_layers(module).items():
+        if layer.active:
+            active[path] = layer
+    return active
 
 
 def _all_noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
-    layers = module.named_modules()
-    return {path: layer for path, layer in layers if isinstance(layer, NoiseLayer)}
+    layers: dict[str, NoiseLayer] = {}
+    for path, layer in module.named_modules():
+        if isinstance(layer, NoiseLayer):
+            layers[path] = layer
+    return layers
 
 
 def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
@@ -162,6 +169,7 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
     batch = len(x)
     if all(len(shapes) == 1 and shapes[0][:1] == (batch,) for shapes in uses.values()):
         return {path: shapes[0][1:] for path, shapes in uses.items()}
+    # A size may equal the batch by chance; what belongs to a sample shows with one sample more.
     larger_uses = _input_shapes(module, torch.cat([x, x[:1]]))
     rows: dict[str, Shape] = {}
     for path, shapes in uses.items():
@@ -177,6 +185,7 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
 
 def _grows(shapes: list[Shape], larger: list[Shape], batch: int) -> bool:
     """Return whether every input grew by what belongs to a sample, with one sample more."""
+    # Multiplied crosswise: the sizes must have the ratio of the batches, without a division.
     expected = [math.prod(shape) * (batch + 1) for shape in shapes]
     return expected == [math.prod(shape) * batch for shape in larger]
 
@@ -194,7 +203,12 @@ def _input_shapes(module: nn.Module, x: Tensor) -> dict[str, list[Shape]]:
     finally:
         for layer in layers.values():
             layer.input_shapes = None
-    return {path: shapes for path, shapes in uses.items() if shapes}
+    # A model may leave a layer out, and then its noise would be an input that nothing reads.
+    used: dict[str, list[Shape]] = {}
+    for path, shapes in uses.items():
+        if shapes:
+            used[path] = shapes
+    return used
 
 
 def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:

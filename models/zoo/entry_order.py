@@ -67,6 +67,8 @@ def fill_dimension(
     if len(growth) > 1 or entries * axis.group_size != size:
         return None
     if inner is None:
+        # The growth is that of one more unit in each group. Each of these units has its share of
+        # it, unless the groups have their entries in common.
         inner = entries if entries % axis.groups else entries // axis.groups
     length = inner * axis.group_size
     return [Block(start, inner, axis.name, length) for start in range(0, size, length)]
@@ -104,6 +106,7 @@ def _join_blocks(axes: Mapping[str, Axis], blocks: Sequence[Block], size: int) -
             segments.append(_fixed_segment(block.start - end))
         end = block.end
         segment = Dim(block.axis, block.inner, shared=axes[block.axis].groups > 1)
+        # Equal maps of one axis that follow one another are one segment.
         if segments and segments[-1] == replace(segment, outer=segments[-1].outer):
             segments[-1] = replace(segment, outer=segments[-1].outer + 1)
         else:

@@ -5,7 +5,7 @@ remedies. Remedies that change how an axis is asked for were tried.
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,7 +145,11 @@ def _kept_values(module: nn.Module) -> dict[str, Any]:
 
 
 def _changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in after.items() if before.get(name) != value]
+    changed: list[str] = []
+    for name, value in after.items():
+        if before.get(name) != value:
+            changed.append(name)
+    return changed
 
 
 # ------------------------------------------------------------- units that cannot be permuted
@@ -216,11 +220,12 @@ def _first_difference(refutation: Refutation, task: ProofTask, axis: Axis) -> tu
     return "the gradients of a training step", carriers[0][0]
 
 
-def _tensor_in(path: str, carriers: Iterable[Place]) -> str:
+def _tensor_in(path: str, carriers: Sequence[Place]) -> str:
     """Return the first of some tensors that a module has; the first of all if it has none."""
-    names = [name for name, _ in carriers]
-    inside = [name for name in names if not path or name.startswith(f"{path}.")]
-    return (inside or names)[0]
+    for name, _ in carriers:
+        if not path or name.startswith(f"{path}."):
+            return name
+    return carriers[0][0]
 
 
 class _ModuleOutput(NamedTuple):

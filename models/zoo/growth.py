@@ -40,7 +40,11 @@ class Dimensions:
 
     def places_of(self, axis: Axis) -> list[Place]:
         """List the dimensions that an axis moves."""
-        return [place for place, entries in self.growth.items() if axis.name in entries]
+        places: list[Place] = []
+        for place, entries in self.growth.items():
+            if axis.name in entries:
+                places.append(place)
+        return places
 
 
 def measure_growth(title: str, axes: Mapping[str, Axis], build: Build) -> Growth:
@@ -133,6 +137,7 @@ class _Probe:
         try:
             doubled = self.build({axis.name: axis.group_size for axis in self.axes.values()})
         except ConfigError:
+            # A builder that refuses this size contradicts nothing that was measured.
             return True
         for name, shape in self.shapes.items():
             expected = []

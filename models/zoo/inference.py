@@ -75,10 +75,7 @@ def _infer(builder: ModelBuilder, is_accepted: Callable[[Axis], bool]) -> Layout
     module = check_sliceable(arch, builder.build_on_meta(cut))
     shapes = shapes_of(module)
     # Noted before the model runs, which may change it.
-    frozen: set[str] = set()
-    for name, value in module.named_parameters():
-        if not value.requires_grad:
-            frozen.add(name)
+    frozen = _frozen_names(module)
     axes = dict(cut.axes)
     if CLASSES not in axes:
         raise ConfigError(
@@ -96,8 +93,8 @@ def _infer(builder: ModelBuilder, is_accepted: Callable[[Axis], bool]) -> Layout
     parameters: list[Parameter] = []
     base: list[Parameter] = []
     for name, shape in shapes.items():
-        parameter = Parameter(name, shape, layout.dims[name], blocks[name])
-        (base if name in frozen else parameters).append(parameter)
+        tensors = base if name in frozen else parameters
+        tensors.append(Parameter(name, shape, layout.dims[name], blocks[name]))
     depth = 1 if cut.blocks is None else cut.blocks
     all_axes = with_fixed_axes(axes, layout.dims)
     return Layout(
@@ -116,12 +113,20 @@ def _infer(builder: ModelBuilder, is_accepted: Callable[[Axis], bool]) -> Layout
     )
 
 
+def _frozen_names(module: nn.Module) -> set[str]:
+    frozen: set[str] = set()
+    for name, value in module.named_parameters():
+        if not value.requires_grad:
+            frozen.add(name)
+    return frozen
+
+
 def _proof_task(
     builder: ModelBuilder, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
 ) -> ProofTask:
     """Collect the variants of a model to prove its layout on."""
     variants = list(variants_of_size(builder, module, axes, growth))
-    smallest = variants[-1]
+    smallest = variants[-1]  # the cheapest to run once more for each rare value
     training = variant_in_training(builder.arch, variants[0])
     if training is not None:
         variants.append(training)

@@ -46,12 +46,15 @@ def further_names(
         module = ModelBuilder(arch, settings).build(Cut())
     names: dict[str, str | NDArray[np.generic]] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
-        names[name] = (buffer.float() if buffer.is_floating_point() else buffer).numpy()
+        # NumPy does not have all float types of PyTorch, such as bfloat16.
+        value = buffer.float() if buffer.is_floating_point() else buffer
+        names[name] = value.numpy()
     for path, layer in module.named_modules():
         if isinstance(layer, StaticBatchNorm):
             names |= dict.fromkeys((f"{path}.running_mean", f"{path}.running_var"), "")
     first_names = {id(value): name for name, value in module.named_parameters()}
-    for name, value in module.named_parameters(remove_duplicate=False):
-        if first_names[id(value)] != name:
-            names[name] = first_names[id(value)]
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first_name = first_names[id(parameter)]
+        if first_name != name:
+            names[name] = first_name
     return names

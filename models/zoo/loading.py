@@ -29,14 +29,17 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Any]) -> None:
     for name, value in tensors.items():
         arrays[name] = value.numpy() if isinstance(value, Tensor) else value
     origin = _fitting_origin(OriginalModule.record(module), arrays)
-    state = origin.own_class.values(arrays, origin.constant_arrays(), 0)
+    state = origin.own_class.values(arrays, origin.constant_arrays(), steps=0)
     copies = {name: torch.from_numpy(np.array(value)) for name, value in state.items()}
     module.load_state_dict(copies)
 
 
 def _fitting_origin(original: OriginalModule, arrays: Mapping[str, NDArray[Any]]) -> Origin:
     """Find out from the tensors of a run whether the exported model was converted."""
-    statistics = {name for name in arrays if name.startswith("stat.")}
+    statistics: set[str] = set()
+    for name in arrays:
+        if name.startswith("stat."):
+            statistics.add(name)
     converted = original.describe(lambda _, layer: is_replaced(layer))
     as_written = original.describe(lambda _path, _layer: False, converted=False)
     for origin in (converted, as_written):

@@ -41,8 +41,8 @@ from models.zoo.transformer import (
 )
 
 DEFAULT_LENGTH = 64
-_EPS = 1e-12
-_DEVIATION = 0.02
+_EPS = 1e-12  # BERT's, of its layer norms; PyTorch's default is 1e-5
+_DEVIATION = 0.02  # BERT's, of all random weights
 Pooling = Literal["mean", "first", "none"]
 """How tokens become logits: ``mean`` or ``first`` for a row a text, ``none`` for one a token."""
 

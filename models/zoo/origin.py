@@ -77,7 +77,9 @@ class OriginalModule:
         weight_norms: list[tuple[str, str]] = []
         for path, layer in layers.items():
             hooks = layer._forward_pre_hooks.values()  # noqa: SLF001 - no public name
-            weight_norms += [(path, hook.name) for hook in hooks if isinstance(hook, WeightNorm)]
+            for hook in hooks:
+                if isinstance(hook, WeightNorm):
+                    weight_norms.append((path, hook.name))
         state = module.state_dict(keep_vars=True)
         return cls(layers, state, first_names, tuple(weight_norms))
 

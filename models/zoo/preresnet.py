@@ -82,6 +82,7 @@ class PreResNet(nn.Module):
         inputs = streams[0]
         for stage, (outputs, widths) in enumerate(zip(streams, inners, strict=True)):
             for number, inner in enumerate(widths):
+                # The first block of every stage but the first halves the sides.
                 stride = 2 if stage > 0 and number == 0 else 1
                 self.blocks.append(
                     PreActivationBlock(inputs, inner, outputs, norm_style, stride=stride)

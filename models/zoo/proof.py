@@ -62,7 +62,11 @@ class ProofTask:
 
     def growth_of(self, axis: Axis) -> list[int]:
         """List what one more unit in each group of an axis adds, for every dimension it moves."""
-        return [entries[axis.name] for entries in self.growth.values() if axis.name in entries]
+        growth: list[int] = []
+        for entries in self.growth.values():
+            if axis.name in entries:
+                growth.append(entries[axis.name])
+        return growth
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,11 @@ def prove_layout(task: ProofTask) -> Proof | Refutation:
 
 def _movable_axes(task: ProofTask) -> list[str]:
     """Name the axes whose units must be interchangeable."""
-    axes = task.dimensions.axes.values()
-    return [axis.name for axis in axes if axis.kind is AxisKind.WIDTH and not axis.leading]
+    movable: list[str] = []
+    for axis in task.dimensions.axes.values():
+        if axis.kind is AxisKind.WIDTH and not axis.leading:
+            movable.append(axis.name)
+    return movable
 
 
 def _join(task: ProofTask, orders: Mapping[str, EntryOrder]) -> dict[str, list[Dim | None]]:
@@ -197,7 +204,7 @@ def _settle_axis(task: ProofTask, axis: Axis) -> EntryOrder | Refutation:
     if usual is not None and _has_one_order(task, axis):
         return usual
     variants = task.variants
-    if any(axis.name in entries and len(entries) > 1 for entries in task.growth.values()):
+    if _shares_dimension(task, axis):
         # What else lies in a dimension is not known yet, and changes with the size of the model.
         variants = task.variants[:1]
     best: Refutation | None = None
@@ -209,6 +216,11 @@ def _settle_axis(task: ProofTask, axis: Axis) -> EntryOrder | Refutation:
         if best is None or deviation < best.deviation:
             best = Refutation(axis.name, dims, deviation)
     return best or Refutation(axis.name, join_orders(task.dimensions, []), math.inf)
+
+
+def _shares_dimension(task: ProofTask, axis: Axis) -> bool:
+    """Return whether another axis moves a dimension that this axis moves, too."""
+    return any(len(task.growth[place]) > 1 for place in task.dimensions.places_of(axis))
 
 
 def _has_one_order(task: ProofTask, axis: Axis) -> bool:
@@ -230,7 +242,13 @@ def _orders_to_try(task: ProofTask, axis: Axis) -> Iterator[EntryOrder]:
 
 def _styles(task: ProofTask, axis: Axis) -> list[int]:
     """List the numbers of consecutive entries that the axis can have everywhere, from the most."""
-    groups = axis.groups
-    counts = [n if n % groups else n // groups for n in task.growth_of(axis)]
+    counts: list[int] = []
+    for entries in task.growth_of(axis):
+        is_shared = entries % axis.groups != 0  # by the groups
+        counts.append(entries if is_shared else entries // axis.groups)
     divisor = math.gcd(*counts)
-    return [number for number in range(divisor, 0, -1) if divisor % number == 0]
+    styles: list[int] = []
+    for number in range(divisor, 0, -1):
+        if divisor % number == 0:
+            styles.append(number)
+    return styles

@@ -80,9 +80,13 @@ class RandomizedModel:
         with torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINT_REFUSAL):
             returned = functional_call(self.module, variables, (self.samples,))
             outputs = tuple(_float_tensors(returned))
+        # The sum of an output may be constant, as that of a softmax is, and have no gradient; a sum
+        # with random weights has one.
         total = sum((value * noise(value)).sum() for value in outputs)
         if not isinstance(total, Tensor) or not total.requires_grad:
-            return Run(outputs, {name: torch.zeros_like(v) for name, v in variables.items()})
+            # Nothing of the outputs depends on a parameter.
+            zeros = {name: torch.zeros_like(value) for name, value in variables.items()}
+            return Run(outputs, zeros)
         gradients = torch.autograd.grad(
             total, list(variables.values()), allow_unused=True, materialize_grads=True
         )
@@ -129,7 +133,10 @@ def randomize(module: nn.Module, samples: Tensor) -> RandomizedModel:
 
 def vocabulary_of(module: nn.Module) -> int:
     """Return the number of tokens that every embedding of a model has a row for."""
-    sizes = [layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)]
+    sizes: list[int] = []
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            sizes.append(layer.num_embeddings)
     return min(sizes, default=2)
 
 

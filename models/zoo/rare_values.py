@@ -136,9 +136,11 @@ class _ComparisonRecorder(TorchFunctionMode):
         if isinstance(value, Tensor):
             if value.dtype != torch.bool and value.numel() <= _FEW:
                 for element in value.flatten().tolist():
-                    self.elements.update({element + side: None for side in sides})
+                    for side in sides:
+                        self.elements[element + side] = None
         elif type(value) in {int, float}:
-            self.constants.update({value + side: None for side in sides})
+            for side in sides:
+                self.constants[value + side] = None
 
     def _note_rare_rows(self, table: Tensor) -> None:
         """Note the place of one row of each kind, the rarest first, in a table of few kinds."""

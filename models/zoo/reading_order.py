@@ -69,11 +69,14 @@ class _Reader:
         """Return dimensions to begin with: all that are clear, or else guesses of one."""
         alone: EntryOrder = {}
         for place in self.dimensions.places_of(self.axis):
-            blocks = fill_dimension(self.dimensions, self.axis, place, 1)
-            if blocks is not None:
-                alone[place] = blocks
+            filled = fill_dimension(self.dimensions, self.axis, place, 1)
+            if filled is not None:
+                alone[place] = filled
         groups = self.axis.groups
-        clear = {place: blocks for place, blocks in alone.items() if len(blocks) == groups}
+        clear: EntryOrder = {}
+        for place, blocks in alone.items():
+            if len(blocks) == groups:
+                clear[place] = blocks
         if clear:
             return [clear]
         if not alone:
@@ -82,9 +85,9 @@ class _Reader:
         first = next(iter(alone))
         guesses: list[EntryOrder] = []
         for style in styles:
-            blocks = fill_dimension(self.dimensions, self.axis, first, style)
-            if blocks:
-                guesses.append({first: blocks})
+            guess = fill_dimension(self.dimensions, self.axis, first, style)
+            if guess:
+                guesses.append({first: guess})
         return guesses
 
     def read_from(self, anchor: EntryOrder) -> EntryOrder:
@@ -133,8 +136,12 @@ class _Reader:
 
     def _read_once(self, clear: EntryOrder) -> EntryOrder:
         """Read the blocks in all dimensions whose gradients move as the clear dimensions do."""
-        places = self.dimensions.places_of(self.axis)
-        unclear = [place for place in places if place not in clear]
+        unclear: list[Place] = []
+        for place in self.dimensions.places_of(self.axis):
+            if place not in clear:
+                unclear.append(place)
+        # All entries along an unclear dimension get the values of its first entry, so that the
+        # model computes the same whatever their order is.
         parameters = dict(self.model.parameters)
         for name, position in unclear:
             first_entries = torch.zeros(parameters[name].shape[position], dtype=torch.int64)
@@ -189,7 +196,10 @@ class _Columns:
         Sums over its other unclear dimensions do not depend on the order there.
         """
         name, position = place
-        summed = [at for parameter, at in unclear if parameter == name and at != position]
+        summed: list[int] = []
+        for unclear_name, unclear_position in unclear:
+            if unclear_name == name and unclear_position != position:
+                summed.append(unclear_position)
         first = _summarise(before[name], position, summed)
         second = _summarise(after[name], position, summed)
         scale = max(float(np.abs(first).max()), 1e-30)

@@ -29,8 +29,11 @@ def other_forms(task: ProofTask, axis: Axis, is_accepted: IsAccepted) -> Iterato
 
 def _numbers_of_groups(axis: Axis) -> list[int]:
     """List the numbers of groups that an axis can be split into, beyond those it has."""
-    multiples = range(axis.groups, axis.size, axis.groups)
-    return [number for number in multiples if number > 1 and axis.size % number == 0]
+    numbers: list[int] = []
+    for number in range(axis.groups, axis.size, axis.groups):
+        if number > 1 and axis.size % number == 0:
+            numbers.append(number)
+    return numbers
 
 
 def _cut_inside_groups(task: ProofTask, axis: Axis, is_accepted: IsAccepted) -> str | None:

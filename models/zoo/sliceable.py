@@ -77,6 +77,7 @@ _LayerCheck = Callable[[_Layer], str | None]
 
 
 def _check_wrapper(layer: _Layer) -> str | None:
+    # torch.compile wraps a module in a class that is not public, but has this attribute.
     if isinstance(layer.module, _WRAPPERS) or hasattr(layer.module, "_orig_mod"):
         return (
             f"{layer.path or 'the model'} is a {layer.kind} around the module that is wanted; "

@@ -115,7 +115,9 @@ class RecurrentStack(nn.Module):
         size = whole.input_size
         for place in range(whole.num_layers):
             layer = kind(size, whole.hidden_size, 1, **settings)
-            for name in [name for name, _ in layer.named_parameters()]:
+            # All names first: the loop replaces the parameters that an iterator would walk over.
+            names = list(dict(layer.named_parameters()))
+            for name in names:
                 old: Tensor = getattr(whole, name.replace("_l0", f"_l{place}"))
                 setattr(layer, name, nn.Parameter(old.detach().clone(), old.requires_grad))
             self.layers.append(layer)

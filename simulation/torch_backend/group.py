@@ -89,7 +89,9 @@ class GroupTraining:
             passes.append(job.schedule.passes())
         for epoch in itertools.count():
             plans = [_next_plan(device_passes) for device_passes in passes]
-            if not any(plans) or all(tally.failure for tally in tallies):
+            # A device that has failed goes on while others train; its result is not used.
+            has_ended = not any(plans) or all(tally.failure for tally in tallies)
+            if has_ended:
                 break
             self._run_pass(epoch, plans, tallies)
         return tallies
@@ -104,6 +106,7 @@ class GroupTraining:
             mus.append(settings.proximal_mu)
         rate = self._column(rates)
         pull = None
+        # Without it, a copy of all the weights is saved.
         if any(mus):
             pull = ProximalPull(values.clone(), self._column(mus))
         return Rows(
@@ -120,7 +123,12 @@ class GroupTraining:
         masks = np.stack([ready.mask for ready in group])
         return None if masks.all() else self._send(masks)
 
-    def _run_pass(self, epoch: int, plans: Sequence[Plan], tallies: Sequence[LossTally]) -> None:
+    def _run_pass(
+        self,
+        epoch: int,
+        plans: Sequence[Plan],
+        tallies: Sequence[LossTally],
+    ) -> None:
         """Train every device for a pass over its samples."""
         most_steps = max(map(len, plans))
         losses = torch.zeros((len(plans), most_steps), device=self._device)
@@ -130,8 +138,10 @@ class GroupTraining:
         # Only here does the host wait for a GPU: once for each pass.
         by_device = losses.cpu().numpy().astype(np.float64)
         for device, plan in enumerate(plans):
-            device_losses = by_device[device, : len(plan)]
-            device_counts = pass_losses.counts[device, : len(plan)]
+            # Behind its last batch a device has zeros, where others have more batches.
+            steps = len(plan)
+            device_losses = by_device[device, :steps]
+            device_counts = pass_losses.counts[device, :steps]
             tallies[device].add(epoch, device_losses, device_counts)
 
     def _run_piece(self, piece: Piece, pass_losses: _PassLosses) -> None:
@@ -141,15 +151,25 @@ class GroupTraining:
         y = self._send(piece.y)
         noise = [self._send(numbers) for numbers in piece.noise]
         mask = None if self._mask is None else self._mask[devices]
+        # Views, through which the optimizer changes the rows of all devices.
         rows = self._rows[devices]
         counts = pass_losses.counts[devices]
         for number in range(x.shape[1]):
             step = piece.first + number
             step_noise = [numbers[:, number] for numbers in noise]
-            batch = Batch(devices, x[:, number], y[:, number], mask, step_noise)
-            pass_losses.losses[devices, step] = self._stepper.gradients(batch, rows.gradient)
+            batch = Batch(
+                devices=devices,
+                x=x[:, number],
+                y=y[:, number],
+                mask=mask,
+                noise=step_noise,
+            )
+            losses = self._stepper.gradients(batch, rows.gradient)
+            # It stays on the device: reading it here would wait for the GPU at every step.
+            pass_losses.losses[devices, step] = losses
             self._rule.step(rows)
-            for row, labels in enumerate(piece.y[:, number]):
+            step_labels = piece.y[:, number]
+            for row, labels in enumerate(step_labels):
                 counts[row, step] = counted(labels)
 
     def _column(self, numbers: Sequence[float]) -> Tensor:

@@ -40,10 +40,16 @@ class StatisticSums:
 
     def arrays(self) -> Mapping[str, NDArray[np.float64]]:
         """Return the sums by name of the statistic."""
-        return {name: value.cpu().numpy() for name, value in self._sums.items()}
+        arrays = {}
+        for name, value in self._sums.items():
+            arrays[name] = value.cpu().numpy()
+        return arrays
 
     def _add_to(self, name: str, value: Tensor) -> None:
-        """Add a statistic of one batch, in double precision."""
+        """Add a statistic of one batch.
+
+        The sums are in double precision, so that many batches lose no digits.
+        """
         if name in self._sums:
             self._sums[name] = self._sums[name] + value
         else:

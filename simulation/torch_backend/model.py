@@ -100,7 +100,11 @@ def _freeze(module: nn.Module, name: str, value: NDArray[Any]) -> None:
     owner.register_buffer(attribute, torch.tensor(value), persistent=False)
 
 
-def _check_shapes(module: nn.Module, architecture: Architecture, manifest: Manifest) -> None:
+def _check_shapes(
+    module: nn.Module,
+    architecture: Architecture,
+    manifest: Manifest,
+) -> None:
     """Check that a module has the parameters of the manifest; a ConfigError if not."""
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     expected = {spec.name: spec.shape for spec in manifest.parameters}
@@ -121,15 +125,19 @@ def used_parameters(module: nn.Module, manifest: Manifest) -> frozenset[str]:
     Torch's random state stays as it was.
     """
     parameters = dict(module.named_parameters())
+    # Zeros do: which parameters the logits depend on does not change with the samples.
     dtype = torch.int64 if manifest.input_dtype == "int64" else torch.float32
+    samples = torch.zeros((_PROBE_BATCH, *manifest.input_shape), dtype=dtype)
     with torch.random.fork_rng(devices=[]):
-        logits = module(torch.zeros((_PROBE_BATCH, *manifest.input_shape), dtype=dtype))
+        # Noise layers draw from torch's generator here.
+        logits = module(samples)
         total = sum(head.sum() for head in tree_leaves(logits))
     gradients: Sequence[Tensor | None] = torch.autograd.grad(
         total, list(parameters.values()), allow_unused=True
     )
     used = set()
     for name, gradient in zip(parameters, gradients, strict=True):
+        # PyTorch has None for a parameter that the logits do not depend on.
         if gradient is not None:
             used.add(name)
     return frozenset(used)
@@ -200,7 +208,12 @@ class SingleStepper:
             logits = self._module(batch.x[0])
         stacked_logits = tree_map(_add_device, logits)
         losses = self._losses(stacked_logits, batch.y, batch.mask)
-        gradients = torch.autograd.grad(losses[0], self._trained, materialize_grads=True)
+        # Zeros for a parameter that only the proximal pull moves.
+        gradients = torch.autograd.grad(
+            losses[0],
+            self._trained,
+            materialize_grads=True,
+        )
         _write_rows(self._places, tree_map(_add_device, gradients), out)
         return losses.detach()
 
@@ -236,12 +249,19 @@ class GroupStepper:
         logits = self._forward(parameters, batch.x, list(batch.noise))
         losses = self._losses(logits, batch.y, batch.mask)
         trained = [parameters[place.name] for place in self._places]
-        gradients = torch.autograd.grad(losses.sum(), trained, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            losses.sum(),
+            trained,
+            materialize_grads=True,
+        )
         _write_rows(self._places, gradients, out)
         return losses.detach()
 
     def _forward_single(
-        self, parameters: dict[str, Tensor], x: Tensor, noise: Sequence[Tensor]
+        self,
+        parameters: dict[str, Tensor],
+        x: Tensor,
+        noise: Sequence[Tensor],
     ) -> Any:
         """Return the logits of one device; torch.vmap maps it over several."""
         with _feed_noise(self._layers, noise):
@@ -257,7 +277,8 @@ class GroupStepper:
             rows = self._rows[devices]
             parameters = {}
             for place in self._layout.places:
-                parameters[place.name] = place.view(rows).detach().requires_grad_()
+                view = place.view(rows).detach()
+                parameters[place.name] = view.requires_grad_()
             self._parameters[key] = parameters
         return self._parameters[key]
 
@@ -267,7 +288,11 @@ def _add_device(tensor: Tensor) -> Tensor:
     return tensor[None]
 
 
-def _write_rows(places: Sequence[Place], gradients: Sequence[Tensor], out: Tensor) -> None:
+def _write_rows(
+    places: Sequence[Place],
+    gradients: Sequence[Tensor],
+    out: Tensor,
+) -> None:
     """Write the gradient of each place, float32 ``[k, *shape]``, to the rows of `out`."""
     entries = []
     for place, gradient in zip(places, gradients, strict=True):
@@ -333,8 +358,11 @@ class _DeviceLosses:
         losses = []
         for device, labels in enumerate(y):
             output = tree_map(lambda head, device=device: head[device], outputs)
-            device_mask = mask[device] if self.loss.masked and mask is not None else None
-            losses.append(self.loss.value(output, Answer(labels, device_mask)))
+            device_mask = None
+            if self.loss.masked and mask is not None:
+                device_mask = mask[device]
+            answer = Answer(labels, device_mask)
+            losses.append(self.loss.value(output, answer))
         return torch.stack(losses)
 
 

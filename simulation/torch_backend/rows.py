@@ -57,8 +57,10 @@ class Place:
         batch_shape = rows.shape[:-1]
         if not self.channels_last:
             return entries.view((*batch_shape, *self.shape))
+        # In memory the channels come last; the view has them second, as the module expects.
         outer, inner, *sides = self.shape
-        return entries.view((*batch_shape, outer, *sides, inner)).movedim(-1, -3)
+        in_memory = entries.view((*batch_shape, outer, *sides, inner))
+        return in_memory.movedim(-1, -3)
 
     def row(self, tensor: Tensor) -> Tensor:
         """Return a gradient, float32 ``[k, *shape]``, as entries of rows: the reverse of `view`.
@@ -103,7 +105,8 @@ class Layout:
         """
         for shape in shapes.values():
             is_image_point = len(shape) == _IMAGE_KERNEL and shape[2:] == (1, 1)
-            if is_image_point and shape[1] < _VECTOR:
+            has_few_channels = is_image_point and shape[1] < _VECTOR
+            if has_few_channels:
                 channels_last = False
         places: list[Place] = []
         start = 0
@@ -111,7 +114,13 @@ class Layout:
         # The sort is stable: parameters of both sorts keep the order of the manifest.
         for name in sorted(shapes, key=lambda name: name not in used):
             shape = shapes[name]
-            place = Place(name, shape, start, channels_last and len(shape) == _IMAGE_KERNEL)
+            is_image_kernel = len(shape) == _IMAGE_KERNEL
+            place = Place(
+                name=name,
+                shape=shape,
+                start=start,
+                channels_last=channels_last and is_image_kernel,
+            )
             places.append(place)
             start = place.stop
             if name in used:
@@ -137,7 +146,9 @@ class Layout:
         rows = torch.empty((len(weights), self.entries))
         for row, tensors in zip(rows, weights, strict=True):
             for place in self.places:
-                np.copyto(place.view(row).numpy(), tensors[place.name], casting="no")
+                view = place.view(row).numpy()
+                # Weights that are not float32 are an error; they are not converted.
+                np.copyto(view, tensors[place.name], casting="no")
         return rows
 
     def tensors(self, row: Tensor, order: Sequence[str]) -> dict[str, NDArray[np.float32]]:
@@ -149,6 +160,7 @@ class Layout:
         tensors = {}
         for name in order:
             view = places[name].view(row)
+            # A copy in C order: a view would keep the row's memory, and may be channels-last.
             tensors[name] = view.numpy().copy(order="C")
         return tensors
 
@@ -254,8 +266,10 @@ class UpdateRule:
             applied here: plain SGD multiplies in the same pass in which it adds.
         """
         gradient = rows.gradient
-        if rows.pull is not None:
-            gradient.addcmul_(rows.values - rows.pull.anchors, rows.pull.mu)
+        # The order is that of the exported step: the pull is part of the gradient that is clipped.
+        pull = rows.pull
+        if pull is not None:
+            gradient.addcmul_(rows.values - pull.anchors, pull.mu)
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is None:

@@ -28,7 +28,12 @@ class LossTally:
         self.steps = 0
         self.failure: ShoalError | None = None
 
-    def add(self, epoch: int, losses: NDArray[np.float64], counts: NDArray[np.float64]) -> None:
+    def add(
+        self,
+        epoch: int,
+        losses: NDArray[np.float64],
+        counts: NDArray[np.float64],
+    ) -> None:
         """Add a pass over the samples.
 
         Args:
@@ -41,7 +46,8 @@ class LossTally:
             index = int(refused[0])
             step_seed = self._schedule.step_seed(epoch, index)
             step = self.steps + index + 1
-            self.failure = loss_refused(float(losses[index]), self._manifest, step_seed, step)
+            loss = float(losses[index])
+            self.failure = loss_refused(loss, self._manifest, step_seed, step)
         self.steps += len(losses)
         total = float(losses @ counts)
         weight = float(counts.sum())

@@ -42,7 +42,7 @@ def f1(entry: Entry, check: Check) -> None:
     ):
         parts = mutual_parts(own_logits, other_logits, y)
         loss, gradient = mutual_loss_and_logit_gradient(own_logits, other_logits, y, trust)
-        check.same(f"p_{name}", parts.own.tolist(), expected[f"p_{name}"])
+        check.same(f"p_{name}", parts.own_softmax.tolist(), expected[f"p_{name}"])
         check.same(f"ce_{name}", parts.cross_entropy.item(), expected[f"ce_{name}"])
         check.same(
             f"kl_{other}_to_{name}", parts.divergence.item(), expected[f"kl_{other}_to_{name}"]

@@ -106,7 +106,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 def _other_axes(x: Tensor, dim: int) -> list[int]:
-    axes = []
+    axes: list[int] = []
     for axis in range(x.dim()):
         if axis != dim % x.dim():
             axes.append(axis)
@@ -149,10 +149,11 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     columns: Any = square.shape[-1]
     if not isinstance(rows, int) or not isinstance(columns, int):
         return NotImplemented
-    places = []
+    places: list[int] = []
     for row in range(rows):
-        if 0 <= row + offset < columns:
-            places.append(row * columns + row + offset)
+        column = row + offset
+        if 0 <= column < columns:
+            places.append(row * columns + column)
     return take(square.flatten(-2), square.dim() - 2, places)
 
 

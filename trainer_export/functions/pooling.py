@@ -77,6 +77,7 @@ def _volume(
     gaps = for_each_axis(dilation, 3)
     channels = int(x.shape[1])
     depth = int(x.shape[2])
+    # Every plane counts as a channel of its own.
     plane = functional.max_pool2d(
         x.flatten(1, 2),
         kernel[1:],

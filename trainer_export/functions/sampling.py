@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fleet_protocol.errors import ExportError
 
-_SPATIAL = 4
+_SPATIAL = 4  # dimensions of maps [batch, channels, height, width]
 
 
 def _grid_sample(

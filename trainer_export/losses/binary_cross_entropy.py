@@ -29,9 +29,9 @@ class BinaryCrossEntropy(Elementwise):
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         """Compute the errors without the overflow of the exponential of a large logit."""
+        # max(x, 0) - x * y + log(1 + exp(-|x|)), whose exponent is never positive.
         linear = torch.relu(output) - output * target
-        decay = torch.exp(-torch.abs(output))
-        return linear + torch.log1p(decay)
+        return linear + torch.log1p(torch.exp(-torch.abs(output)))
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the probability less the truth."""
@@ -39,12 +39,8 @@ class BinaryCrossEntropy(Elementwise):
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Sum the loss, and the share of each sample's outputs that are right."""
-        predicted = output > 0
-        truth = self.matched(output, answer) > 0.5
-        right = (predicted == truth).to(torch.float32)
-        sums = super().sums(output, answer)
-        shares = right.flatten(1).mean(1)
-        return [*sums, shares.sum()]
+        right = ((output > 0) == (self.matched(output, answer) > 0.5)).to(torch.float32)
+        return [*super().sums(output, answer), right.flatten(1).mean(1).sum()]
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
         """Return positive logits, and the truth; of one output the classes are no and yes."""
@@ -61,9 +57,7 @@ class BinaryCrossEntropy(Elementwise):
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Sum the same loss, and the share of probabilities on the side of the truth."""
-        predicted = output.sigmoid() > 0.5
-        truth = answer.y.reshape(output.shape) > 0.5
-        right = predicted == truth
+        right = (output.sigmoid() > 0.5) == (answer.y.reshape(output.shape) > 0.5)
         return [
             *super().pytorch_sums(output, answer),
             right.float().mean() * len(output),

@@ -15,7 +15,7 @@ from fleet_protocol.errors import ConfigError
 from trainer_export.loss import LOSS_SUM, Answer, Loss, Metric, Target
 from trainer_export.numbers import Range, number
 
-_TORCH_IGNORES = -100
+_TORCH_IGNORES = -100  # the label that PyTorch's cross entropy leaves out
 _PIXELS = 4  # dimensions of logits [batch, classes, height, width]
 
 
@@ -35,7 +35,8 @@ def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Te
     """
     masked = logits * mask
     truth = one_hot(y, logits.shape[-1])
-    losses = -(torch.log_softmax(masked, -1) * truth).sum(-1)
+    log_probabilities = torch.log_softmax(masked, -1)
+    losses = -(log_probabilities * truth).sum(-1)
     error = torch.softmax(masked, -1) - truth
     weights = label_weights(y)
     if weights is None:
@@ -48,7 +49,9 @@ def loss_sum(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 
     Arguments as for `loss_and_logit_gradient`.
     """
-    return -(torch.log_softmax(logits * mask, -1) * one_hot(y, logits.shape[-1])).sum()
+    log_probabilities = torch.log_softmax(logits * mask, -1)
+    losses = log_probabilities * one_hot(y, logits.shape[-1])
+    return -losses.sum()
 
 
 def correct_count(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -202,10 +205,11 @@ class MaskedCrossEntropy(Loss):
         truth, weights = self._truth(logits.shape[-1], answer.y)
         masked = logits * mask
         total = torch.clamp(weights.sum(), min=1e-12)
-        log_likelihood = torch.log_softmax(masked, -1) * truth
-        loss = -log_likelihood.sum() / total
-        expected = torch.softmax(masked, -1) * truth.sum(-1, keepdim=True)
-        slope = (expected - truth) / total * mask
+        losses = torch.log_softmax(masked, -1) * truth
+        loss = -losses.sum() / total
+        # A truth sums to 1 only without class weights, and to 0 for a label that does not count.
+        probabilities = torch.softmax(masked, -1) * truth.sum(-1, keepdim=True)
+        slope = (probabilities - truth) / total * mask
         return loss, _classes_back(slope)
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
@@ -216,8 +220,7 @@ class MaskedCrossEntropy(Loss):
             losses = loss_sum(logits, answer.y, mask)
         else:
             truth, _ = self._truth(logits.shape[-1], answer.y)
-            log_likelihood = torch.log_softmax(logits * mask, -1) * truth
-            losses = -log_likelihood.sum()
+            losses = -(torch.log_softmax(logits * mask, -1) * truth).sum()
         return [losses, correct_count(logits, answer.y, mask)]
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
@@ -225,9 +228,7 @@ class MaskedCrossEntropy(Loss):
         logits = classes_last(output) * _mask(answer)
         classes = logits.shape[-1]
         truth = one_hot(answer.y, classes)
-        chosen = one_hot(logits.argmax(-1), classes)
-        counted = truth.sum(-1, keepdim=True)
-        return chosen * counted, truth
+        return one_hot(logits.argmax(-1), classes) * truth.sum(-1, keepdim=True), truth
 
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
         """Return `torch.nn.functional.cross_entropy` of the masked logits."""
@@ -238,11 +239,7 @@ class MaskedCrossEntropy(Loss):
         if self.class_weights:
             weight = torch.tensor(self.class_weights, dtype=torch.float32)
         return torch_cross_entropy(
-            logits,
-            y,
-            reduction,
-            weight=weight,
-            label_smoothing=self.label_smoothing,
+            logits, y, reduction, weight=weight, label_smoothing=self.label_smoothing
         )
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:

@@ -45,17 +45,16 @@ class OwnLoss(OwnFunction, Loss):
             output: shape of a sample's output.
             zeros: an output of zeros, to try labels with; None leaves the ranges out.
         """
-        parts: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         if self.row.named:
-            parts = {}
             for name, shape in self.row.shapes.items():
-                parts[name] = math.prod(shape)
+                sizes[name] = math.prod(shape)
         whole: dict[str, tuple[int, ...]] = {}
         if zeros is not None:
             for name, dtype in self.row.dtypes.items():
                 if dtype == "int64":
                     whole[name] = self._range(name, zeros)
-        return super().spec(output).model_copy(update={"parts": parts, "whole": whole})
+        return super().spec(output).model_copy(update={"parts": sizes, "whole": whole})
 
     def _range(self, name: str, zeros: Any) -> tuple[int, ...]:
         """Find the range of labels that the function takes in PyTorch.
@@ -90,26 +89,25 @@ class OwnLoss(OwnFunction, Loss):
 
     def _takes(self, name: str, label: int, zeros: Any) -> bool:
         """Return whether the function takes a label of one target without an error."""
-        parts = self.row.parts(torch.zeros((1, *self.row.shape)))
-        parts[name] = torch.full_like(parts[name], label)
-        targets = parts if self.row.named else parts[""]
+        targets = self.row.parts(torch.zeros((1, *self.row.shape)))
+        targets[name] = torch.full_like(targets[name], label)
         try:
-            self.function(zeros, targets, **self._numbers())
+            self.function(zeros, self._as_taken(targets), **self._numbers())
         except Exception:  # noqa: BLE001 - whatever the user's function raises for a label
             return False
         return True
 
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the loss by name."""
-        numbers = {}
-        for field in dataclasses.fields(self):
-            numbers[field.name] = getattr(self, field.name)
-        return numbers
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def targets(self, answer: Answer) -> Any:
         """Return the targets as the function takes them."""
-        parts = self.row.parts(answer.y)
-        return parts if self.row.named else parts[""]
+        return self._as_taken(self.row.parts(answer.y))
+
+    def _as_taken(self, targets: Mapping[str, Any]) -> Any:
+        """Return several targets as they are; a single one has no name, and is taken bare."""
+        return targets if self.row.named else targets[""]
 
     def drawn(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw labels 0 and 1, or numbers from 0 to 1, which every loss takes."""
@@ -152,10 +150,7 @@ class OwnLoss(OwnFunction, Loss):
         slopes: list[Tensor] = []
         if losses.requires_grad:
             slopes += torch.autograd.grad(
-                losses.sum(),
-                variables,
-                allow_unused=True,
-                materialize_grads=True,
+                losses.sum(), variables, allow_unused=True, materialize_grads=True
             )
         if not any(bool(slope.any()) for slope in slopes):
             self.refuse(

@@ -80,5 +80,9 @@ class Huber(Elementwise):
 
 
 LOSSES: Mapping[str, type[Loss]] = MappingProxyType(
-    {kind.name: kind for kind in (MeanSquaredError, MeanAbsoluteError, Huber)}
+    {
+        MeanSquaredError.name: MeanSquaredError,
+        MeanAbsoluteError.name: MeanAbsoluteError,
+        Huber.name: Huber,
+    }
 )

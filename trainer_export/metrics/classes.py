@@ -45,11 +45,8 @@ class _ClassMetric(Metric):
         if predicted.shape[-1] > _MOST_CLASSES:
             raise ConfigError(f"the metric {self.name} is for {_MOST_CLASSES} classes at most")
         hits = predicted * present
-        named = zip(self.sums, (hits, predicted, present), strict=True)
-        counts = {}
-        for name, decisions in named:
-            counts[name] = decisions.sum(0)
-        return counts
+        sums = (hits.sum(0), predicted.sum(0), present.sum(0))
+        return dict(zip(self.sums, sums, strict=True))
 
     def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """Count the same by `torch.bincount` of the decisions."""
@@ -57,11 +54,12 @@ class _ClassMetric(Metric):
         assert decided is not None
         predicted = decided[0].flatten(0, -2).bool()
         present = decided[1].flatten(0, -2).bool()
-        named = zip(self.sums, (predicted & present, predicted, present), strict=True)
-        counts = {}
-        for name, decisions in named:
-            counts[name] = _count_by_class(decisions)
-        return counts
+        sums = (
+            _count_by_class(predicted & present),
+            _count_by_class(predicted),
+            _count_by_class(present),
+        )
+        return dict(zip(self.sums, sums, strict=True))
 
 
 def _count_by_class(decisions: Tensor) -> Tensor:
@@ -106,5 +104,5 @@ class Matthews(_ClassMetric):
 
 
 METRICS: Mapping[str, type[Metric]] = MappingProxyType(
-    {kind.name: kind for kind in (F1, MeanIou, Matthews)}
+    {F1.name: F1, MeanIou.name: MeanIou, Matthews.name: Matthews}
 )

@@ -75,5 +75,5 @@ class Perplexity(Metric):
 
 
 METRICS: Mapping[str, type[Metric]] = MappingProxyType(
-    {kind.name: kind for kind in (Mae, Rmse, Perplexity)}
+    {Mae.name: Mae, Rmse.name: Rmse, Perplexity.name: Perplexity}
 )

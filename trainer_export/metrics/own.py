@@ -50,32 +50,30 @@ class OwnMetric(OwnFunction, Metric):
                 f"returned {len(numbers)} tensors",
                 f"the rule {self.rule} takes {len(self.sums)}",
             )
-        columns = []
+        converted: list[Tensor] = []
         for tensor in numbers:
-            columns.append(self.require_each(tensor, batch).to(torch.float32))
-        return columns
+            converted.append(self.require_each(tensor, batch).to(torch.float32))
+        return converted
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """Sum its numbers over the samples."""
-        named = zip(self.sums, self.each(loss, output, answer), strict=True)
-        counts = {}
-        for name, numbers in named:
+        counts: dict[str, Tensor] = {}
+        for name, numbers in zip(self.sums, self.each(loss, output, answer), strict=True):
             counts[name] = numbers.sum(0)
         return counts
 
     def try_out(self, loss: Loss, output: Tensor, answer: Answer) -> None:
         """Require numbers of each sample alone, as many as the rule takes and boards may report."""
         numbers = self.each(loss, output, answer)
-        is_pair = len(self.sums) == _PAIR
-        shapes = [tensor.shape for tensor in numbers]
-        if len(set(shapes)) > 1 or len(shapes[0]) != (1 if is_pair else 2):
-            expected = "tensors [batch, classes], all alike"
-            if is_pair:
-                expected = "numbers of samples [batch]"
-            self.refuse(
-                f"returned {', '.join(str(list(shape)) for shape in shapes)}",
-                f"return {expected}",
-            )
+        dimensions = 2
+        expected = "tensors [batch, classes], all alike"
+        if len(self.sums) == _PAIR:
+            dimensions = 1
+            expected = "numbers of samples [batch]"
+        shapes = [list(tensor.shape) for tensor in numbers]
+        are_alike = all(shape == shapes[0] for shape in shapes)
+        if not are_alike or len(shapes[0]) != dimensions:
+            self.refuse(f"returned {', '.join(map(str, shapes))}", f"return {expected}")
         count = numbers[0][0].numel()
         if count > _MOST_NUMBERS:
             self.refuse(f"has {count} numbers a sample", f"{_MOST_NUMBERS} are the most")

@@ -33,12 +33,12 @@ def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
         further = counts(recipe.metrics, recipe.loss, output, answer)
         return [*sums, *further.values(), *tree_leaves(output)]
 
-    outputs = []
+    outputs: list[Port] = []
     for metric in recipe.loss.metrics:
         outputs.append(Port(metric.name, metric.dtype, ()))
     for name, shape in count_shapes(recipe.metrics, recipe.loss, signature).items():
         outputs.append(Port(name, "float32", shape))
-    answer_ports = batch_ports(signature, recipe.loss)[1:]
+    answer_ports = batch_ports(signature, recipe.loss)[1:]  # `trace_forward` has ``x`` itself
     all_outputs = (*outputs, *output_ports(signature))
     traced = trace_forward(model, signature, evaluate, answer_ports, all_outputs)
     return traced.part("eval", [port.name for port in outputs])

@@ -16,8 +16,9 @@ def infer_part(evaluation: Trace) -> Trace:
 
     Its inputs are those of `trace_forward`.
     """
-    heads = []
+    heads: list[str] = []
     for port in evaluation.outputs:
+        # ``logits``, or ``logits.NAME`` of a model with several outputs.
         if port.name.partition(".")[0] == "logits":
             heads.append(port.name)
     return evaluation.part("infer", heads, ["y", "mask"])

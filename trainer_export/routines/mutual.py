@@ -36,8 +36,8 @@ class MutualParts:
     # from the other model's distribution, KL(other || own), mean over the batch, []
     divergence: Tensor
     # softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits)
-    own: Tensor
-    other: Tensor  # softmax of the other logits, of the same shape
+    own_softmax: Tensor
+    other_softmax: Tensor  # of the other logits, of the same shape
 
 
 def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
@@ -52,12 +52,12 @@ def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
     log_own = torch.log_softmax(own, -1)
     log_other = torch.log_softmax(other.detach(), -1)
     truth = one_hot(y, own.shape[-1])
-    softmax_other = torch.exp(log_other)
+    other_softmax = torch.exp(log_other)
     return MutualParts(
         cross_entropy=_mean(-(log_own * truth).sum(-1), y),
-        divergence=_mean((softmax_other * (log_other - log_own)).sum(-1), y),
-        own=torch.exp(log_own),
-        other=softmax_other,
+        divergence=_mean((other_softmax * (log_other - log_own)).sum(-1), y),
+        own_softmax=torch.exp(log_own),
+        other_softmax=other_softmax,
     )
 
 
@@ -85,10 +85,10 @@ def mutual_loss_and_logit_gradient(
     Returns:
         The loss, float [], and the gradient with respect to `own`, of its shape.
     """
-    parts = mutual_parts(own, other, y)
-    loss = parts.cross_entropy * trust + parts.divergence * (1 - trust)
-    from_labels = (parts.own - one_hot(y, own.shape[-1])) * trust
-    from_other = (parts.own - parts.other) * (1 - trust)
+    terms = mutual_parts(own, other, y)
+    loss = terms.cross_entropy * trust + terms.divergence * (1 - trust)
+    from_labels = (terms.own_softmax - one_hot(y, own.shape[-1])) * trust
+    from_other = (terms.own_softmax - terms.other_softmax) * (1 - trust)
     slope = from_labels + from_other
     weights = label_weights(y)
     return loss, slope / own.shape[0] if weights is None else slope * weights[..., None]

@@ -1,6 +1,9 @@
 """Statistics: mean and variance of every static batch norm for a batch (specification 1.6)."""
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleet_protocol.manifest import (
@@ -17,9 +20,7 @@ from trainer_export.traced_program import Trace, trace_program
 
 
 def trace_statistics(
-    model: nn.Module,
-    signature: model_inputs.Signature,
-    recipe: Recipe,
+    model: nn.Module, signature: model_inputs.Signature, recipe: Recipe
 ) -> Trace | None:
     """Trace mean and unbiased variance of every static batch norm for one batch.
 
@@ -34,28 +35,20 @@ def trace_statistics(
 
     def measure(*tensors: Tensor) -> list[Tensor]:
         model_inputs.call_model(model, names, tensors[:-1], tensors[-1])
-        statistics: list[Tensor | None] = []
+        statistics: list[Tensor] = []
         for _, norm in layers:
-            statistics += [norm.last_mean, norm.last_var]
-        measured = []
-        for value in statistics:
-            if value is not None:
-                measured.append(value)
-        return measured
+            for value in (norm.last_mean, norm.last_var):
+                if value is not None:
+                    statistics.append(value)
+        return statistics
 
-    shapes = {}
-    for name, p in model.named_parameters():
-        shapes[name] = tuple(p.shape)
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     inputs = (
         *model_inputs.parameter_ports(shapes),
         model_inputs.sample_port(signature),
     )
     return trace_program(
-        "stats",
-        measure,
-        inputs,
-        model_inputs.statistic_ports(layers),
-        signature.known,
+        "stats", measure, inputs, model_inputs.statistic_ports(layers), signature.known
     )
 
 
@@ -76,9 +69,9 @@ def check_statistics(
     session = open_session(model)
     worst = Worst()
     reference = model_inputs.prepared(module, "statistics")
-    parameters = {}
-    for n, p in reference.named_parameters():
-        parameters[parameter_input(n)] = p.detach().numpy()
+    parameters: dict[str, NDArray[Any]] = {}
+    for name, parameter in reference.named_parameters():
+        parameters[parameter_input(name)] = parameter.detach().numpy()
     for x, _ in batches.take(len(batches.sizes)):
         worst.sizes.append(len(x))
         outputs = run_session(session, {**parameters, "x": x.numpy()})

@@ -66,7 +66,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
     shapes = _shapes(model)
-    base_shapes = {}
+    base_shapes: dict[str, Shape] = {}
     for name in signature.base:
         base_shapes[name] = shapes.pop(name)
     if not any(model.get_parameter(name).requires_grad for name in shapes):
@@ -114,10 +114,9 @@ class _TrainingStep:
     @property
     def free(self) -> list[int]:
         """The places of the parameters that are not frozen."""
-        parameters = map(self.model.get_parameter, self.shapes)
-        places = []
-        for place, value in enumerate(parameters):
-            if value.requires_grad:
+        places: list[int] = []
+        for place, name in enumerate(self.shapes):
+            if self.model.get_parameter(name).requires_grad:
                 places.append(place)
         return places
 
@@ -126,12 +125,16 @@ class _TrainingStep:
         inputs = self._split(tensors)
         free = self.free
         variables: list[Tensor] = []
+        free_variables: list[Tensor] = []
         for place, value in enumerate(inputs.changing[: len(self.shapes)]):
-            variables.append(value.detach().requires_grad_(place in free))
+            variable = value.detach().requires_grad_(place in free)
+            variables.append(variable)
+            if place in free:
+                free_variables.append(variable)
         output = self._forward(inputs, variables)
         detached = tree_map(Tensor.detach, output)
         loss, slope = self.recipe.loss.value_and_slope(detached, inputs.answer)
-        gradients = self._gradients([variables[place] for place in free], output, slope)
+        gradients = self._gradients(free_variables, output, slope)
         # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and
         # momentum too; the proximal term depends on all of them that are not frozen.
         used: dict[int, Tensor] = {}
@@ -181,10 +184,7 @@ class _TrainingStep:
         return output
 
     def _gradients(
-        self,
-        variables: Sequence[Tensor],
-        output: Any,
-        slope: Any,
+        self, variables: Sequence[Tensor], output: Any, slope: Any
     ) -> Sequence[Tensor | None]:
         """Differentiate the loss, of a known slope, through the model."""
         # A head that the loss does not use has no slope, nor has one of frozen parameters alone.
@@ -209,16 +209,13 @@ def _random_states() -> tuple[Any, ...]:
 
 
 def _shapes(model: nn.Module) -> dict[str, Shape]:
-    shapes = {}
-    for name, p in model.named_parameters():
-        shapes[name] = tuple(p.shape)
-    return shapes
+    return {name: tuple(value.shape) for name, value in model.named_parameters()}
 
 
 def _next_ports(changing: Sequence[Port]) -> tuple[Port, ...]:
-    ports = []
-    for p in changing:
-        ports.append(Port(next_name(p.name), p.dtype, p.shape))
+    ports: list[Port] = []
+    for port in changing:
+        ports.append(Port(next_name(port.name), port.dtype, port.shape))
     return tuple(ports)
 
 
@@ -263,7 +260,7 @@ def trace_optimizer(shapes: Mapping[str, Shape], recipe: Recipe, free: Sequence[
         the extras of `trace_train`; outputs ``next.*``.
     """
     changing = changing_ports(shapes, recipe)
-    places = []
+    places: list[int] = []
     for place, name in enumerate(shapes):
         if name in free:
             places.append(place)
@@ -347,17 +344,15 @@ class _TrainCheck:
     def _check_step(self, reference: Reference, batch: _Batch, worst: Worst, exact: bool) -> None:
         """Take one step with the graph and with PyTorch."""
         step_inputs = (batch.x, batch.answer, batch.noise)
+        # The graph runs first, and the twin is copied, while the reference is where both begin.
         outputs = run_session(self.session, self._feed(reference, batch))
         twin = in_float64(reference, *step_inputs) if exact else None
         worst.compare(outputs, {"loss": reference.step(*step_inputs)})
         exact_values = twin.snapshot() if twin else (None, None)
         for kind, expected, exact_value in zip(
-            (parameter_input, state_input),
-            reference.snapshot(),
-            exact_values,
-            strict=True,
+            (parameter_input, state_input), reference.snapshot(), exact_values, strict=True
         ):
-            next_values = {}
+            next_values: dict[str, NDArray[Any]] = {}
             for name in expected:
                 next_values[name] = outputs.pop(next_name(kind(name)))
             worst.compare(next_values, expected, exact_value, kind(""))
