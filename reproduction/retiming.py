@@ -55,12 +55,14 @@ def devices_choose(config: SimulationConfig) -> bool:
 
 def widths_in(config: SimulationConfig, folder: Path) -> dict[int, tuple[float | None, ...]]:
     """Return the widths of all devices by round; None for a device that did not train."""
-    places = {name: place for place, name in enumerate(config.devices.ids)}
-    widths: dict[int, list[float | None]] = {}
+    by_round: dict[int, dict[str, float]] = {}
     for row in read_devices(folder):
-        by_device = widths.setdefault(row.round, [None] * len(places))
-        by_device[places[row.device]] = Tier.parse(row.tier).width
-    return {number: tuple(by_device) for number, by_device in widths.items()}
+        trained = by_round.setdefault(row.round, {})
+        trained[row.device] = Tier.parse(row.tier).width
+    widths: dict[int, tuple[float | None, ...]] = {}
+    for number, trained in by_round.items():
+        widths[number] = tuple(map(trained.get, config.devices.ids))
+    return widths
 
 
 def _retimed(rows: Sequence[RoundRow], seconds: Sequence[float]) -> tuple[RoundRow, ...]:
@@ -76,14 +78,11 @@ def _retimed(rows: Sequence[RoundRow], seconds: Sequence[float]) -> tuple[RoundR
 def _depends_on_time(config: SimulationConfig) -> bool:
     """Return whether time decides which device trains what."""
     rule = config.round
-    has_dropout = any(kind.dropout for kind in config.devices.kinds)
-    return (
-        bool(rule.over_selection)
-        or not keeps(config, Trait.ONE_VERSION)
-        or rule.deadline_seconds < NO_DEADLINE
-        or has_dropout
-        or devices_choose(config)
-    )
+    if rule.over_selection or rule.deadline_seconds < NO_DEADLINE:
+        return True
+    if not keeps(config, Trait.ONE_VERSION) or devices_choose(config):
+        return True
+    return any(kind.dropout for kind in config.devices.kinds)
 
 
 def _all_merged(folder: Path) -> bool:

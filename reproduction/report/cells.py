@@ -39,8 +39,10 @@ def _published(figure: Figure, digits: int) -> str:
     published = figure.published
     if published is None:
         return MISSING
-    spread = "" if published.spread is None else f" ± {published.spread:.2f}"
-    return f"{published.value:.{min(digits, 2)}f}{spread}"
+    text = f"{published.value:.{min(digits, 2)}f}"
+    if published.spread is None:
+        return text
+    return f"{text} ± {published.spread:.2f}"
 
 
 def claim_cells(result: ClaimResult) -> dict[str, str]:
@@ -84,7 +86,9 @@ def duration_text(seconds: float | None) -> str:
         return "unknown"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.2f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.2f} h"
 
 
 def _interval(result: ClaimResult) -> str:
@@ -93,9 +97,11 @@ def _interval(result: ClaimResult) -> str:
     if None in result.by_seed.values():
         return _NOT_REACHED
     if result.interval is None:
-        return f"{_number(next(iter(result.by_seed.values())), result.claim)}, one seed"
-    mean, low, high = (_number(value, result.claim) for value in result.interval)
-    return f"{mean} [{low}, {high}]"
+        (value,) = result.by_seed.values()
+        return f"{_number(value, result.claim)}, one seed"
+    mean, low, high = result.interval
+    ends = f"{_number(low, result.claim)}, {_number(high, result.claim)}"
+    return f"{_number(mean, result.claim)} [{ends}]"
 
 
 def _signed(claim: Claim) -> bool:
@@ -105,7 +111,9 @@ def _signed(claim: Claim) -> bool:
 def _number(value: float | None, claim: Claim) -> str:
     if value is None:
         return MISSING
-    return f"{value:+.2f}" if _signed(claim) else f"{value:.2f}"
+    if _signed(claim):
+        return f"{value:+.2f}"
+    return f"{value:.2f}"
 
 
 def _bounds(claim: Claim) -> str:
@@ -136,11 +144,19 @@ def _seeds(
 
 
 def _lacking(result: ClaimResult) -> str:
-    return "".join(f", {seed}: not run" for seed in result.lacking) if result.by_seed else ""
+    """Return the end of a cell, which names the stated seeds that were not run."""
+    text = ""
+    if result.by_seed:
+        for seed in result.lacking:
+            text += f", {seed}: not run"
+    return text
 
 
 def _mean(values: Sequence[float | None], digits: int) -> str:
     mean, spread = mean_and_spread(values)
     if mean is None:
         return _NOT_REACHED
-    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{max(digits, 1)}f}")
+    text = f"{mean:.{digits}f}"
+    if spread is None:
+        return text
+    return f"{text} ± {spread:.{max(digits, 1)}f}"

@@ -185,7 +185,10 @@ def stated_since(rows: Sequence[Row]) -> str:
 
 def _runs(rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
     """Return one row of each run, by arm and seed."""
-    return {(row.arm, row.seed): row for row in rows}
+    runs: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        runs[row.arm, row.seed] = row
+    return runs
 
 
 def _arms(rows: Iterable[Row]) -> list[str]:
