@@ -42,11 +42,14 @@ class Elementwise(Loss):
         """Compute both in closed form, so that no graph needs gradients of the errors."""
         target = self.matched(output, answer)
         count = output.shape[0] * output[0].numel()
-        return self.errors(output, target).mean(), self.slope(output, target) / count
+        value = self.errors(output, target).mean()
+        return value, self.slope(output, target) / count
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Sum the means of the samples."""
-        return [self.errors(output, self.matched(output, answer)).flatten(1).mean(1).sum()]
+        errors = self.errors(output, self.matched(output, answer))
+        means = errors.flatten(1).mean(1)
+        return [means.sum()]
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Return PyTorch's mean times the number of samples."""
