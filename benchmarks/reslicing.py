@@ -64,7 +64,7 @@ def _measure(folder: Path) -> tuple[list[float], list[float], int]:
     model = open_tensors(blobs.path(version))
     plans = plans_of(layout, "static", WIDTHS)
     link = _Sink()
-    service = BlobService(link, Topics("bench"), DEFAULT_CHUNK_BYTES)  # type: ignore[arg-type]  # all that it uses
+    service = BlobService(link, Topics("bench"), DEFAULT_CHUNK_BYTES)  # type: ignore[arg-type]
 
     def announce(number: int) -> None:
         link.taken = 0
@@ -95,7 +95,7 @@ def _measure(folder: Path) -> tuple[list[float], list[float], int]:
             blobs.remove(digest)
         source = np.ones(link.taken, np.uint8)
         target = np.zeros_like(source)
-        bare = min(_cpu(lambda: np.copyto(target, source)) for _ in range(5))  # noqa: B023  (called at once)
+        bare = min(_cpu(lambda: np.copyto(target, source)) for _ in range(5))  # noqa: B023
         ratios.append(ours / bare)
     return ratios, seconds, link.taken
 

@@ -105,7 +105,7 @@ def settings(root: Path, sets: Path, name: str, **tables: Mapping[str, Any]) -> 
 
 
 def speed(root: Path, data: Path) -> list[Row]:
-    """Return the loop's processor time over each backend's, for the same devices, from round 2 on."""
+    """Return processor time of the loop over each backend's, same devices, from round 2 on."""
     used: dict[str, list[float]] = {"onnx": [], "torch": []}
     for backend, seen in used.items():
         config = settings(root, data, backend, engine={"backend": backend})

@@ -8,7 +8,7 @@ is beyond its bound, and does not where all of it is on the other side.
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -48,7 +48,8 @@ class Figure:
 
     def by_seed(self, name: Literal["best", "last", "deciding"]) -> dict[int, float | None]:
         """Return an attribute of the readings, by seed."""
-        name = "last" if name == "deciding" and self.last_alone else name
+        if name == "deciding" and self.last_alone:
+            name = "last"
         return {seed: getattr(reading, name) for seed, reading in self.readings.items()}
 
 
@@ -82,7 +83,7 @@ class ClaimResult:
 
         None for fewer than two seeds.
         """
-        values = [value for value in self.by_seed.values() if value is not None]
+        values = _present(self.by_seed.values())
         if len(values) < max(2, len(self.by_seed)):
             return None
         is_ratio = self.claim.how == "over"
@@ -122,17 +123,26 @@ def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
 
     Rows of arms that the table does not have any more are left out.
     """
+    rows_by_figure: dict[tuple[str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.seed):
+        rows_by_figure.setdefault((row.arm, row.figure), []).append(row)
     ordered: list[Figure] = []
     for arm in experiment.arms:
         for measure in arm.measures:
-            name = (arm.name, measure.name)
-            runs = [row for row in rows if (row.arm, row.figure) == name]
-            runs.sort(key=lambda row: row.seed)
+            runs = rows_by_figure.get((arm.name, measure.name))
             if runs:
-                readings = {row.seed: row.reading for row in runs}
-                hours = {row.seed: row.simulated_seconds / _HOUR for row in runs}
-                ordered.append(Figure(arm, measure, readings, hours))
+                ordered.append(_figure(arm, measure, runs))
     return tuple(ordered)
+
+
+def _figure(arm: Arm, measure: Measure, runs: Sequence[Row]) -> Figure:
+    """Return the figure of an arm from its rows, one for each seed."""
+    readings: dict[int, Reading] = {}
+    hours: dict[int, float] = {}
+    for row in runs:
+        readings[row.seed] = row.reading
+        hours[row.seed] = row.simulated_seconds / _HOUR
+    return Figure(arm, measure, readings, hours)
 
 
 def judge(experiment: Experiment, rows: Sequence[Row]) -> tuple[ClaimResult, ...]:
@@ -178,33 +188,54 @@ class _Judge:
 
     def result(self, claim: Claim) -> ClaimResult:
         """Compare the arms of a claim, seed by seed."""
-        names = [name for name in (claim.left, claim.right) if name]
-        published = _compare(claim, [self._published(name, claim.measure) for name in names])
-        sides = [side for name in names for side in self._figures_of(name, claim.measure)]
+        names = [claim.left, claim.right] if claim.right else [claim.left]
+        published: list[float | None] = []
+        sides: list[Figure] = []
+        for name in names:
+            published.append(self._published(name, claim.measure))
+            figure = self._figure_of(name, claim.measure)
+            if figure is not None:
+                sides.append(figure)
+        published_value = _compare(claim, published)
         if len(sides) < len(names):
-            return ClaimResult(claim, {}, {}, published, self.same_data)
-        first, *others = sides
-        seeds = [seed for seed in first.readings if all(seed in side.readings for side in others)]
+            return ClaimResult(claim, {}, {}, published_value, self.same_data)
+        seeds = _shared_seeds(sides)
         last_alone = any(side.last_alone for side in sides)
         decided = _compare_by_seed(claim, sides, seeds, "last" if last_alone else "deciding")
+        lacking: list[int] = []
+        for seed in self.stated:
+            if seed not in seeds:
+                lacking.append(seed)
         return ClaimResult(
             claim=claim,
             by_seed=decided,
             best=_compare_by_seed(claim, sides, seeds, "best"),
-            published=published,
+            published=published_value,
             same_data=self.same_data,
             bounds=_bounds(claim, sides, decided),
-            lacking=tuple(seed for seed in self.stated if seed not in seeds),
+            lacking=tuple(lacking),
         )
 
     def _published(self, arm: str, measure: str) -> float | None:
         published = self.experiment.arm(arm).published.get(measure)
         return None if published is None else published.value
 
-    def _figures_of(self, arm: str, measure: str) -> list[Figure]:
+    def _figure_of(self, arm: str, measure: str) -> Figure | None:
         """Return the figure of an arm, if it was run."""
-        name = (arm, measure)
-        return [f for f in self.figures if (f.arm.name, f.measure.name) == name]
+        for figure in self.figures:
+            if figure.arm.name == arm and figure.measure.name == measure:
+                return figure
+        return None
+
+
+def _shared_seeds(sides: Sequence[Figure]) -> list[int]:
+    """Return the seeds that all arms of a claim have, in the order of the first arm."""
+    first, *further = sides
+    seeds: list[int] = []
+    for seed in first.readings:
+        if all(seed in side.readings for side in further):
+            seeds.append(seed)
+    return seeds
 
 
 def _compare_by_seed(
@@ -215,7 +246,10 @@ def _compare_by_seed(
 ) -> dict[int, float | None]:
     """Compare an attribute of the readings of the arms of a claim."""
     values = [side.by_seed(name) for side in sides]
-    return {seed: _compare(claim, [side[seed] for side in values]) for seed in seeds}
+    compared: dict[int, float | None] = {}
+    for seed in seeds:
+        compared[seed] = _compare(claim, [by_seed[seed] for by_seed in values])
+    return compared
 
 
 def _bounds(
@@ -233,21 +267,32 @@ def _bounds(
 
 
 def _bound(sides: Sequence[Figure], seed: int) -> str:
-    left, right = (side.by_seed("deciding")[seed] for side in sides)
-    left_ran, right_ran = (side.hours[seed] for side in sides)
+    """Bound the ratio of two arms for a seed by the time that the other arm ran."""
+    first, second = sides
+    left = first.by_seed("deciding")[seed]
+    right = second.by_seed("deciding")[seed]
     if right:
-        return f"> {left_ran / right:.2f}"
+        return f"> {first.hours[seed] / right:.2f}"
     if left:
-        return f"< {left / right_ran:.2f}"
+        return f"< {left / second.hours[seed]:.2f}"
     return "neither reached"
 
 
 def _compare(claim: Claim, values: Sequence[float | None]) -> float | None:
     """Compare figures; None where one is missing, or where there is no ratio because one is 0."""
-    present = [value for value in values if value is not None]
-    if len(present) < len(values) or (claim.how == "over" and min(present) <= 0):
+    present = _present(values)
+    if len(present) < len(values):
         return None
-    return claim.value(present[0], present[1]) if len(present) > 1 else present[0]
+    if claim.how == "over" and min(present) <= 0:
+        return None
+    if len(present) == 1:
+        return present[0]
+    return claim.value(present[0], present[1])
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are not missing."""
+    return [value for value in values if value is not None]
 
 
 def mean_and_spread(
@@ -262,23 +307,27 @@ def mean_and_spread(
     Returns:
         Both are None if one value or all are missing, the deviation also for fewer than two.
     """
-    present = [value for value in values if value is not None]
+    present = _present(values)
     if not present or len(present) != len(values):
         return None, None
     mean = statistics.geometric_mean if how == "over" else statistics.fmean
-    return mean(present), statistics.stdev(present) if len(present) > 1 else None
+    spread = statistics.stdev(present) if len(present) > 1 else None
+    return mean(present), spread
 
 
 def to_json(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the table of some stored rows as values for JSON."""
-    stand_in_names = stand_ins(experiment, arms_of(rows))
-    results = [result for result in judge(experiment, rows) if result.claim.says or result.by_seed]
+    other_data: list[dict[str, str]] = []
+    for published, here in stand_ins(experiment, arms_of(rows)):
+        other_data.append({"published": published, "here": here})
+    claims: list[dict[str, Any]] = []
+    for result in judge(experiment, rows):
+        if result.claim.says or result.by_seed:
+            claims.append(_result_to_json(result))
     return {
-        "other_data": [
-            {"published": published, "here": here} for published, here in stand_in_names
-        ],
+        "other_data": other_data,
         "figures": [_figure_to_json(figure) for figure in figures(experiment, rows)],
-        "claims": [_result_to_json(result) for result in results],
+        "claims": claims,
     }
 
 
@@ -289,7 +338,7 @@ def _figure_to_json(figure: Figure) -> dict[str, Any]:
         "figure": figure.measure.name,
         "unit": figure.measure.unit,
         "published": figure.published and figure.published.value,
-        "mean": mean_and_spread([*deciding.values()])[0],
+        "mean": mean_and_spread(list(deciding.values()))[0],
         "deciding": deciding,
         "best": figure.by_seed("best"),
         "last": figure.by_seed("last"),

@@ -60,8 +60,8 @@ class Layer(FrozenModel):
 
         A layer that names an axis which the arm lacks is for other tables.
         """
-        for axis, named in self.when.items():
-            allowed = (named,) if isinstance(named, str) else named
+        for axis, wanted in self.when.items():
+            allowed = (wanted,) if isinstance(wanted, str) else wanted
             if options.get(axis) not in allowed:
                 return False
         return True
@@ -136,9 +136,8 @@ class TableFile(FrozenModel):
 
     @model_validator(mode="after")
     def _axes_are_known(self) -> Self:
-        named: list[Mapping[str, Any]] = [layer.when for layer in self.layers]
-        named += self.without
-        for options in named:
+        conditions: list[Mapping[str, Any]] = [layer.when for layer in self.layers]
+        for options in [*conditions, *self.without]:
             unknown = sorted(options.keys() - {*self.axes, "scale"})
             if unknown:
                 raise ValueError(
@@ -174,15 +173,14 @@ class TableFile(FrozenModel):
 
     def _arm(self, options: Mapping[str, str], published: PublishedTable | None) -> Arm:
         """Return the arm of some options."""
-        layers = [
-            layer for layer in self.layers if "scale" not in layer.when and layer.applies(options)
-        ]
-        words = merged(options, *(layer.words for layer in layers))
+        words = dict(options)
         measures: tuple[str, ...] = ()
         cells: dict[str, tuple[str, str]] = {}
-        for layer in layers:
-            measures = layer.measures or measures
-            cells.update(layer.published)
+        for layer in self.layers:
+            if "scale" not in layer.when and layer.applies(options):
+                words.update(layer.words)
+                measures = layer.measures or measures
+                cells.update(layer.published)
         numbers: dict[str, Published] = {}
         if published is not None:
             for measure, (row, column) in cells.items():
@@ -202,9 +200,12 @@ class TableFile(FrozenModel):
         layers = [layer for layer in self.layers if layer.applies({**options, "scale": scale})]
         # Layers of a scale count after all others.
         layers.sort(key=lambda layer: "scale" in layer.when)
-        words = merged(options, *(layer.words for layer in layers))
-        settings: dict[str, Any] = _filled(merged(*(layer.settings for layer in layers)), words)
-        return _computed(settings)
+        words = dict(options)
+        settings: dict[str, Any] = {}
+        for layer in layers:
+            words.update(layer.words)
+            settings = merged(settings, layer.settings)
+        return _computed(_filled(settings, words))
 
 
 def table_names() -> tuple[str, ...]:
@@ -277,13 +278,18 @@ def _level_tables(row: str, **sizes: list[int] | int) -> Settings:
     """
     levels = row.split("-")
     top = LEVEL_RATES[levels[0]]
+    widths: list[float] = []
+    shares: list[str] = []
+    for level in levels:
+        widths.append(LEVEL_RATES[level] / top)
+        shares.append(f"{level}1")
     model = {
         "settings": {name: _scaled(size, top) for name, size in sizes.items()},
-        "widths": [LEVEL_RATES[level] / top for level in levels],
+        "widths": widths,
     }
     if len(levels) == 1:
         return {"model": model}
-    mix = "-".join(f"{level}1" for level in levels)
+    mix = "-".join(shares)
     return {"model": model, "tiers": {"assign": "dynamic", "levels": mix}}
 
 

@@ -172,7 +172,7 @@ class VirtualDevices:
         """Return the trainer of a tier, which is made once."""
         if item.tier not in self._trainers:
             from models.registry import Registry  # noqa: PLC0415
-            from simulation.torch_backend.trainer import TorchTrainer  # noqa: PLC0415  (torch: seconds)
+            from simulation.torch_backend.trainer import TorchTrainer  # noqa: PLC0415
 
             registry = Registry.zoo()
             if self._setup.models is not None:

@@ -234,7 +234,7 @@ class VirtualDispatcher:
         total: Words = sum(vectors, np.zeros((), np.uint32))
         return total
 
-    def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002  (virtual devices need no reason)
+    def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002
         """End the collection; devices that left are back.
 
         Args:

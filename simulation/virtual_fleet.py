@@ -36,7 +36,7 @@ class VirtualBoard:
 
     def leaves(self, seed: int, number: int) -> float | None:
         """Return after which share of its time it leaves a round, in [0, 1); None if it stays."""
-        draw = random.Random(f"{seed}/drop-out/{self.id}/{number}")  # noqa: S311  (a reproducible draw, not a secret)
+        draw = random.Random(f"{seed}/drop-out/{self.id}/{number}")  # noqa: S311
         return draw.random() if draw.random() < self.dropout else None
 
     def status(self, *, online: bool = True) -> DeviceStatus:

@@ -109,7 +109,9 @@ class Artifacts:
             own_head = self.layout.own_head(tier)
             if own_head:
                 shapes = self.layout.shapes(tier)
-                head_shapes = {spec.name: shapes[spec.name] for spec in own_head}
+                head_shapes = {}
+                for spec in own_head:
+                    head_shapes[spec.name] = shapes[spec.name]
                 heads[tier] = self._tensors(self.tiers[tier.id].head, head_shapes)
         return heads
 
@@ -123,6 +125,7 @@ class Artifacts:
                     f"{path}: tensor {name} should be float32 {shape} but is {actual}; "
                     f"these weights do not belong to {self.arch} as exported"
                 )
+        # The order is that of the shapes, whatever order the file has.
         return {name: tensors[name] for name in shapes}
 
 

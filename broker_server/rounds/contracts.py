@@ -46,6 +46,7 @@ class FleetContracts:
             data = self._load(tier, source, terms)
             contract = complete_contract(data, terms)
         except MismatchError as error:
+            # Without terms there is nothing that the test set could disagree with but itself.
             if not (terms.labels or terms.columns or terms.range or terms.tokens):
                 raise
             settled = self._where_settled()
@@ -60,6 +61,7 @@ class FleetContracts:
     def _load(self, tier: TierArtifacts, source: DataConfig, terms: ContractTerms) -> DataSet:
         own_source = tier.tier.id in self._context.config.evaluation.tier_data
         table = f"[evaluation.tier_data.{tier.tier.id}]" if own_source else "[evaluation.data]"
+        # The fleet's value for missing entries holds where the test set names none.
         if isinstance(source, CsvData) and source.missing is None:
             source = source.model_copy(update={"missing": terms.missing})
         return load_test_set(source, tier.manifest, terms, table=f"{table} of fleet.toml")
@@ -83,6 +85,7 @@ class FleetContracts:
         """Return the terms that a resumed run keeps: a changed test set must not move a name."""
         if self._shared is None or not (self._shared.labels or self._shared.columns):
             return self._context.config.contract
+        # The vocabulary of the model is added at every start, so only a configured one is kept.
         return ContractTerms(
             **self._shared.model_dump(exclude={"summary", "tokens"}),
             tokens=self._configured.tokens,

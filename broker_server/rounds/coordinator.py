@@ -98,6 +98,7 @@ class Coordinator:
         except (StorageError, OSError) as error:
             return self._interrupted(error)
         except ShoalError as error:
+            # The run has failed already: a failure of its last judgement would hide the reason.
             with contextlib.suppress(ShoalError):
                 self._judge.finish()
             return self._end("failed", str(error), error.exit_code)
@@ -151,6 +152,7 @@ class Coordinator:
         version = read_version(context, self._store)
         recruits = recruit(context, self._services, version.number, number)
         plan = plan_round(context, recruits.chosen, version, number, self._services.blobs)
+        # A quorum is a share of the wanted updates; more devices than that may be asked.
         record = replace(
             plan.record,
             quorum=quorum_size(context.config.round.quorum, recruits.wanted),

@@ -148,6 +148,7 @@ def _covered_axis(row: Row, counts: Floats, held: Floats) -> CoveredAxis:
         size=len(counts),
         covered=int(np.count_nonzero(counts)),
         counts=_cells(counts),
+        # Updates of a round overlap; a unit that several of them hold is still one held unit.
         held=_cells(np.minimum(held, 1)),
     )
 

@@ -134,6 +134,7 @@ def gather(
     while True:
         now = dispatcher.now()
         progress = collection.note_progress(now, dispatcher.fleet.is_online)
+        # Updates are folded while others are awaited, so that little is left to do at the end.
         advance(collection.phases())
         decision = decide(progress, collection.rule, now)
         if dispatcher.operator.abandon_reason:

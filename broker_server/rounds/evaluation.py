@@ -171,6 +171,7 @@ class Evaluator:
         losses: list[float] = []
         for x, y in self.data.batches(samples, self._dtype):
             (loss_sum,) = self._run(["loss_sum"], fixed, x, y)
+            # A group in which no label counts has a sum of 0, and so a loss of 0.
             losses.append(float(loss_sum) / max(1, counted(y)))
         self.data.check_kept()
         return np.array(losses, np.float64)

@@ -51,6 +51,7 @@ def open_evaluators(context: RunContext) -> Evaluators:
             further.append(tier)
     if config.statistics == "query":
         _require_no_statistics(further)
+    # One for all graphs, so that the end of a run stops whichever of them runs.
     halt = Halt()
     # The test set of the judged tier is read first: those of the further tiers must agree with it.
     judged = _open_evaluator(context, contracts, context.judged, halt)

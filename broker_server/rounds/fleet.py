@@ -40,6 +40,7 @@ class Fleet:
         return was_online != self.is_online(device)
 
     def _receive_profile(self, device: str, profile: Profile) -> None:
+        # With other samples the device may be of use again.
         if profile.examples != self.announced_examples(device):
             self.declined.pop(device, None)
         self._profiles[device] = profile

@@ -50,6 +50,7 @@ def begin_folding(
     tasks = [task.record for task in opened.values()]
     plans = compiled_plans(context, tasks)
 
+    # Devices that share a plan share what they were sent, so it is opened once for all of them.
     @lru_cache(MOST_SENT)
     def sent(digest: str) -> Tensors:
         return open_weights(services.blobs.path(digest))

@@ -94,6 +94,7 @@ class RunContext:
         if tested is None:
             return tier_set.ref
         manifest, ref = tested
+        # A set whose updates would mean something else cannot take the place of the run's.
         return tier_set.ref if self.set_difference(tier_set, manifest) else ref
 
     def set_difference(self, tier_set: TierArtifacts, new: Manifest) -> str:
@@ -278,6 +279,7 @@ def prepare_run(
     tiers = _tiers_in_use(allowed, strategy)
     require_levels(tiers, config.tiers)
     context = RunContext(run, config, artifacts, tiers, strategy, noise)
+    # What a method needs and breaks is known only when it is built and says what it asks for.
     asked = context.instructions("train", 0)
     require_together([*features_of(config), *method_features(config, _method_of(context, asked))])
     if config.privacy is not None:
@@ -327,6 +329,7 @@ def _method_of(context: RunContext, asked: Instructions) -> Method:
 def _shared_plans(context: RunContext) -> bool:
     """Return whether any two devices of a tier have the same plan."""
     for tier_set in context.tiers:
+        # Any two ids will do: a method with a plan for each device derives it from the id.
         first = context.strategy.plan(PlanRequest(tier_set.tier, "one", 0, 0))
         second = context.strategy.plan(PlanRequest(tier_set.tier, "other", 0, 0))
         if first.key != second.key:

@@ -58,9 +58,12 @@ class StatisticsQuery:
         collection = open_collection(self._context, tasks, self._closing_rule(len(tasks)))
         reporter = self._dispatcher.reporter
         devices = tuple(task.device for task in tasks)
-        reporter.emit(
-            control.StatisticsStarted(**reporter.stamp, round=record.number, devices=devices)
+        event = control.StatisticsStarted(
+            **reporter.stamp,
+            round=record.number,
+            devices=devices,
         )
+        reporter.emit(event)
         return self._collect(collection)
 
     def _as_sent(self, judged: BlobRef) -> BlobRef:
@@ -80,6 +83,7 @@ class StatisticsQuery:
         count = math.ceil(round(self._config.statistics_fraction * len(devices), 9))
         seed = f"{self._context.config.seed}/statistics/{version.number}"
         draw = random.Random(seed)  # noqa: S311  (a reproducible draw, not a secret)
+        # The draw is reproducible because the devices come in the order of their ids.
         chosen = sorted(draw.sample(devices, count))
         return statistics_tasks(self._context, chosen, version, record.number, judged)
 
@@ -90,9 +94,10 @@ class StatisticsQuery:
         self._wait_for_trained(trained)
         devices = []
         for device, profile in self._dispatcher.fleet.profiles().items():
+            if device in unavailable:
+                continue
             # A batch norm has no variance over a single sample.
-            able = profile.examples > 1 and profile.backends and not profile.unable
-            if able and device not in unavailable:
+            if profile.examples > 1 and profile.backends and not profile.unable:
                 devices.append(device)
         return devices
 

@@ -35,6 +35,7 @@ def sum_up(services: Services, collection: Collection) -> str:
         if not added:
             lost = why
         for task in cohort.received:
+            # A masked update that is in no sum cannot be read by itself.
             if task not in added:
                 services.store.settle([task.record.id], TaskPhase.MISSED, why)
                 task.record = replace(task.record, phase=TaskPhase.MISSED, detail=why)

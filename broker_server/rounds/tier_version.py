@@ -192,6 +192,7 @@ def tier_version(
     chosen = artifacts.full if tier is None else artifacts.tiers[tier]
     record = exported.record
     blobs = BlobStore(store.folder / "blobs")
+    # Frozen tensors do not change in a run, so versions do not contain them.
     weights = {**chosen.base(), **model_of(context, chosen.tier, record, blobs)}
     # What is known of the judged tier says nothing about another one.
     if record.evaluation is not None and not _is_judged(context, chosen):

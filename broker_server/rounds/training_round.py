@@ -106,7 +106,7 @@ class TrainingRound:
         seconds = self._dispatcher.now() - began
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
             raise RoundGivenUp(decision.reason, seconds)
-        if self._sums_in_secret:
+        if self._uses_secure_sum:
             failure = sum_up(self._services, collection)
             if failure:
                 raise RoundGivenUp(failure, seconds)
@@ -114,21 +114,22 @@ class TrainingRound:
             self._record,
             decision.event,
             collect_seconds=seconds,
-            waits=self._waits_for_late,
+            waits=self._accepts_late_updates,
         )
         # Nobody continues beyond the last round.
         waits = (
-            self._waits_for_late and self._record.version + 1 < self._context.config.round.rounds
+            self._accepts_late_updates
+            and self._record.version + 1 < self._context.config.round.rounds
         )
         self._dispatcher.close(f"round {self._record.number} is closed", waits=waits)
 
     @property
-    def _waits_for_late(self) -> bool:
+    def _accepts_late_updates(self) -> bool:
         """Return whether devices that have not answered may answer in a later round."""
         return not self._context.keeps(Trait.ONE_VERSION)
 
     @property
-    def _sums_in_secret(self) -> bool:
+    def _uses_secure_sum(self) -> bool:
         return not self._context.keeps(Trait.SINGLE)
 
     def _open_collection(self, began: float) -> Collection:
@@ -165,14 +166,14 @@ class TrainingRound:
         if self._record.state is RoundState.OPEN:
             self._record = self._store.advance_round(self._record, RoundEvent.ANNOUNCED)
         # In a simulation, which has no settling time, there are no masks.
-        if self._sums_in_secret and collection.rule.settling:
+        if self._uses_secure_sum and collection.rule.settling:
             raise RoundGivenUp("the server was restarted, and had the keys to its sums in memory")
 
     def _advance(self, phases: Mapping[str, TaskPhase]) -> None:
         """Fold updates whose turn has come, at a change of the tasks' phases."""
         self._judge.record_if_done()
         # Updates of a secure sum cannot be read, and are folded after they are added up.
-        if self._folding is not None and not self._sums_in_secret:
+        if self._folding is not None and not self._uses_secure_sum:
             self._folding.advance(phases)
 
     # Merging.
@@ -197,6 +198,7 @@ class TrainingRound:
         folding = self._folding
         if folding is None:
             # The server was restarted after the collection: its updates are folded again.
+            # The collection is over, so its rule is never asked.
             rule = ClosingRule(share=1.0, wanted=1, opened=0.0, deadline=0.0)
             folding = self._begin_folding(open_collection(self._context, tasks, rule))
         phases = {}
@@ -232,10 +234,10 @@ class TrainingRound:
             RoundEvent.GIVE_UP,
             reason=reason,
             collect_seconds=seconds,
-            waits=self._waits_for_late,
+            waits=self._accepts_late_updates,
         )
         number = self._record.number
-        self._dispatcher.close(f"round {number} is abandoned", waits=self._waits_for_late)
+        self._dispatcher.close(f"round {number} is abandoned", waits=self._accepts_late_updates)
         self._services.record_traffic(self._context.run)
         again = not are_retries_used_up(self._context, self._store)
         self._reporter.emit(

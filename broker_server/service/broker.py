@@ -102,7 +102,7 @@ class ChildBroker(ABC):
 
     @property
     def _host(self) -> str:
-        return "127.0.0.1" if self.listen in {"0.0.0.0", "::", ""} else self.listen  # noqa: S104  (compared, not bound)
+        return "127.0.0.1" if self.listen in {"0.0.0.0", "::", ""} else self.listen  # noqa: S104
 
     def start(self) -> None:
         """Start, and return when connections are accepted.

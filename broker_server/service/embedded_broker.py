@@ -123,7 +123,7 @@ class EmbeddedBroker(ChildBroker):
 async def _admit(inside: str, listen: str, port: str, certificate: str, key: str) -> None:
     """Serve TLS in front of a broker that listens at an address of this machine without it."""
     host, _, inner = inside.partition(":")
-    while not accepts_connections(host, int(inner)):  # noqa: ASYNC110  (it does not tell when it listens)
+    while not accepts_connections(host, int(inner)):  # noqa: ASYNC110
         await asyncio.sleep(PROBE_SECONDS)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)

@@ -140,7 +140,7 @@ class MosquittoBroker(ChildBroker):
 def _hold(program: str, config: str) -> int:
     """Serve until our input closes or the broker ends."""
     # Our input stays with us, so that it closes with the server alone.
-    broker = subprocess.Popen([program, "-c", config], stdin=subprocess.DEVNULL)  # noqa: S603  (found above)
+    broker = subprocess.Popen([program, "-c", config], stdin=subprocess.DEVNULL)  # noqa: S603
     signal.signal(signal.SIGTERM, lambda *_: broker.terminate())
     when_parent_ends(broker.terminate)
     return broker.wait()

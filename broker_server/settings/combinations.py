@@ -21,12 +21,16 @@ from fleet_protocol.errors import PlanError
 
 def features_of(run: Settings) -> tuple[Feature, ...]:
     """Return the features that a configuration states."""
-    return tuple(row.feature for row in TABLE if row.wanted(run))
+    features = []
+    for row in TABLE:
+        if row.wanted(run):
+            features.append(row.feature)
+    return tuple(features)
 
 
 def keeps(run: Settings, trait: Trait) -> bool:
     """Return whether a trait holds of a run, as far as its settings decide it."""
-    return not any(trait in feature.breaks for feature in features_of(run))
+    return all(trait not in feature.breaks for feature in features_of(run))
 
 
 def conflict(features: Iterable[Feature]) -> str:
@@ -34,15 +38,23 @@ def conflict(features: Iterable[Feature]) -> str:
     features = tuple(features)
     for needing in features:
         for breaking in features:
-            broken = needing.needs & breaking.breaks
-            if broken:
-                # The first in the order of the traits, so that a message is the same in every run.
-                trait = next(trait for trait in Trait if trait in broken)
+            trait = _broken_trait(needing, breaking)
+            if trait is not None:
                 return (
                     f"{needing.name} and {breaking.name} do not go together: {needing.name} needs"
                     f" that {trait.value}; {needing.remedy}, or {breaking.remedy}"
                 )
     return ""
+
+
+def _broken_trait(needing: Feature, breaking: Feature) -> Trait | None:
+    """Return a trait that one feature needs and another breaks; None if there is none."""
+    broken = needing.needs & breaking.breaks
+    # The first in the order of the traits, so that a message is the same in every run.
+    for trait in Trait:
+        if trait in broken:
+            return trait
+    return None
 
 
 def require_together(features: Iterable[Feature]) -> None:

@@ -13,6 +13,6 @@
       -> rounds.new_version                    the next global version
 
 A simulation has no packets: its dispatcher begins at the intake. A secure sum comes in before the
-folding, as equal updates. Which settings go together is decided in one module,
+folding, as equal updates. Which settings go together is decided by
 `broker_server.settings.combinations`, by the traits that each of them needs and breaks.
 """

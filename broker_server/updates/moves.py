@@ -67,7 +67,7 @@ def put_on(base: Base, update: Update) -> Update:
         change = new - sent[name]
         moved = current[name] + weight * change
         weights[name] = moved.astype(np.float32)
-    # Updates of one plan count together, and an earlier version may have cut other units.
+    # Updates with one key count together, and an earlier version may have cut other units.
     late = update.task.version != base.number
     key = f"{update.key}@{update.task.version}" if late else update.key
     return replace(update, key=key, weights=weights)

@@ -22,7 +22,9 @@ def open_file(path: Path) -> IO[bytes]:
     try:
         with path.open("rb") as file:
             packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        return gzip.GzipFile(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+        if packed:
+            return gzip.GzipFile(path, "rb")  # type: ignore[return-value]
+        return path.open("rb")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 

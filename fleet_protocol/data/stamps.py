@@ -145,7 +145,7 @@ def _content(path: str) -> str:
     """Return a digest of a file's content; empty if it cannot be read."""
     hasher = blake3()
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - the path is a key, and may not be text
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             while piece := file.read(_READ_BYTES):
                 hasher.update(piece)
     except OSError:

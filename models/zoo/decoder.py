@@ -120,7 +120,8 @@ class RotaryAttention(nn.Module):
 
     def _shared_heads(self, x: Tensor) -> Tensor:
         """Bring [batch, length, heads * head_dim] to [batch, heads, length, head_dim]."""
-        heads: Tensor = x.unflatten(-1, (self.shared, self.shape.head_dim))  # type: ignore[no-untyped-call]
+        sizes = (self.shared, self.shape.head_dim)
+        heads: Tensor = x.unflatten(-1, sizes)  # type: ignore[no-untyped-call]
         return heads.transpose(1, 2)
 
 

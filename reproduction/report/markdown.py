@@ -53,18 +53,22 @@ def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...
     merged: list[Difference] = []
     for difference in sorted(arms, key=lambda difference: (difference.key, difference.here)):
         names = arms[difference]
-        merged.append(replace(difference, arms=() if len(names) == len(by_arm) else tuple(names)))
+        if len(names) == len(by_arm):
+            names = []
+        merged.append(replace(difference, arms=tuple(names)))
     return tuple(merged)
 
 
 def _flat(config: SimulationConfig) -> dict[str, str]:
-    return dict(_leaves(config.model_dump(mode="json", exclude={*HOW_COMPUTED, "seed"}), ""))
+    """Return the settings of a configuration as texts, by key such as `round.rounds`."""
+    settings = config.model_dump(mode="json", exclude={*HOW_COMPUTED, "seed"})
+    return dict(_values(settings, ""))
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _values(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _leaves(entry, f"{path}.{key}" if path else str(key))
+            yield from _values(entry, f"{path}.{key}" if path else str(key))
     elif path == "devices.types":
         yield path, _kinds(value)
     else:
@@ -111,9 +115,12 @@ def as_markdown(
         plots: names of plots that are beside it.
         drawn: arms and seeds whose curves are stored, and plotted.
     """
-    results = [result for result in judge(experiment, rows) if result.by_seed]
-    claims = [result for result in results if result.claim.says]
-    comparisons = [result for result in results if not result.claim.says]
+    claims: list[ClaimResult] = []
+    comparisons: list[ClaimResult] = []
+    for result in judge(experiment, rows):
+        if result.by_seed:
+            kind = claims if result.claim.says else comparisons
+            kind.append(result)
     paragraphs = [
         *_head(experiment, rows),
         *_claim_section("Verdicts", claims, _judging(rows)),
@@ -131,7 +138,7 @@ def as_markdown(
 
 
 def _head(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
-    arms = {row.arm for row in rows}
+    arms = _arms(rows)
     paper = f"Paper: <{experiment.url}>. " if experiment.url else ""
     yield f"# {experiment.title}"
     yield (
@@ -152,9 +159,16 @@ def _judging(rows: Sequence[Row]) -> str:
 
 def stated_since(rows: Sequence[Row]) -> str:
     """Say which runs are older than the statement that judges them; empty if none is."""
-    runs = _runs(rows)
-    unstated = sorted({arm for (arm, _), row in runs.items() if not row.stated})
     now = statement_of(rows)
+    runs = _runs(rows)
+    unstated_arms: set[str] = set()
+    earlier: list[str] = []
+    for row in runs.values():
+        if not row.stated:
+            unstated_arms.add(row.arm)
+        if row.begun not in {"", now}:
+            earlier.append(row.begun)
+    unstated = sorted(unstated_arms)
     if unstated and not now:
         return "These runs are older than the statement of what is judged."
     sentences: list[str] = []
@@ -162,19 +176,21 @@ def stated_since(rows: Sequence[Row]) -> str:
         sentences.append(
             f"Runs of {', '.join(unstated)} are older than the statement of what is judged."
         )
-    earlier = sorted({row.begun for row in runs.values() if row.begun not in {"", now}})
-    count = sum(row.begun in earlier for row in runs.values())
-    if count:
-        change = f"it was {', '.join(earlier)}, and is {now}"
-        sentences.append(
-            f"**What is stated was changed after {count} of the {len(runs)} runs: {change}.**"
-        )
+    if earlier:
+        change = f"it was {', '.join(sorted(set(earlier)))}, and is {now}"
+        changed = f"{len(earlier)} of the {len(runs)} runs"
+        sentences.append(f"**What is stated was changed after {changed}: {change}.**")
     return " ".join(sentences)
 
 
 def _runs(rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
     """Return one row of each run, by arm and seed."""
     return {(row.arm, row.seed): row for row in rows}
+
+
+def _arms(rows: Iterable[Row]) -> list[str]:
+    """Return the names of the arms of rows, each once, in the order of the rows."""
+    return list(dict.fromkeys(row.arm for row in rows))
 
 
 def _figure_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
@@ -188,9 +204,12 @@ def _figure_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str
 def _deciding(experiment: Experiment, rows: Sequence[Row], shown: Sequence[Figure]) -> str:
     """Say which figure decides."""
     count = experiment.decides[rows[0].scale]
-    figure = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
-    words = f"`ours` is the {figure}, or a figure that belongs to no round, such as a time."
-    last_alone = dict.fromkeys(figure.arm.name for figure in shown if figure.last_alone)
+    decisive = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
+    words = f"`ours` is the {decisive}, or a figure that belongs to no round, such as a time."
+    last_alone: list[str] = []
+    for figure in shown:
+        if figure.last_alone and figure.arm.name not in last_alone:
+            last_alone.append(figure.arm.name)
     if count > 1 and last_alone:
         words += (
             f" Of {', '.join(last_alone)}, and in claims about them, it is the last one: no more "
@@ -201,7 +220,7 @@ def _deciding(experiment: Experiment, rows: Sequence[Row], shown: Sequence[Figur
 
 def _further_seeds(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
     stated = experiment.seeds[rows[0].scale]
-    further = sorted({row.seed for row in rows} - {*stated})
+    further = sorted({*_seeds(rows)} - {*stated})
     if further:
         stated_text = ", ".join(map(str, stated))
         further_text = ", ".join(map(str, further))
@@ -209,6 +228,11 @@ def _further_seeds(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]
             f"Figures are of all seeds that were run, verdicts of the stated ones ({stated_text}), "
             f"not of {further_text}."
         )
+
+
+def _seeds(rows: Sequence[Row]) -> list[int]:
+    """Return the seeds of rows, sorted."""
+    return sorted({row.seed for row in rows})
 
 
 def _drawn(rows: Sequence[Row], drawn: Collection[tuple[str, int]]) -> Iterator[str]:
@@ -226,18 +250,19 @@ def _claim_section(title: str, results: Sequence[ClaimResult], *words: str) -> I
         return
     yield f"## {title}"
     yield from words
-    lines = [claim_cells(result) for result in results]
-    if not results[0].claim.says:
-        for line in lines:
-            del line["verdict"]
-            del line["wanted"]
+    lines: list[dict[str, str]] = []
+    for result in results:
+        cells = claim_cells(result)
+        if not result.claim.says:
+            del cells["verdict"]
+            del cells["wanted"]
+        lines.append(cells)
     yield table_text(lines)
 
 
 def _arm_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
-    arms = dict.fromkeys(row.arm for row in rows)
     yield "## Arms"
-    yield _listed(f"{arm}: {experiment.arm(arm).about}" for arm in arms)
+    yield _listed(f"{arm}: {experiment.arm(arm).about}" for arm in _arms(rows))
 
 
 def _note_section(experiment: Experiment) -> Iterator[str]:
@@ -293,8 +318,8 @@ def _run_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
 
 def _command(experiment: Experiment, rows: Sequence[Row]) -> str:
     scale = rows[0].scale
-    arms = dict.fromkeys(row.arm for row in rows)
-    seeds = ",".join(map(str, sorted({row.seed for row in rows})))
+    arms = _arms(rows)
+    seeds = ",".join(map(str, _seeds(rows)))
     command = f"shoal reproduce {experiment.table} --scale {scale} --seeds {seeds}"
     if set(arms) == {arm.name for arm in experiment.chosen(scale)}:
         return command

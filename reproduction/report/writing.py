@@ -86,8 +86,9 @@ def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
         for experiment in group:
             name = experiment.table
             paragraphs += _summary(experiment, rows_by_table[name], folder / name)
+    text = "\n\n".join(paragraphs) + "\n"
     path = folder / "README.md"
-    write_atomically(path, ("\n\n".join(paragraphs) + "\n").encode())
+    write_atomically(path, text.encode())
     return path
 
 
@@ -114,9 +115,12 @@ def _count_verdicts(
 ) -> dict[str, str]:
     verdicts = Counter[str]()
     for experiment in group:
-        results = judge(experiment, rows_by_table[experiment.table])
-        verdicts.update(result.verdict for result in results)
-    return {"claims of": paper, **{verdict: str(verdicts[verdict]) for verdict in VERDICTS}}
+        for result in judge(experiment, rows_by_table[experiment.table]):
+            verdicts[result.verdict] += 1
+    cells = {"claims of": paper}
+    for verdict in VERDICTS:
+        cells[verdict] = str(verdicts[verdict])
+    return cells
 
 
 def _summary(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[str]:
@@ -124,7 +128,10 @@ def _summary(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Itera
     title = experiment.title.partition(", ")[2]
     yield f"### {title[0].upper()}{title[1:]}"
     yield " ".join(_run_sentences(experiment, rows, folder))
-    claims = [claim_cells(result) for result in judge(experiment, rows) if result.claim.says]
+    claims: list[dict[str, str]] = []
+    for result in judge(experiment, rows):
+        if result.claim.says:
+            claims.append(claim_cells(result))
     if claims:
         yield table_text(claims)
     else:
@@ -137,18 +144,28 @@ def _run_sentences(experiment: Experiment, rows: Sequence[Row], folder: Path) ->
     """Yield what was run of a table, and where it is."""
     name = experiment.table
     if rows:
-        runs = {(row.arm, row.seed) for row in rows}
-        arms = f"{len({arm for arm, _ in runs})} of {len(experiment.arms)} arms"
-        yield f"[{name}]({name}/{name}.md): scale {rows[0].scale}, {arms}, {len(runs)} runs."
+        yield f"[{name}]({name}/{name}.md): {_extent(experiment, rows)}."
         since = stated_since(rows)
         if since:
             yield since
     else:
         yield f"`{name}`: not run."
-    folders = sorted(folder.glob(f"{EARLIER}*"))
-    if folders:
-        links = [f"[{path.name}]({name}/{path.name}/{name}.md)" for path in folders]
+    links: list[str] = []
+    for path in sorted(folder.glob(f"{EARLIER}*")):
+        links.append(f"[{path.name}]({name}/{path.name}/{name}.md)")
+    if links:
         yield f"Earlier, when something else was stated: {', '.join(links)}."
+
+
+def _extent(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Return the scale of a table's rows, and how much of the table they are."""
+    arms: set[str] = set()
+    runs: set[tuple[str, int]] = set()
+    for row in rows:
+        arms.add(row.arm)
+        runs.add((row.arm, row.seed))
+    share = f"{len(arms)} of {len(experiment.arms)} arms"
+    return f"scale {rows[0].scale}, {share}, {len(runs)} runs"
 
 
 def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: Path) -> None:
@@ -161,13 +178,17 @@ def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: 
     Raises:
         StorageError: if a file cannot be written.
     """
-    arms_with_points = {point.arm for point in points}
-    arms = [arm for arm in experiment.arms if arm.name in arms_with_points]
+    arms: list[Arm] = []
+    for arm in experiment.arms:
+        if any(point.arm == arm.name for point in points):
+            arms.append(arm)
     title = experiment.title
     for published, here in stand_ins(experiment, {(arm.name, scale) for arm in arms}):
         title += f" ({here} stands for {published}, of which the published figures are)"
     plots = _plots_of_quantities(arms, points, title)
-    widths = [widths for arm in arms for widths in _widths(arm, scale, points)]
+    widths: list[Widths] = []
+    for arm in arms:
+        widths += _widths(arm, scale, points)
     if widths:
         plots["widths"] = widths_by_device(widths, title=title)
     for name, figure in plots.items():
@@ -178,18 +199,31 @@ def _plots_of_quantities(
     arms: Sequence[Arm], points: Sequence[Point], title: str
 ) -> dict[str, Any]:
     """Draw every quantity over rounds, and accuracy also over what figures measure it by."""
-    measures = [measure for arm in arms for measure in arm.measures]
-    costs = {measure.over for measure in measures}
+    quantities: list[Quantity] = []
+    costs: set[str] = set()
+    for arm in arms:
+        for measure in arm.measures:
+            costs.add(measure.over)
+            if measure.quantity is not None and measure.quantity not in quantities:
+                quantities.append(measure.quantity)
     plots: dict[str, Any] = {}
-    for quantity in dict.fromkeys(measure.quantity for measure in measures):
-        curves = [] if quantity is None else _curves(arms, points, quantity)
-        if quantity is None or not curves:
+    for quantity in quantities:
+        curves = _curves(arms, points, quantity)
+        if not curves:
             continue
         plots[quantity.name] = over_rounds(curves, quantity=quantity, title=title)
         if quantity == ACCURACY:
-            for cost in ("time", "bytes"):
-                if cost in costs:
-                    plots[cost] = accuracy_over(cost, curves, title=title)
+            plots |= _accuracy_plots(costs, curves, title)
+    return plots
+
+
+def _accuracy_plots(costs: set[str], curves: Sequence[Curve], title: str) -> dict[str, Any]:
+    """Draw accuracy over each cost that figures measure it by."""
+    plots: dict[str, Any] = {}
+    if "time" in costs:
+        plots["time"] = accuracy_over("time", curves, title=title)
+    if "bytes" in costs:
+        plots["bytes"] = accuracy_over("bytes", curves, title=title)
     return plots
 
 
@@ -219,14 +253,21 @@ def _curves(arms: Sequence[Arm], points: Sequence[Point], quantity: Quantity) ->
 
 
 def _curve(arm: Arm, runs: list[list[Point]], quantity: Quantity) -> Curve | None:
-    measures = [measure for measure in arm.measures if measure.quantity == quantity]
-    plotted = [measure for measure in measures if measure.target is None]
+    """Return the curve of an arm, unless it has no figure of the quantity or a run no value."""
+    plotted = ""
+    targets: list[float] = []
+    for measure in arm.measures:
+        if measure.quantity != quantity:
+            continue
+        if measure.target is None:
+            plotted = measure.name
+        else:
+            targets.append(measure.target)
     if not plotted or not all(_is_evaluated(run, quantity) for run in runs):
         return None
-    published = arm.published.get(plotted[-1].name)
+    published = arm.published.get(plotted)
     share = 100.0 if quantity.share else 1.0
     value = None if published is None else published.value / share
-    targets = [measure.target for measure in measures if measure.target is not None]
     return Curve(arm.name, runs, value, targets=targets)
 
 
@@ -236,12 +277,15 @@ def _is_evaluated(run: Sequence[Point], quantity: Quantity) -> bool:
 
 def _widths(arm: Arm, scale: Scale, points: Sequence[Point]) -> list[Widths]:
     """Return the widths of an arm's first seed, if its devices choose any."""
-    rounds = [point for point in _runs(arm, points)[0] if point.widths]
-    if not rounds:
+    run = _runs(arm, points)[0]
+    by_round: dict[int, tuple[float | None, ...]] = {}
+    for point in run:
+        if point.widths:
+            by_round[point.round] = point.by_device
+    if not by_round:
         return []
-    seed = rounds[0].seed
+    seed = run[0].seed
     devices = [kind.type for kind in arm.config(scale, seed).devices.kinds]
-    by_round = {point.round: point.by_device for point in rounds}
     return [Widths(f"{arm.name}, seed {seed}", devices, by_round)]
 
 
@@ -266,30 +310,42 @@ def write_table(
         ConfigError: if figures of another scale are there.
         StorageError: if a file cannot be written.
     """
-    earlier = read_rows(folder / f"{experiment.table}.csv")
     curves = folder / f"{experiment.table}{CURVES}"
-    if earlier:
-        if earlier[0].scale != scale:
-            raise ConfigError(
-                f"{folder} has this table at scale {earlier[0].scale}; name another folder for "
-                f"{scale}"
-            )
-        statement = statement_of(earlier)
-        is_current = statement in {"", stated(experiment, scale)}
-        # Without curves, the plots could not be drawn again.
-        if not is_current or not curves.exists():
-            keep_earlier(folder, experiment.table, statement or "nothing")
-        if not is_current:
-            earlier = ()
     # A run that is there once more replaces the earlier one in its place.
     rows: dict[tuple[str, int, str], Row] = {}
-    for row in (*earlier, *rows_of(experiment, scale, results)):
+    for row in (
+        *_rows_to_keep(experiment, scale, folder),
+        *rows_of(experiment, scale, results),
+    ):
         rows[row.arm, row.seed, row.figure] = row
     points: dict[tuple[str, int, int], Point] = {}
     for point in (*read_points(curves), *points_of(results)):
         points[point.arm, point.seed, point.round] = point
-    write_atomically(curves, as_csv(_in_order(experiment, points.values()), Point).encode())
+    ordered = _in_order(experiment, points.values())
+    write_atomically(curves, as_csv(ordered, Point).encode())
     return write_rows(experiment, tuple(rows.values()), folder)
+
+
+def _rows_to_keep(experiment: Experiment, scale: Scale, folder: Path) -> tuple[Row, ...]:
+    """Read the figures that are there and stay; set files aside that new ones would replace.
+
+    Raises:
+        ConfigError: if figures of another scale are there.
+    """
+    rows = read_rows(folder / f"{experiment.table}.csv")
+    if not rows:
+        return ()
+    if rows[0].scale != scale:
+        raise ConfigError(
+            f"{folder} has this table at scale {rows[0].scale}; name another folder for {scale}"
+        )
+    statement = statement_of(rows)
+    is_current = statement in {"", stated(experiment, scale)}
+    has_curves = (folder / f"{experiment.table}{CURVES}").exists()
+    # Without curves, the plots could not be drawn again.
+    if not is_current or not has_curves:
+        keep_earlier(folder, experiment.table, statement or "nothing")
+    return rows if is_current else ()
 
 
 def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Written:
@@ -303,13 +359,22 @@ def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Wri
     points = read_points(curves)
     draw(experiment, rows[0].scale, points, folder)
     drawn = {(point.arm, point.seed) for point in points}
-    plots = tuple(sorted(folder.glob(f"{experiment.table}-*.png")))
-    markdown = folder / f"{experiment.table}.md"
+    plots = sorted(folder.glob(f"{experiment.table}-*.png"))
     table = folder / f"{experiment.table}.csv"
     write_atomically(table, as_csv(ordered).encode())
-    text = as_markdown(experiment, ordered, plots=[path.name for path in plots], drawn=drawn)
+    text = as_markdown(
+        experiment,
+        ordered,
+        plots=[path.name for path in plots],
+        drawn=drawn,
+    )
+    markdown = folder / f"{experiment.table}.md"
     write_atomically(markdown, text.encode())
-    return Written((markdown, table, *([curves] if drawn else []), *plots), ordered)
+    paths = [markdown, table]
+    if drawn:
+        paths.append(curves)
+    paths += plots
+    return Written(tuple(paths), ordered)
 
 
 def keep_earlier(folder: Path, table: str, digest: str) -> None:
@@ -335,7 +400,10 @@ def _in_order(experiment: Experiment, rows: Iterable[RowT]) -> tuple[RowT, ...]:
 
     Rows of arms that the table does not have any more are left out.
     """
-    order = {arm.name: place for place, arm in enumerate(experiment.arms)}
-    present = [row for row in rows if row.arm in order]
-    present.sort(key=lambda row: (order[row.arm], row.seed))
-    return tuple(present)
+    rows_by_arm: dict[str, list[RowT]] = {}
+    for row in rows:
+        rows_by_arm.setdefault(row.arm, []).append(row)
+    ordered: list[RowT] = []
+    for arm in experiment.arms:
+        ordered += sorted(rows_by_arm.get(arm.name, ()), key=lambda row: row.seed)
+    return tuple(ordered)

@@ -83,8 +83,10 @@ def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) ->
     """Read a run, or raise a ConfigError where the store has none such."""
     with closing(Store(store_folder, read_only=True)) as store:
         view = queries.status(store, run)
-        closed = [item for item in store.rounds(run) if item.state is RoundState.CLOSED]
-        points = tuple(_round(item, store.tasks(run, item.number, "train")) for item in closed)
+        closed = [record for record in store.rounds(run) if record.state is RoundState.CLOSED]
+        points = tuple(
+            _round(record, store.tasks(run, record.number, "train")) for record in closed
+        )
     return Arm(
         **vars(heading),
         rounds=points,

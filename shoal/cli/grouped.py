@@ -30,7 +30,9 @@ def grouped(
     hints = get_type_hints(options, include_extras=True)
     for name, option in declared.items():
         hints[name] = Annotated[hints[name], option]
-    parameters = [_parameter(field, hints[field.name]) for field in fields(options)]  # type: ignore[arg-type]
+    parameters = []
+    for field in fields(options):  # type: ignore[arg-type]
+        parameters.append(_parameter(field, hints[field.name]))
 
     def decorate(function: Callable[[Options], None]) -> Callable[..., None]:
         def command(**values: Any) -> None:

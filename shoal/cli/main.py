@@ -146,14 +146,14 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         if error.filename is not None:
-            what = f"cannot use {error.filename}"
+            problem = f"cannot use {error.filename}"
         elif error.errno in _OUTPUT_ERRORS:
-            what = "what this prints cannot be written"
+            problem = "what this prints cannot be written"
         else:
             raise
         # Python flushes standard output once more at its end, and would report the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print_error(f"{what}: {error.strerror}")
+        print_error(f"{problem}: {error.strerror}")
         sys.exit(StorageError.exit_code)
     except KeyboardInterrupt:
         error_console().print("interrupted")

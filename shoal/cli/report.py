@@ -111,7 +111,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
 
     A StorageError if the folder is unwritable.
     """
-    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415  (with matplotlib, only a report needs them)
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
 
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         files("shoal.cli").joinpath("report.html.j2").read_text(encoding="utf-8")

@@ -128,8 +128,8 @@ def predict_at(
 
     Errors as of `predict` and `read_request`.
     """
-    found = predict(source, device, read_request(data), seconds)
-    print_predictions(found.model, found.predictions, as_json=as_json)
+    answer = predict(source, device, read_request(data), seconds)
+    print_predictions(answer.model, answer.predictions, as_json=as_json)
 
 
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:

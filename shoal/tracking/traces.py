@@ -94,12 +94,12 @@ class _Trace:
         """
         from opentelemetry.trace import set_span_in_context  # noqa: PLC0415
 
-        known = {}
+        named = {}
         for key, value in attributes.items():
             if value is not None:
-                known[f"shoal.{key}"] = value
+                named[f"shoal.{key}"] = value
         context = None if parent is None else set_span_in_context(parent)
-        span = self._tracer.start_span(name, context, start_time=int(start * 1e9), attributes=known)
+        span = self._tracer.start_span(name, context, start_time=int(start * 1e9), attributes=named)
         span.end(int((start + seconds) * 1e9))
         return span
 

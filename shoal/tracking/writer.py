@@ -59,8 +59,9 @@ class RoundWriter(ABC):
             return False
         if view.round.evaluation or view.round.note or view.round.reason or self._ended_at:
             return True
-        later = [other for other in views if other.round.number > view.round.number]
-        return any(other.round.ended_at for other in later)
+        number = view.round.number
+        later = [following.round for following in views if following.round.number > number]
+        return any(record.ended_at for record in later)
 
 
 def values_of(view: queries.RoundView) -> Iterator[tuple[str, float]]:

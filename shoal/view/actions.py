@@ -129,8 +129,8 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
         ):
             path = Path(folder) / "weights"
             download = save_version(opened, run, version, tier, file_format, path, ELSEWHERE)
-            told = {"lines": download.lines, "note": download.note}
-            headers = {LOADING: quote(json.dumps(told))}
+            loading = {"lines": download.lines, "note": download.note}
+            headers = {LOADING: quote(json.dumps(loading))}
             return Response(
                 path.read_bytes(),
                 media_type="application/octet-stream",

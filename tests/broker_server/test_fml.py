@@ -207,6 +207,6 @@ def test_a_trunk_alone_cannot_be_judged(config):
     """The head on the server is never trained, so an accuracy of it would say nothing."""
     made = config(strategy={"name": "fml", "fml": {"shared": ["hidden"]}})
     with pytest.raises(
-        PlanError, match=r"head\.weight stays on the devices.*remove evaluation\.data"
+        PlanError, match=r"fml, which leaves head\.weight on the devices.*remove evaluation\.data"
     ):
         prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024))

@@ -36,14 +36,16 @@ class Elementwise(Loss):
 
     def value(self, output: Tensor, answer: Answer) -> Tensor:
         """Return the mean over all outputs of a batch."""
-        return self.errors(output, self.matched(output, answer)).mean()
+        target = self.matched(output, answer)
+        return self.errors(output, target).mean()
 
     def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
         """Compute both in closed form, so that no graph needs gradients of the errors."""
         target = self.matched(output, answer)
         count = output.shape[0] * output[0].numel()
         value = self.errors(output, target).mean()
-        return value, self.slope(output, target) / count
+        slope = self.slope(output, target) / count
+        return value, slope
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Sum the means of the samples."""

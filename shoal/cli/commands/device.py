@@ -116,11 +116,11 @@ def _bench(
         from device_runtime.bench import SMALL, board_line, costs
     from shoal.cli.console import print_json, say
 
-    found = costs(folder or SMALL, batch)
+    measured_costs = costs(folder or SMALL, batch)
     if as_json:
-        print_json([{"board": board_line(), **asdict(cost)} for cost in found])
+        print_json([{"board": board_line(), **asdict(cost)} for cost in measured_costs])
         return
-    for number, cost in enumerate(found):
+    for number, cost in enumerate(measured_costs):
         if not number:
             say(f"{board_line()}\n")
             say(

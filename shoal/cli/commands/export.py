@@ -192,11 +192,11 @@ def _export(options: _Options) -> None:
         return
     heads = parse_heads("--head", options.heads or [])
     recipe = Recipe.of(_recipe(options), registry.own)
-    others: Literal["add", "replace", "refuse"] = "refuse"
+    unasked: Literal["add", "replace", "refuse"] = "refuse"
     if options.add:
-        others = "add"
+        unasked = "add"
     elif options.replace:
-        others = "replace"
+        unasked = "replace"
     with export_bar(error_console(), f"exporting {options.arch}") as progress:
         reports = export_architecture(
             architecture,
@@ -208,7 +208,7 @@ def _export(options: _Options) -> None:
             seed=options.seed,
             progress=progress,
             heads=heads,
-            others=others,
+            others=unasked,
             jobs=options.jobs,
             start=_start(options),
         )

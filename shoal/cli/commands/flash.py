@@ -79,8 +79,8 @@ def _seed(batch: Batch) -> None:
     A fleet without --image gets a folder for each card, for the boot partition of a system that has
     cloud-init.
     """
-    for said in seed_all(batch):
-        say(said)
+    for line in seed_all(batch):
+        say(line)
 
 
 @app.command("image")
@@ -109,11 +109,11 @@ def _image(card: Card) -> None:
             bar.start()
             return True
 
-        for said in make_card(
+        for line in make_card(
             card,
             confirm,
             lambda what, done, size: bar.update(
                 shown, description=what, completed=done, total=size
             ),
         ):
-            say(said)
+            say(line)

@@ -92,7 +92,7 @@ def _reproduce(options: _Options) -> None:
         raise ConfigError(
             f"shoal reproduce: name a table, or give --all; there are {', '.join(TABLES)}"
         )
-    part = _part(options)
+    selection = _part(options)
     ends_at = math.inf
     if options.budget:
         ends_at = time.monotonic() + parse_seconds("--budget", options.budget)
@@ -100,7 +100,7 @@ def _reproduce(options: _Options) -> None:
     # For all tables at first, so that folders of other configurations are refused before any work.
     jobs_by_table = {}
     for experiment in ranked:
-        planned = jobs(experiment, scale, folder, part, engine=_engine(options))
+        planned = jobs(experiment, scale, folder, selection, engine=_engine(options))
         jobs_by_table[experiment.table] = [job for job in planned if not job.complete]
     records = []
     left_out = 0
@@ -217,9 +217,9 @@ def _records(experiment: "Experiment", scale: "Scale", written: "Written") -> li
         "other_data": table["other_data"],
     }
     records = []
-    for what in ("figure", "claim"):
-        for row in table[f"{what}s"]:
-            records.append({**about, "what": what, **row})
+    for kind in ("figure", "claim"):
+        for row in table[f"{kind}s"]:
+            records.append({**about, "what": kind, **row})
     return records
 
 
@@ -327,12 +327,12 @@ class _Durations:
         """Return how long runs of arms take one after the other, for people."""
         from reproduction.report.cells import duration_text
 
-        known = [name for name in runs if name in self._known]
-        if not known:
+        timed = [name for name in runs if name in self._known]
+        if not timed:
             return duration_text(None)
-        is_estimated = any(name not in self._measured for name in known)
+        is_estimated = any(name not in self._measured for name in timed)
         prefix = "~" if is_estimated else "measured "
         unknown = ""
-        if len(known) < len(runs):
-            unknown = f", {len({*runs} - {*known})} unknown"
-        return prefix + duration_text(sum(self._known[name] for name in known)) + unknown
+        if len(timed) < len(runs):
+            unknown = f", {len({*runs} - {*self._known})} unknown"
+        return prefix + duration_text(sum(self._known[name] for name in timed)) + unknown

@@ -75,9 +75,9 @@ def _up(options: _Options) -> None:
         "listen": options.listen,
         "insecure": options.insecure or None,
     }
-    said = {key: value for key, value in changes.items() if value is not None}
+    typed = {key: value for key, value in changes.items() if value is not None}
     broker = validate_config(
-        {**broker.model_dump(exclude_unset=True), **said},
+        {**broker.model_dump(exclude_unset=True), **typed},
         BrokerConfig,
         source="shoal up",
     )
