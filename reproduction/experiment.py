@@ -169,9 +169,11 @@ class Experiment:
         Raises:
             ConfigError: an arm is unknown.
         """
-        wanted = {self.arm(name).name for name in only or self.selected.get(scale, ())}
+        wanted = only or self.selected.get(scale, ())
         if not wanted:
             return self.arms
+        for name in wanted:
+            self.arm(name)
         return tuple(arm for arm in self.arms if arm.name in wanted)
 
 

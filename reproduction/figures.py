@@ -202,6 +202,10 @@ class _Judge:
         seeds = _shared_seeds(sides)
         last_alone = any(side.last_alone for side in sides)
         decided = _compare_by_seed(claim, sides, seeds, "last" if last_alone else "deciding")
+        lacking: list[int] = []
+        for seed in self.stated:
+            if seed not in seeds:
+                lacking.append(seed)
         return ClaimResult(
             claim=claim,
             by_seed=decided,
@@ -209,7 +213,7 @@ class _Judge:
             published=published_value,
             same_data=self.same_data,
             bounds=_bounds(claim, sides, decided),
-            lacking=tuple(seed for seed in self.stated if seed not in seeds),
+            lacking=tuple(lacking),
         )
 
     def _published(self, arm: str, measure: str) -> float | None:
@@ -226,9 +230,11 @@ class _Judge:
 
 def _shared_seeds(sides: Sequence[Figure]) -> list[int]:
     """Return the seeds that all arms of a claim have, in the order of the first arm."""
-    seeds = list(sides[0].readings)
-    for side in sides[1:]:
-        seeds = [seed for seed in seeds if seed in side.readings]
+    first, *further = sides
+    seeds: list[int] = []
+    for seed in first.readings:
+        if all(seed in side.readings for side in further):
+            seeds.append(seed)
     return seeds
 
 

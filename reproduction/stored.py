@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import FrozenModel
-from reproduction.experiment import Arm, Experiment, Scale, stated
+from reproduction.experiment import Experiment, Scale, stated
 from reproduction.measures import Measure, Reading
 from reproduction.published import Published
 from reproduction.running import ArmResult
@@ -94,7 +94,10 @@ class Point(FrozenModel):
     @property
     def by_device(self) -> tuple[float | None, ...]:
         """The widths, None for devices that did not take part."""
-        return tuple(None if width == "-" else float(width) for width in self.widths.split())
+        widths: list[float | None] = []
+        for width in self.widths.split():
+            widths.append(None if width == "-" else float(width))
+        return tuple(widths)
 
 
 RowT = TypeVar("RowT", Row, Point)
@@ -227,8 +230,10 @@ def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
                 # An empty cell has the default, such as one that an earlier version did not store.
-                cells = {column: cell for column, cell in line.items() if cell != ""}
-                rows.append(kind.model_validate(cells))
+                for column in list(line):
+                    if line[column] == "":
+                        del line[column]
+                rows.append(kind.model_validate(line))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, csv.Error) as error:
@@ -265,14 +270,12 @@ def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:
     if scale != "small":
         return {}
     costs = read_toml(_COSTS).get(experiment.table, {})
-    rounds = {arm.name: _rounds(arm, scale) for arm in experiment.arms if arm.name in costs}
     cores = os.cpu_count() or 1
-    return {name: cost * rounds[name] / cores for name, cost in costs.items()}
-
-
-def _rounds(arm: Arm, scale: Scale) -> int:
-    rounds: int = arm.settings(scale)["round"]["rounds"]
-    return rounds
+    seconds: dict[str, float] = {}
+    for name, cost in costs.items():
+        rounds = experiment.arm(name).settings(scale)["round"]["rounds"]
+        seconds[name] = cost * rounds / cores
+    return seconds
 
 
 def _rounded(value: float | None) -> float | None:

@@ -278,13 +278,18 @@ def _level_tables(row: str, **sizes: list[int] | int) -> Settings:
     """
     levels = row.split("-")
     top = LEVEL_RATES[levels[0]]
+    widths: list[float] = []
+    shares: list[str] = []
+    for level in levels:
+        widths.append(LEVEL_RATES[level] / top)
+        shares.append(f"{level}1")
     model = {
         "settings": {name: _scaled(size, top) for name, size in sizes.items()},
-        "widths": [LEVEL_RATES[level] / top for level in levels],
+        "widths": widths,
     }
     if len(levels) == 1:
         return {"model": model}
-    mix = "-".join(f"{level}1" for level in levels)
+    mix = "-".join(shares)
     return {"model": model, "tiers": {"assign": "dynamic", "levels": mix}}
 
 

@@ -24,8 +24,9 @@ class AnswerTimes:
         self._collected = {}
         if collection.kind != "train":
             return
-        begun = (task.record.round for task in collection.tasks.values())
-        oldest = min(begun, default=collection.number)
+        oldest = collection.number
+        for task in collection.tasks.values():
+            oldest = min(oldest, task.record.round)
         for record in store.rounds(run, last=collection.number - oldest + 1):
             self._collected[record.number] = record.collect_seconds or 0.0
 
@@ -43,12 +44,18 @@ class AnswerTimes:
         whole = self._times.round_seconds(
             board.index, record, task.instructions.train, board.examples
         )
-        worked = sum(
-            seconds for number, seconds in self._collected.items() if number >= record.round
-        )
+        worked = self._seconds_since(record.round)
         # A device that left in an earlier round was back with the next one.
         if record.round in self._collected and record.round < max(self._collected):
             share = self.leaving_share(task)
             if share is not None:
                 worked -= max(0.0, self._collected[record.round] - share * whole)
         return max(0.0, whole - worked)
+
+    def _seconds_since(self, first: int) -> float:
+        """Return how long collecting took in past rounds, from this one on."""
+        durations: list[float] = []
+        for number, seconds in self._collected.items():
+            if number >= first:
+                durations.append(seconds)
+        return sum(durations)

@@ -28,11 +28,14 @@ class Conditions:
         self._devices = tuple(devices)
         self._dynamics = clock.config.dynamics
         self._rates = tuple(clock.mbps(link) for link in self._dynamics.links)
-        self._traces: list[list[DeviceClock]] = [[] for _ in self._devices]
-        self._draws = [np.random.default_rng((seed, index)) for index in range(len(self._devices))]
+        self._traces: list[list[DeviceClock]] = []
+        self._draws: list[np.random.Generator] = []
+        for index in range(len(self._devices)):
+            self._traces.append([])
+            self._draws.append(np.random.default_rng((seed, index)))
 
     def of(self, index: int, number: int) -> DeviceClock:
-        """A device's clock in a round, counted from 1."""
+        """Return a device's clock in a round, counted from 1."""
         trace = self._traces[index]
         while len(trace) < number:
             trace.append(self._next(index, trace[-1] if trace else None))

@@ -1,4 +1,4 @@
-"""Exports what a simulation needs into its cache.
+"""Export what a simulation needs into its cache.
 
     <cache>/artifacts/<key>/   what `shoal export` would write, for all runs of the same model
     <cache>/pairs/<key>/       a set for one of the devices' own models, trained beside the copy
@@ -32,7 +32,7 @@ Owned = Mapping[str, Any]
 """Losses and metrics of the user's file, by name."""
 
 Stage = Callable[[str], None]
-"""Told what is being done, for a progress bar."""
+"""Receives the name of the step that begins, for a progress bar."""
 
 _INPUT_SETTINGS = {
     "input_shape": "input_shape",
@@ -63,12 +63,12 @@ class Chosen:
         return cls(architecture, architecture.settings({**from_data, **chosen}))
 
     def changed(self, **settings: Any) -> "Chosen":
-        """The same with other settings."""
+        """Return the architecture with some settings changed."""
         return Chosen(self.architecture, self.architecture.settings({**self.settings, **settings}))
 
     @cached_property
     def layout(self) -> Layout:
-        """Of the whole model."""
+        """The layout of the whole model."""
         return infer_layout(self.architecture, self.settings)
 
 
@@ -100,7 +100,8 @@ def export_tiers(
 ) -> Path:
     """Export the tiers of the global model, unless they are there.
 
-    Returns the folder of the artifact sets.
+    Returns:
+        The folder of the artifact sets.
 
     Raises:
         PlanError: the model cannot have one of the tiers.
@@ -152,7 +153,8 @@ def export_pair(
 ) -> Path:
     """Export the set of a pair of models, unless it is there, with an own model drawn by the seed.
 
-    Returns its folder.
+    Returns:
+        The folder of the set.
 
     Raises:
         ConfigError: the two models do not go together.
@@ -205,7 +207,7 @@ def _recipe(table: RecipeTable, own: Owned = MappingProxyType({})) -> "Recipe":
 
 
 def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
-    """The initial global weights as a file: those of a file, or else drawn.
+    """Return the initial global weights as a file: those of a file, or else drawn.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -221,9 +223,10 @@ def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
 
 
 def cache_key(facts: Mapping[str, Any], name: str) -> str:
-    """A name for what depends on some facts, which JSON can hold.
+    """Return a name for what depends on some facts, which JSON can hold.
 
-    `name` stands in front, for people.
+    It begins with `name`, for people. Caches of earlier versions stay valid only as long as the
+    text that is hashed does.
     """
     text = json.dumps(facts, sort_keys=True, default=str)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

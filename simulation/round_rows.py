@@ -1,4 +1,4 @@
-"""Makes the rows of closed rounds from the store, so that they can be made again after a kill."""
+"""Make the rows of closed rounds from the store, so that they can be made again after a kill."""
 
 import time
 from collections import Counter
@@ -112,7 +112,7 @@ class RowMaker:
         rounds = [record]
         if first < record.number:
             rounds = [*self._store.rounds(record.run)[first - 1 : record.number - 1], record]
-        return sum(each.collect_seconds or 0.0 for each in rounds)
+        return sum(closed.collect_seconds or 0.0 for closed in rounds)
 
     def _real_seconds(self, record: RoundRecord) -> float:
         """Return the time that a round took in this process, or in the one that ended it."""

@@ -162,9 +162,7 @@ def export_architecture(
     _refuse_uncut(layout, wanted)
 
     selection = _select_tiers(out / arch.name, wanted, heads or {}, others)
-    if selection.heads:
-        own_heads = {tier.id: classes for tier, classes in selection.heads.items()}
-        layout = replace(layout, heads=own_heads)
+    layout = _with_heads(layout, selection.heads)
     export = Export(arch, layout, recipe, seed)
     try:
         with calm_torch(), replacing(out / arch.name) as folder:
@@ -172,22 +170,37 @@ def export_architecture(
             bases = _write_weights(export, settings, start, selection.tiers, folder)
             sets = TierSets(export, chosen, bases, folder)
             reused = _reuse_published(sets, selection, out / arch.name)
-            todo = [sets.job(tier) for tier in selection.tiers if tier not in reused]
+            todo = []
+            for tier in selection.tiers:
+                if tier not in reused:
+                    todo.append(sets.job(tier))
             # A tier is traced once, and each of its formats is written and checked.
             counter = Counter(progress, len(todo) * (1 + 2 * len(chosen)))
             run_jobs(todo, jobs, counter.start)
             # Read before the folder takes its name, so that a set without one is not published.
-            manifests = [_read_manifest(folder, tier) for tier in selection.tiers]
+            manifests = []
+            for tier in selection.tiers:
+                manifests.append(_read_manifest(folder, tier))
     except OSError as error:
         raise StorageError(
             f"{arch.name} cannot be written to {out}: {error}; what was published before is"
             " unchanged"
         ) from error
     counter.finish()
-    return tuple(
-        TierReport.from_manifest(tier, manifest, taken=tier in reused)
-        for tier, manifest in zip(selection.tiers, manifests, strict=True)
-    )
+    reports = []
+    for tier, manifest in zip(selection.tiers, manifests, strict=True):
+        reports.append(TierReport.from_manifest(tier, manifest, taken=tier in reused))
+    return tuple(reports)
+
+
+def _with_heads(layout: Layout, heads: Mapping[Tier, int]) -> Layout:
+    """Return the layout with the numbers of labels of tiers that have a head of their own."""
+    if not heads:
+        return layout
+    classes_by_tier = {}
+    for tier, classes in heads.items():
+        classes_by_tier[tier.id] = classes
+    return replace(layout, heads=classes_by_tier)
 
 
 def installed_formats() -> tuple[Format, ...]:
@@ -212,8 +225,13 @@ def _refuse_formats(arch: Architecture, tiers: Sequence[Tier], formats: Sequence
 def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
     """Refuse tiers that the model cannot have, and narrow ones if no width cuts anything."""
     # Whole first, for all tiers: a tier that the model cannot have is the error to report.
-    whole = {tier: _shapes(layout, layout.tier(1.0, tier.depth)) for tier in tiers}
-    narrow = [tier for tier in tiers if tier.width < 1]
+    whole = {}
+    for tier in tiers:
+        whole[tier] = _shapes(layout, layout.tier(1.0, tier.depth))
+    narrow = []
+    for tier in tiers:
+        if tier.width < 1:
+            narrow.append(tier)
     if narrow and all(_shapes(layout, tier) == whole[tier] for tier in narrow):
         raise ConfigError(
             f"{layout.arch}: nothing is cut in {_ids(narrow)}, whose parameters are those of the"
@@ -232,7 +250,10 @@ def _shapes(layout: Layout, tier: Tier) -> dict[str, tuple[int, ...]]:
 
 
 def _select_tiers(
-    published: Path, wanted: Sequence[Tier], heads: Mapping[Tier, int], unasked: UnaskedTiers
+    published: Path,
+    wanted: Sequence[Tier],
+    heads: Mapping[Tier, int],
+    unasked: UnaskedTiers,
 ) -> _Selection:
     """Join the tiers that are asked for with those of the published set that stay.
 
@@ -246,7 +267,10 @@ def _select_tiers(
         ConfigError: tiers would be dropped, or a head is for a tier that is not exported.
     """
     earlier = _published_tiers(published)
-    unwanted = [tier for tier in earlier if tier not in wanted]
+    unwanted = []
+    for tier in earlier:
+        if tier not in wanted:
+            unwanted.append(tier)
     if unwanted and unasked == "refuse":
         raise ConfigError(
             f"{published.name} in {published.parent} has {_ids(unwanted)}, too, which a fleet may"
@@ -293,14 +317,18 @@ def _write_weights(
     weights = initial_weights(export.arch, settings, export.seed)
     if start is not None:
         weights = start.put_into(weights, further_names(export.arch, settings))
-    frozen = {tensor.name: weights.pop(tensor.name) for tensor in export.layout.base}
+    frozen = {}
+    for tensor in export.layout.base:
+        frozen[tensor.name] = weights.pop(tensor.name)
     bases = _bases(export.layout, frozen, tiers)
     write_file(folder / "init.safetensors", encode_weights(weights))
     return bases
 
 
 def _bases(
-    layout: Layout, frozen: Mapping[str, NDArray[np.float32]], tiers: Sequence[Tier]
+    layout: Layout,
+    frozen: Mapping[str, NDArray[np.float32]],
+    tiers: Sequence[Tier],
 ) -> dict[float, SetFile]:
     """Return the file of the frozen tensors for each width.
 

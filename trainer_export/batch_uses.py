@@ -32,7 +32,11 @@ _BATCH = sympy.Symbol("batch", integer=True, positive=True)
 
 def mark_of(ports: Sequence[Port]) -> int | None:
     """Return a number for the batch that divides no other size, if there is one."""
-    sizes = [size for port in ports for size in port.shape if isinstance(size, int)]
+    sizes = []
+    for port in ports:
+        for size in port.shape:
+            if isinstance(size, int):
+                sizes.append(size)
     for mark in _MARKS:
         if all(size % mark for size in sizes):
             return mark
@@ -74,7 +78,10 @@ def uses_of(program: fx.GraphModule) -> list[Any] | None:
             continue  # a size: it counts where an operator takes it
         arguments = _arguments(node)
         taken = _batches(arguments)
-        returned = [_batches(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Spec)]
+        returned = []
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Spec):
+                returned.append(_batches(leaf.shape))
         if not all(_are_multiples(sizes) for sizes in (taken, *returned)):
             return None
         first = _batches(arguments[0].shape) if _is_tensor_first(arguments) else {}
@@ -87,7 +94,10 @@ def uses_of(program: fx.GraphModule) -> list[Any] | None:
 def _arguments(node: fx.Node) -> list[Any]:
     """Return all that a node takes, with values for nodes."""
     leaves = tree_leaves((node.args, node.kwargs))
-    return [leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+    arguments = []
+    for leaf in leaves:
+        arguments.append(leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf)
+    return arguments
 
 
 def _is_tensor_first(arguments: Sequence[Any]) -> bool:
@@ -104,4 +114,8 @@ def _are_multiples(sizes: dict[int, Any]) -> bool:
 def _batches(sizes: Sequence[Any]) -> dict[int, Any]:
     """Return what is made of the batch, by place."""
     kinds = (sympy.Basic, torch.SymFloat, torch.SymBool)
-    return {place: size for place, size in enumerate(sizes) if isinstance(size, kinds)}
+    batches = {}
+    for place, size in enumerate(sizes):
+        if isinstance(size, kinds):
+            batches[place] = size
+    return batches

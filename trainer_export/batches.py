@@ -79,7 +79,10 @@ class SizedBatches:
         return replace(self, seed=self.seed + attempt)
 
     def noise(
-        self, shapes: Mapping[str, tuple[int, ...]], count: int, step: int
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        count: int,
+        step: int,
     ) -> dict[str, Tensor]:
         """Return random numbers for layers that need them, other ones at each step.
 
@@ -89,9 +92,10 @@ class SizedBatches:
             step: number of the step.
         """
         generator = torch.Generator().manual_seed(1000 * self.seed + step)
-        return {
-            path: torch.rand((count, *shape), generator=generator) for path, shape in shapes.items()
-        }
+        noises = {}
+        for path, shape in shapes.items():
+            noises[path] = torch.rand((count, *shape), generator=generator)
+        return noises
 
     def mask(self) -> Tensor:
         """Return a label mask with one label missing, so that masking is compared too."""

@@ -75,7 +75,9 @@ class Worst:
             kind: put before a tensor's name in messages.
         """
         truth = expected if exact is None else exact
-        sizes = {name: _largest(value) for name, value in truth.items()}
+        sizes = {}
+        for name, value in truth.items():
+            sizes[name] = _largest(value)
         largest = max(sizes.values(), default=0.0)
         for name, reference in truth.items():
             absolute = _deviation(outputs[name], reference)
@@ -152,7 +154,9 @@ def open_session(model: bytes | Session, threads: int = 1) -> Session:
     options.enable_mem_pattern = False
     try:
         session: Session = onnxruntime.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"]
+            model,
+            options,
+            providers=["CPUExecutionProvider"],
         )
     except Exception as error:
         raise ExportError(
@@ -207,7 +211,9 @@ def run_session(session: Session, feed: Mapping[str, NDArray[Any]]) -> Arrays:
     Returns:
         Its outputs by name.
     """
-    inputs = {port.name: feed[port.name] for port in session.get_inputs()}
+    inputs = {}
+    for port in session.get_inputs():
+        inputs[port.name] = feed[port.name]
     names = [port.name for port in session.get_outputs()]
     outputs = session.run(names, inputs)
     _release_freed_memory()

@@ -94,7 +94,9 @@ def in_pieces(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] |
 
 
 def _gathered(
-    graph: SizedGraph, columns: _Columns, piece: NDArray[np.int64]
+    graph: SizedGraph,
+    columns: _Columns,
+    piece: NDArray[np.int64],
 ) -> tuple[list[onnx.NodeProto], str]:
     """Return the nodes that gather a piece of the columns, and its name."""
     wide = graph.name()
@@ -113,7 +115,9 @@ def _like(node: onnx.NodeProto, inputs: Sequence[str], output: str) -> onnx.Node
 
 
 def _product_pieces(
-    graph: SizedGraph, node: onnx.NodeProto, columns: _Columns
+    graph: SizedGraph,
+    node: onnx.NodeProto,
+    columns: _Columns,
 ) -> Iterator[onnx.NodeProto]:
     """Yield the product for some positions at a time, put together along the positions."""
     width = graph.shapes[node.output[0]][1]
@@ -135,7 +139,9 @@ def _product_pieces(
 
 
 def _gradient_pieces(
-    graph: SizedGraph, node: onnx.NodeProto, columns: _Columns
+    graph: SizedGraph,
+    node: onnx.NodeProto,
+    columns: _Columns,
 ) -> Iterator[onnx.NodeProto]:
     """Yield the product over all positions as a sum over pieces of them.
 

@@ -69,7 +69,11 @@ def calls_of(model: nn.Module, x: Tensor) -> Calls:
 
 
 def refuse_unlike(
-    name: str, narrow: nn.Module, whole: Calls, shapes: Mapping[str, Any], x: Tensor
+    name: str,
+    narrow: nn.Module,
+    whole: Calls,
+    shapes: Mapping[str, Any],
+    x: Tensor,
 ) -> None:
     """Check that a tier computes what the whole model does on the same samples.
 
@@ -84,7 +88,9 @@ def refuse_unlike(
         ExportError: it has other parameters, or calls functions that the whole model does not, or
             the reverse.
     """
-    actual = {key: tuple(value.shape) for key, value in narrow.named_parameters()}
+    actual = {}
+    for key, value in narrow.named_parameters():
+        actual[key] = tuple(value.shape)
     for key in {**shapes, **actual}:
         if shapes.get(key) != actual.get(key):
             raise ExportError(
@@ -140,7 +146,9 @@ class Export:
         """
         layout = self.layout
         signature = replace(
-            self.signature, classes=layout.classes_of(tier), base=tuple(layout.base_of(tier))
+            self.signature,
+            classes=layout.classes_of(tier),
+            base=tuple(layout.base_of(tier)),
         ).with_places_of(module)
         if not signature.heads and signature.output.count(signature.classes) > 1:
             self._refuse_other_dimension(tier, signature)
@@ -157,7 +165,10 @@ class Export:
             built = call_builder(self.arch, more, self.settings(tier))
             output = prepared(built, "eval")(signature.samples(2))
         sizes = enumerate(output.shape[1:])
-        grown = [axis for axis, size in sizes if size != signature.output[axis]]
+        grown = []
+        for axis, size in sizes:
+            if size != signature.output[axis]:
+                grown.append(axis)
         if grown and read not in grown:
             raise ExportError(
                 f"the model has its classes in dimension {grown[0] + 1} of"
@@ -186,7 +197,9 @@ class Export:
             return {}
         shapes = self.layout.shapes(tier)
         drawn = initial_weights(self.arch, self.settings(tier), self.seed)
-        head = {parameter.name: drawn[parameter.name] for parameter in own}
+        head = {}
+        for parameter in own:
+            head[parameter.name] = drawn[parameter.name]
         for name, value in head.items():
             if value.shape != shapes[name]:
                 raise ConfigError(

@@ -100,7 +100,10 @@ def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
     set_mode(module, "train")
     with _counter() as forward:
         outputs = tree_leaves(module(x))
-    parameters = [value for value in module.parameters() if value.requires_grad]
+    parameters = []
+    for value in module.parameters():
+        if value.requires_grad:
+            parameters.append(value)
     with _counter() as backward:
         total = sum(output.sum() for output in outputs)
         torch.autograd.grad(total, parameters, allow_unused=True)
@@ -124,13 +127,17 @@ def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
 
 def _value_bytes(tensor: onnx.TypeProto.Tensor) -> int:
     # A size that nothing is known of counts as 1.
-    dims: list[int] = [max(dim.dim_value, 1) for dim in tensor.shape.dim]
+    dims: list[int] = []
+    for dim in tensor.shape.dim:
+        dims.append(max(dim.dim_value, 1))
     return math.prod(dims) * _NUMBER_BYTES.get(tensor.elem_type, 4)
 
 
 def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
     """Return the largest sum of live values, whose nodes run in order."""
-    constants = [tensor.name for tensor in graph.initializer]
+    constants = []
+    for tensor in graph.initializer:
+        constants.append(tensor.name)
     inputs = [value.name for value in graph.input]
     forever = {*inputs, *constants, *(value.name for value in graph.output)}
     owner, dying = _lifetimes(graph)

@@ -60,7 +60,9 @@ def trace_forward(
         check_output(output, signature)
         return finish(output, *tensors[count + 1 :])
 
-    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    shapes = {}
+    for name, value in model.named_parameters():
+        shapes[name] = tuple(value.shape)
     inputs = (
         *parameter_ports(shapes),
         *statistic_ports(layers),

@@ -203,13 +203,17 @@ class GraphBuilder:
         for name, array in self._constants.items():
             if name in used:
                 initializers.append(numpy_helper.from_array(array, name))
+        shapes = []
+        for shape in self._shapes:
+            if shape.name in computed:
+                shapes.append(shape)
         return helper.make_graph(
             nodes,
             self._name,
             [_value_info(port) for port in self._inputs.values()],
             [_value_info(port) for port, _ in self._outputs],
             initializers,
-            value_info=[shape for shape in self._shapes if shape.name in computed],
+            value_info=shapes,
         )
 
     def _name_outputs(self) -> tuple[dict[str, str], list[onnx.NodeProto]]:

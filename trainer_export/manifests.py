@@ -59,7 +59,10 @@ def in_place(model: onnx.ModelProto, prefix: str) -> bool:
     writes the new one by the flow of data, so that no order of execution can turn them round.
     """
     flow = _Flow.read(model.graph)
-    names = [value.name for value in model.graph.input if value.name.startswith(prefix)]
+    names = []
+    for value in model.graph.input:
+        if value.name.startswith(prefix):
+            names.append(value.name)
     return all(flow.may_overwrite(name) for name in names)
 
 
@@ -136,12 +139,16 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
     output = facts.signature.output
     parameters = _parameter_specs(layout, tier)
     shapes = {spec.name: spec.shape for spec in parameters}
-    steps = [onnx.load_model_from_string(file.data) for file in files if file.key in _STEP_GRAPHS]
-    frozen = [
-        TensorSpec(name=name, dtype="float32", shape=shape)
-        for name, shape in layout.base_of(tier).items()
-    ]
-    noise = [NoiseSpec(name=path, shape=shape) for path, shape in facts.noise.items()]
+    steps = []
+    for file in files:
+        if file.key in _STEP_GRAPHS:
+            steps.append(onnx.load_model_from_string(file.data))
+    frozen = []
+    for name, shape in layout.base_of(tier).items():
+        frozen.append(TensorSpec(name=name, dtype="float32", shape=shape))
+    noise = []
+    for path, shape in facts.noise.items():
+        noise.append(NoiseSpec(name=path, shape=shape))
     return Manifest(
         arch=export.arch.name,
         settings=json.loads(replace(layout, settings=export.settings(tier)).to_json())["settings"],

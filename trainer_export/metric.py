@@ -84,14 +84,19 @@ def counts(
 
 
 def count_shapes(
-    metrics: Sequence[Metric], loss: Loss, signature: Signature
+    metrics: Sequence[Metric],
+    loss: Loss,
+    signature: Signature,
 ) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of those sums."""
     target = loss.target(signature.output)
     kind = torch.int64 if target.dtype == "int64" else torch.float32
     answer = Answer(torch.zeros((1, *target.shape), dtype=kind), torch.ones(signature.classes))
     sums = counts(metrics, loss, signature.outputs(1), answer)
-    return {name: tuple(value.shape) for name, value in sums.items()}
+    shapes = {}
+    for name, value in sums.items():
+        shapes[name] = tuple(value.shape)
+    return shapes
 
 
 def metric_named(

@@ -128,7 +128,10 @@ def heads_of(output: Any) -> dict[str, Tensor]:
 
 def _head_shapes(output: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the outputs for one sample."""
-    return {name: tuple(head.shape[1:]) for name, head in heads_of(output).items()}
+    shapes = {}
+    for name, head in heads_of(output).items():
+        shapes[name] = tuple(head.shape[1:])
+    return shapes
 
 
 def _first_run(model: nn.Module, signature: Signature) -> Any:
@@ -191,7 +194,9 @@ def prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Mod
 
     It shares the model's parameters, which a caller does not change, and has buffers of its own.
     """
-    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    shared: dict[int, Any] = {}
+    for parameter in model.parameters():
+        shared[id(parameter)] = parameter
     model = set_mode(copy.deepcopy(model, shared), mode)
     if operators:
         for path, norm in norms(model):
@@ -202,7 +207,11 @@ def prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Mod
 def norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
     """Return the static batch norms of a model by path."""
     modules = model.named_modules()
-    return [(path, module) for path, module in modules if isinstance(module, StaticBatchNorm)]
+    norms = []
+    for path, module in modules:
+        if isinstance(module, StaticBatchNorm):
+            norms.append((path, module))
+    return norms
 
 
 def parameter_names(model: nn.Module) -> list[str]:
@@ -284,7 +293,10 @@ def model_noise(model: nn.Module, signature: Signature) -> Mapping[str, tuple[in
 
 def parameter_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
     """Return ports of the parameters."""
-    return tuple(Port(parameter_input(name), "float32", shape) for name, shape in shapes.items())
+    ports = []
+    for name, shape in shapes.items():
+        ports.append(Port(parameter_input(name), "float32", shape))
+    return tuple(ports)
 
 
 def statistic_ports(layers: Sequence[tuple[str, StaticBatchNorm]]) -> tuple[Port, ...]:
@@ -299,9 +311,10 @@ def statistic_ports(layers: Sequence[tuple[str, StaticBatchNorm]]) -> tuple[Port
 
 def noise_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
     """Return ports of the random numbers of :func:`model_noise`."""
-    return tuple(
-        Port(noise_input(path), "float32", (BATCH, *shape)) for path, shape in shapes.items()
-    )
+    ports = []
+    for path, shape in shapes.items():
+        ports.append(Port(noise_input(path), "float32", (BATCH, *shape)))
+    return tuple(ports)
 
 
 def sample_port(signature: Signature) -> Port:
@@ -321,4 +334,7 @@ def batch_ports(signature: Signature, loss: Loss) -> tuple[Port, ...]:
 def output_ports(signature: Signature) -> tuple[Port, ...]:
     """Return ports of the outputs: ``logits``, or ``logits.<name>`` of each."""
     heads = signature.heads or {"logits": signature.output}
-    return tuple(Port(name, "float32", (BATCH, *shape)) for name, shape in heads.items())
+    ports = []
+    for name, shape in heads.items():
+        ports.append(Port(name, "float32", (BATCH, *shape)))
+    return tuple(ports)

@@ -74,7 +74,9 @@ def make_record(
             share a name.
     """
     record = _class_of(kind, known, name, own)
-    defaults = {field.name: field.default for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    defaults = {}
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+        defaults[field.name] = field.default
     chosen = freeze(dict(settings or {}))
     for key in chosen:
         if key not in defaults:
@@ -97,7 +99,10 @@ def _class_of(
     own: Mapping[str, type[Any]],
 ) -> type[RecordT]:
     """Return the class of a record, Shoal's or the user's."""
-    added = {key: record for key, record in own.items() if record.kind == kind}
+    added = {}
+    for key, record in own.items():
+        if record.kind == kind:
+            added[key] = record
     if name in known and name in added:
         raise ConfigError(
             f"your {kind} {name} has the name of one that comes with Shoal; rename its function"

@@ -33,12 +33,16 @@ def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Te
     """
     centred = x - x.mean(_dims(x), keepdim=True)
     variance = (centred * centred).mean(_dims(x), keepdim=True)
-    return centred * (torch.rsqrt(variance + eps) * _column(weight, x)) + _column(bias, x)
+    scale = torch.rsqrt(variance + eps) * _column(weight, x)
+    return centred * scale + _column(bias, x)
 
 
 @torch.library.custom_op("shoal::static_batch_norm_backward", mutates_args=())
 def static_batch_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, eps: float
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gradients of :func:`static_batch_norm`: of ``x``, ``weight`` and ``bias``.
 
@@ -47,11 +51,15 @@ def static_batch_norm_backward(
     """
     dims = _dims(x)
     centred = x - x.mean(dims, keepdim=True)
-    inverse = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    variance = (centred * centred).mean(dims, keepdim=True)
+    inverse = torch.rsqrt(variance + eps)
     product = grad * centred
     slope = inverse * inverse * product.mean(dims, keepdim=True)
-    grad_x = _column(weight, x) * inverse * (grad - grad.mean(dims, keepdim=True) - centred * slope)
-    return grad_x, (product.sum(dims, keepdim=True) * inverse).flatten(), grad.sum(dims)
+    scale = _column(weight, x) * inverse
+    projected = grad - grad.mean(dims, keepdim=True) - centred * slope
+    grad_x = scale * projected
+    grad_weight = product.sum(dims, keepdim=True) * inverse
+    return grad_x, grad_weight.flatten(), grad.sum(dims)
 
 
 def _fake_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -60,7 +68,10 @@ def _fake_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor
 
 
 def _fake_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, eps: float
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del grad, eps
     return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
@@ -89,8 +100,12 @@ def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
     The dimension counts from 0; a place of -1 gives zeros.
     """
     places = torch.tensor(index, device=x.device)
-    shape = [-1 if axis == dim else 1 for axis in range(x.dim())]
-    return x.index_select(dim, places.clamp(min=0)) * (places >= 0).to(x.dtype).view(shape)
+    shape = []
+    for axis in range(x.dim()):
+        shape.append(-1 if axis == dim else 1)
+    rows = x.index_select(dim, places.clamp(min=0))
+    present = (places >= 0).to(x.dtype)
+    return rows * present.view(shape)
 
 
 @take.register_fake
@@ -116,7 +131,9 @@ def _gradient_of_take(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     most = max(1, *map(len, uses))
     slopes = []
     for i in range(most):
-        places = [use[i] if i < len(use) else -1 for use in uses]
+        places = []
+        for use in uses:
+            places.append(use[i] if i < len(use) else -1)
         slopes.append(take(grad, ctx.dim, places))
     return functools.reduce(torch.add, slopes), None, None
 
@@ -125,7 +142,10 @@ take.register_autograd(_gradient_of_take, setup_context=_save_take)
 
 
 def _group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *sizes: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Group normalisation in simpler operators.
 
@@ -135,7 +155,8 @@ def _group_norm(
     grouped = x.reshape(batch, groups, -1)
     mean = grouped.mean(2, keepdim=True)
     centred = grouped - mean
-    inverse = torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)
+    variance = (centred * centred).mean(2, keepdim=True)
+    inverse = torch.rsqrt(variance + eps)
     normal = (centred * inverse).reshape(x.shape)
     if weight is not None:
         normal = normal * _column(weight, x)
@@ -151,10 +172,16 @@ def _remainder(x: Tensor, divisor: Any) -> Tensor:
 
 
 def _eye(
-    rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: Any
+    rows: int,
+    columns: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    **_: Any,
 ) -> Tensor:
     """Return an identity matrix; PyTorch's own decomposition has bytes, which graphs lack."""
-    places = torch.arange(rows).unsqueeze(1) == torch.arange(rows if columns is None else columns)
+    row = torch.arange(rows).unsqueeze(1)
+    column = torch.arange(rows if columns is None else columns)
+    places = row == column
     return places.to(dtype or torch.get_default_dtype())
 
 
@@ -170,9 +197,13 @@ def _triangle(rows: int, columns: int, offset: int = 0, *, upper: bool, **_: Any
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
     # The quotient says the angle up to half a turn, and nothing where x is 0.
-    angle = torch.atan(y / torch.where(x == 0, 1, x))
+    divisor = torch.where(x == 0, 1, x)
+    angle = torch.atan(y / divisor)
     behind = angle + torch.where(y < 0, -math.pi, math.pi)
-    return torch.where(x == 0, torch.sign(y) * (math.pi / 2), torch.where(x < 0, behind, angle))
+    is_upright = x == 0
+    upright = torch.sign(y) * (math.pi / 2)
+    slanted = torch.where(x < 0, behind, angle)
+    return torch.where(is_upright, upright, slanted)
 
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(

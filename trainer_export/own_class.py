@@ -49,7 +49,8 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
     settings = export.settings(tier)
     builder = _builder_of(export.arch, tier, settings, converts=origin is not None)
     described = origin or OriginalModule.record(module).describe(
-        lambda _path, _layer: False, converted=False
+        lambda _path, _layer: False,
+        converted=False,
     )
     own = described.own_class.model_copy(update={"builder": builder})
     if origin is not None and not own.problem:
@@ -73,7 +74,9 @@ def _difference(export: Export, tier: Tier, module: nn.Module, described: Origin
             torch.manual_seed(export.seed + 1)
             fresh: nn.Module = build(arch, tier, settings=export.settings(tier), convert=False)
             values = described.own_class.values(tensors, described.constant_arrays(), 0)
-            state = {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+            state = {}
+            for name, value in values.items():
+                state[name] = torch.from_numpy(np.array(value))
             fresh.load_state_dict(state)
             outputs = heads_of(fresh.eval()(x))
     except ShoalError as error:
@@ -99,7 +102,9 @@ def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
     scale of 1 and shift of 0 here.
     """
     generator = torch.Generator().manual_seed(seed)
-    tensors = {name: value.detach() for name, value in model.named_parameters()}
+    tensors = {}
+    for name, value in model.named_parameters():
+        tensors[name] = value.detach()
     for path, norm in norms(model):
         norm.running_mean = torch.randn(norm.running_mean.shape, generator=generator) * 0.1
         norm.running_var = torch.rand(norm.running_var.shape, generator=generator) + 0.5
@@ -108,7 +113,10 @@ def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
         if f"{path}.weight" not in own.needed:
             norm.weight = nn.Parameter(torch.ones_like(norm.weight))
             norm.bias = nn.Parameter(torch.zeros_like(norm.bias))
-    return {name: value.numpy() for name, value in tensors.items()}
+    values_by_name = {}
+    for name, tensor in tensors.items():
+        values_by_name[name] = tensor.numpy()
+    return values_by_name
 
 
 def _alike(value: Tensor | None, expected: Tensor) -> bool:
@@ -132,7 +140,11 @@ def _plain_kernels() -> Iterator[None]:
 
 
 def _builder_of(
-    arch: Architecture, tier: Tier, settings: Mapping[str, Any], *, converts: bool
+    arch: Architecture,
+    tier: Tier,
+    settings: Mapping[str, Any],
+    *,
+    converts: bool,
 ) -> Builder | None:
     """Return where Python finds the architecture.
 
@@ -148,7 +160,10 @@ def _builder_of(
     imported = Path(file).stem if file else module.__name__
     if name is None or not (is_dotted(imported) and is_identifier(name)):  # such as my-models.py
         return None
-    changed = {key: thaw(value) for key, value in settings.items() if value != arch.defaults[key]}
+    changed = {}
+    for key, value in settings.items():
+        if value != arch.defaults[key]:
+            changed[key] = thaw(value)
     return Builder(
         module=imported,
         file=file,

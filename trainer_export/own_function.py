@@ -60,7 +60,9 @@ class OwnFunction(UserFunction):
         """
         stack = traceback.current_meta.pop("nn_module_stack", None)
         traceback.current_meta["nn_module_stack"] = {"own": ("", self.place)}
-        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        names = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            names.append(field.name)
         numbers = {name: getattr(self, name) for name in names}
         try:
             with Rewriting():
@@ -103,7 +105,9 @@ class OwnFunction(UserFunction):
         return result
 
     def require_alone(
-        self, batched: Sequence[Tensor], single: Callable[[int], Sequence[Tensor]]
+        self,
+        batched: Sequence[Tensor],
+        single: Callable[[int], Sequence[Tensor]],
     ) -> None:
         """Check that a sample gets the same in a batch as alone, and finite.
 

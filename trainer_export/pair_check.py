@@ -75,14 +75,18 @@ def check_pair(
         ExportError: a tensor, which the message names, deviates in all runs.
     """
     session = open_session(model)
-    shapes = [model_noise(module, batches.signature) for module in modules]
+    shapes = []
+    for module in modules:
+        shapes.append(model_noise(module, batches.signature))
 
     def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
         worst = Worst()
         reference = _Reference(routine, modules, recipe)
         for number, (x, y) in enumerate(seeded.take(seeded.steps)):
             worst.sizes.append(len(y))
-            noise = [seeded.noise(shape, len(y), 2 * number + i) for i, shape in enumerate(shapes)]
+            noise = []
+            for i, shape in enumerate(shapes):
+                noise.append(seeded.noise(shape, len(y), 2 * number + i))
             batch = _Batch(x, y, noise)
             outputs = run_session(session, {**reference.snapshot(), **batch.feed(routine)})
             # Before the reference steps: its twin takes the same step in float64.
@@ -96,15 +100,23 @@ def check_pair(
 
 
 def _compare_tensors(
-    worst: Worst, outputs: Arrays, reference: "_Reference", twin: "_Reference | None"
+    worst: Worst,
+    outputs: Arrays,
+    reference: "_Reference",
+    twin: "_Reference | None",
 ) -> None:
     """Compare parameters and states of each side, which may be of unlike sizes, for themselves."""
     expected = reference.snapshot()
     exact = twin.snapshot() if twin else None
-    values = {name: outputs.pop(next_name(name)) for name in expected}
+    values = {}
+    for name in expected:
+        values[name] = outputs.pop(next_name(name))
     for side in SIDES:
         for kind in (parameter_input(""), state_input("")):
-            names = [name for name in expected if name.startswith(side_name(side, kind))]
+            names = []
+            for name in expected:
+                if name.startswith(side_name(side, kind)):
+                    names.append(name)
             exact_values = exact and _of(exact, names)
             worst.compare(values, _of(expected, names), exact_values)
 
@@ -117,7 +129,10 @@ class _Reference:
     """PyTorch training both modules, neither of which sees the other's new weights."""
 
     def __init__(
-        self, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe
+        self,
+        routine: PairRoutine,
+        modules: tuple[nn.Module, nn.Module],
+        recipe: Recipe,
     ) -> None:
         self._routine = routine
         self._modules = [set_mode(copy.deepcopy(module), "train") for module in modules]

@@ -158,10 +158,10 @@ def export_pairs(
             f"{title} cannot be written to {out}: {error}; what was published before is unchanged"
         ) from error
     counter.finish()
-    return tuple(
-        PairReport.from_manifest(out / title / pair.folder, manifest)
-        for pair, manifest in zip(pairs, manifests, strict=True)
-    )
+    reports = []
+    for pair, manifest in zip(pairs, manifests, strict=True):
+        reports.append(PairReport.from_manifest(out / title / pair.folder, manifest))
+    return tuple(reports)
 
 
 def _name_of(pairs: Sequence[Pair], name: str) -> str:
@@ -200,11 +200,15 @@ class _Prepared:
 
 def _prepare(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepared:
     """Build both models of a pair, and refuse models of unlike samples or labels."""
-    exports = {side: _export(model, recipe, seed, counter) for side, model in pair.models}
-    modules = {side: exports[side].module(model.tier) for side, model in pair.models}
-    signatures = {
-        side: exports[side].signature_of(model.tier, modules[side]) for side, model in pair.models
-    }
+    exports = {}
+    for side, model in pair.models:
+        exports[side] = _export(model, recipe, seed, counter)
+    modules = {}
+    for side, model in pair.models:
+        modules[side] = exports[side].module(model.tier)
+    signatures = {}
+    for side, model in pair.models:
+        signatures[side] = exports[side].signature_of(model.tier, modules[side])
     signature = signatures["sent"]
     if signatures["own"] != signature:
         raise ConfigError(
@@ -276,7 +280,9 @@ def _adaptor_start(model: PairModel, seed: int, adaptor: Sequence[str]) -> SetFi
 def _adaptor(pair: Pair, sent: Export) -> tuple[str, ...]:
     """Return names of the parameters of the sent model that stay on the device."""
     chosen = parameters_in(sent.layout, pair.adaptor)
-    kept = [parameter.name for parameter in sent.layout.kept(pair.sent.tier)]
+    kept = []
+    for parameter in sent.layout.kept(pair.sent.tier):
+        kept.append(parameter.name)
     if chosen and set(kept) <= set(chosen):
         raise ConfigError(
             f"the adaptor {', '.join(pair.adaptor)} is all of {pair.sent.arch.name}, so nothing"
@@ -300,7 +306,9 @@ def _forward_set(prepared: _Prepared, side: Side) -> tuple[Manifest, list[SetFil
     signature = prepared.batches.signature
     graphs = write_forward_graphs(module, signature, export.recipe)
     checks = check_graphs(graphs, module, export.recipe, prepared.batches)
-    files: list[SetFile] = [replace(graph, path=f"{side}/{graph.path}") for graph in graphs]
+    files: list[SetFile] = []
+    for graph in graphs:
+        files.append(replace(graph, path=f"{side}/{graph.path}"))
     footprint = Footprint(
         export.layout.parameter_count(tier),
         *count_flops(module, signature),
@@ -321,7 +329,10 @@ def _first_weights(model: PairModel, seed: int) -> dict[str, NDArray[Any]]:
         sequence = np.random.SeedSequence([seed], spawn_key=(1,))
         torch.manual_seed(int(sequence.generate_state(1)[0]))
         module: nn.Module = build(model.arch, model.tier, settings=model.settings)
-    return {name: value.detach().numpy() for name, value in module.named_parameters()}
+    weights = {}
+    for name, value in module.named_parameters():
+        weights[name] = value.detach().numpy()
+    return weights
 
 
 def _words(signature: Signature) -> str:

@@ -105,7 +105,10 @@ class Learnt:
 
 
 def pair_step(
-    routine: PairRoutine, learners: tuple[Learner, Learner], x: Tensor, y: Tensor
+    routine: PairRoutine,
+    learners: tuple[Learner, Learner],
+    x: Tensor,
+    y: Tensor,
 ) -> tuple[Learnt, Learnt]:
     """Train both models, the device's own and the one it was sent, on one batch, simultaneously."""
     runs = [_run(learner, x) for learner in learners]
@@ -125,7 +128,9 @@ class _Run:
 
 
 def _run(learner: Learner, x: Tensor) -> _Run:
-    parameters = [parameter.detach().requires_grad_() for parameter in learner.trained.parameters]
+    parameters = []
+    for parameter in learner.trained.parameters:
+        parameters.append(parameter.detach().requires_grad_())
     return _Run(parameters, learner.call(parameters, x))
 
 
@@ -135,7 +140,11 @@ def _step(routine: PairRoutine, learner: Learner, run: _Run, y: Tensor, peer: Te
     # A parameter that the loss does not depend on has the gradient zero: weight decay and momentum
     # still move it.
     gradients = torch.autograd.grad(
-        run.logits, run.parameters, slope, allow_unused=True, materialize_grads=True
+        run.logits,
+        run.parameters,
+        slope,
+        allow_unused=True,
+        materialize_grads=True,
     )
     before = Trained(
         [parameter.detach() for parameter in run.parameters],
@@ -155,7 +164,9 @@ class _Half:
     changing: tuple[Port, ...]
 
     def call(
-        self, signature: Signature, drawn: Sequence[Tensor]
+        self,
+        signature: Signature,
+        drawn: Sequence[Tensor],
     ) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
         """Return the model as a function of its parameters and a batch, with its noise drawn."""
         names = parameter_names(self.model)
@@ -199,9 +210,9 @@ def trace_pair(
             " out"
         )
     require_one_output(signature, recipe.loss)
-    halves = [
-        _half(side, model, signature, recipe) for side, model in zip(SIDES, models, strict=True)
-    ]
+    halves = []
+    for side, model in zip(SIDES, models, strict=True):
+        halves.append(_half(side, model, signature, recipe))
 
     def step(*tensors: Tensor) -> list[Tensor]:
         inputs = iter(tensors)
@@ -211,7 +222,9 @@ def trace_pair(
             trained.append(Trained.from_tensors(changing, recipe.optimizer))
         x = next(inputs)
         y = next(inputs)
-        drawn = [[next(inputs) for _ in half.noise] for half in halves]
+        drawn = []
+        for half in halves:
+            drawn.append([next(inputs) for _ in half.noise])
         *knobs, lr = inputs
         own, sent = (
             Learner(half.call(signature, numbers), values, knob, lr, recipe)
@@ -224,7 +237,8 @@ def trace_pair(
         return outputs
 
     inputs = _inputs(halves, signature, recipe)
-    inputs += [Port(knob.name, "float32", ()) for knob in routine.knobs]
+    for knob in routine.knobs:
+        inputs.append(Port(knob.name, "float32", ()))
     inputs.append(Port("lr", "float32", ()))
     return trace_program(routine.name, step, tuple(inputs), _outputs(halves), signature.known)
 
@@ -236,16 +250,21 @@ def _inputs(halves: Sequence[_Half], signature: Signature, recipe: Recipe) -> li
         ports += half.changing
     ports += batch_ports(signature, recipe.loss)[:2]  # a pair has no label mask
     for half in halves:
-        shapes = {side_name(half.side, path): shape for path, shape in half.noise.items()}
+        shapes = {}
+        for path, shape in half.noise.items():
+            shapes[side_name(half.side, path)] = shape
         ports += noise_ports(shapes)
     return ports
 
 
 def _outputs(halves: Sequence[_Half]) -> tuple[Port, ...]:
     """Return the losses of both, and all that changes in them."""
-    ports = [Port(loss_name(side), "float32", ()) for side in SIDES]
+    ports = []
+    for side in SIDES:
+        ports.append(Port(loss_name(side), "float32", ()))
     for half in halves:
-        ports += [Port(next_name(port.name), port.dtype, port.shape) for port in half.changing]
+        for port in half.changing:
+            ports.append(Port(next_name(port.name), port.dtype, port.shape))
     return tuple(ports)
 
 
@@ -260,9 +279,11 @@ def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) ->
             )
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
-    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    changing = tuple(
-        Port(side_name(side, port.name), port.dtype, port.shape)
-        for port in changing_ports(shapes, recipe)
-    )
+    shapes = {}
+    for name, value in model.named_parameters():
+        shapes[name] = tuple(value.shape)
+    changing_of_side = []
+    for port in changing_ports(shapes, recipe):
+        changing_of_side.append(Port(side_name(side, port.name), port.dtype, port.shape))
+    changing = tuple(changing_of_side)
     return _Half(side, model, noise, changing)

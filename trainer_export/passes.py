@@ -69,7 +69,11 @@ def _norm_pair(norm: fx.Node) -> fx.Node | None:
 
 def _norms(graph: fx.Graph) -> list[fx.Node]:
     norm = torch.ops.shoal.static_batch_norm.default
-    return [node for node in graph.nodes if node.target is norm]
+    norms = []
+    for node in graph.nodes:
+        if node.target is norm:
+            norms.append(node)
+    return norms
 
 
 def _fold_scales_into_norms(graph: fx.Graph) -> None:

@@ -39,15 +39,24 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def facts_of(
-    export: Export, tier: Tier, module: nn.Module, formats: Sequence[str]
+    export: Export,
+    tier: Tier,
+    module: nn.Module,
+    formats: Sequence[str],
 ) -> dict[str, Any]:
     """Return everything that a tier's files are a function of."""
-    own = {key: classes for key, classes in export.layout.heads.items() if key == tier.id}
+    own = {}
+    for key, classes in export.layout.heads.items():
+        if key == tier.id:
+            own[key] = classes
     recipe = export.recipe
     records = (recipe.loss, recipe.optimizer, *recipe.metrics)
     functions: list[Any] = [export.arch.build]
-    functions += [getattr(record, "function", None) for record in records]
-    modules = [type(member).__module__ for member in (*module.modules(), *records)]
+    for record in records:
+        functions.append(getattr(record, "function", None))
+    modules = []
+    for member in (*module.modules(), *records):
+        modules.append(type(member).__module__)
     facts = {
         "tier": tier.id,
         "formats": list(formats),
@@ -92,7 +101,10 @@ def unchanged(folder: Path, facts: Mapping[str, Any]) -> bool:
 
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): digest_of(path.read_bytes()) for path in files}
+    digests = {}
+    for path in files:
+        digests[str(path.relative_to(folder))] = digest_of(path.read_bytes())
+    return digests
 
 
 def _digest(*contents: bytes) -> str:
@@ -106,7 +118,10 @@ def _digest(*contents: bytes) -> str:
 def _described(module: nn.Module) -> Iterator[bytes]:
     """Yield what a model was built as: modules with their numbers, parameters, buffers."""
     for path, member in module.named_modules():
-        plain = {key: value for key, value in vars(member).items() if isinstance(value, _PLAIN)}
+        plain = {}
+        for key, value in vars(member).items():
+            if isinstance(value, _PLAIN):
+                plain[key] = value
         title = type(member).__qualname__
         yield repr((path, title, member.extra_repr(), sorted(plain.items()))).encode()
     for name, parameter in module.named_parameters():

@@ -13,13 +13,14 @@ from torch import Tensor
 
 
 def proximal_loss(
-    parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float
+    parameters: Sequence[Tensor],
+    anchors: Sequence[Tensor],
+    mu: Tensor | float,
 ) -> Tensor:
     """Return ``mu / 2`` times the squared distance of parameters from their anchors, float []."""
-    squares = [
-        torch.square(parameter - anchor).sum()
-        for parameter, anchor in zip(parameters, anchors, strict=True)
-    ]
+    squares = []
+    for parameter, anchor in zip(parameters, anchors, strict=True):
+        squares.append(torch.square(parameter - anchor).sum())
     return torch.stack(squares).sum() * (mu / 2)
 
 
@@ -30,7 +31,7 @@ def proximal_gradients(
     mu: Tensor | float,
 ) -> list[Tensor]:
     """Return the gradients of the loss with those of the proximal term, ``mu * (w - w_sent)``."""
-    return [
-        gradient + (parameter - anchor) * mu
-        for gradient, parameter, anchor in zip(gradients, parameters, anchors, strict=True)
-    ]
+    pulled = []
+    for gradient, parameter, anchor in zip(gradients, parameters, anchors, strict=True):
+        pulled.append(gradient + (parameter - anchor) * mu)
+    return pulled

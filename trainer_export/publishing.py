@@ -128,7 +128,10 @@ def _remove_unheld(parent: Path, prefix: str) -> None:
 
 def _link_objects(folder: Path, objects: Path) -> None:
     """Make every file of a folder a link to the object of its content."""
-    files = [path for path in folder.rglob("*") if path.is_file()]  # before links are added
+    files = []
+    for path in folder.rglob("*"):
+        if path.is_file():
+            files.append(path)
     for path in files:
         digest = digest_of(path.read_bytes())
         stored = objects / digest[:2] / digest

@@ -61,7 +61,9 @@ class Recipe:
 
     @classmethod
     def of(
-        cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})
+        cls,
+        table: RecipeTable,
+        own: Mapping[str, type[Any]] = MappingProxyType({}),
     ) -> "Recipe":
         """Return the recipe that a table describes.
 
@@ -110,9 +112,9 @@ class Recipe:
         specs = self.optimizer.state_specs(shapes)
         if not self.accumulate:
             return specs
-        sums = (
-            StateSpec(name=f"gradient_sum.{name}", shape=shape) for name, shape in shapes.items()
-        )
+        sums = []
+        for name, shape in shapes.items():
+            sums.append(StateSpec(name=f"gradient_sum.{name}", shape=shape))
         return (*specs, *sums)
 
     def spec(self, output: tuple[int, ...], zeros: Any = None) -> RecipeSpec:

@@ -75,12 +75,17 @@ class _Schedule:
         worst = _Peak(0, 0, frozenset())
         alive: set[str] = set()
         for index, node in enumerate(self.nodes):
-            new = [name for name in node.output if self._has_memory(name)]
+            new = []
+            for name in node.output:
+                if self._has_memory(name):
+                    new.append(name)
             alive.update(new)
             live += sum(self.sizes.get(name, 0) for name in new)
             if live > worst.nbytes:
                 worst = _Peak(live, index, frozenset(alive))
-            touched = {self.root(name) for name in values_read(node)}
+            touched = set()
+            for name in values_read(node):
+                touched.add(self.root(name))
             touched.update(new)
             for name in touched:
                 last_use = self.uses.get(name, [index])[-1]
@@ -99,7 +104,9 @@ def compute_again(graph: SizedGraph) -> None:
 
     It ends when the peak is little or goes down no more.
     """
-    fixed = {value.name for value in (*graph.proto.input, *graph.proto.output)}
+    fixed = set()
+    for value in (*graph.proto.input, *graph.proto.output):
+        fixed.add(value.name)
     fixed.update(tensor.name for tensor in graph.proto.initializer)
     # Sizes of the graph as it is now, rewritten since it was measured.
     model = helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])
@@ -120,7 +127,10 @@ def _improved(graph: SizedGraph, schedule: _Schedule, peak: _Peak) -> _Schedule 
     The largest such value comes first, and of equal ones the first by name, so that the result
     does not depend on the order of a set.
     """
-    waiting = [name for name in peak.alive if schedule.sizes.get(name, 0) >= _SMALL_BYTES]
+    waiting = []
+    for name in peak.alive:
+        if schedule.sizes.get(name, 0) >= _SMALL_BYTES:
+            waiting.append(name)
     for name in sorted(waiting, key=lambda name: (-schedule.sizes[name], name)):
         uses = schedule.uses.get(name, [])
         late = next((index for index in uses if index > peak.index), None)
@@ -242,7 +252,10 @@ def _set_unlike(node: onnx.NodeProto) -> None:
 
     Beta scales nothing here, so it may be any number of its own.
     """
-    kept = [attribute for attribute in node.attribute if attribute.name != "beta"]
+    kept = []
+    for setting in node.attribute:
+        if setting.name != "beta":
+            kept.append(setting)
     number = float(node.output[0].rpartition(".")[2])
     del node.attribute[:]
     node.attribute.extend([*kept, helper.make_attribute("beta", number)])

@@ -74,23 +74,30 @@ def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -
 
 
 def back(
-    cell: Cell, slopes: States, z: Tensor, weight: Tensor, bias: Tensor, states: States
+    cell: Cell,
+    slopes: States,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    states: States,
 ) -> list[Tensor]:
     """Return the gradient of :func:`forth`.
 
     It is with respect to the states, ``z`` and what the states add to the gates.
     """
     with torch.enable_grad():
-        leaves = [z, torch.addmm(bias, states[0], weight.t()), *states]
-        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        gates = torch.addmm(bias, states[0], weight.t())
+        leaves = []
+        for tensor in (z, gates, *states):
+            leaves.append(tensor.detach().requires_grad_())
         new = cell.step(leaves[0], leaves[1], leaves[2:])
         slope_of: list[Tensor | None] = list(
             torch.autograd.grad(new, leaves, list(slopes), allow_unused=True)
         )
-    to_z, to_gates, *before = [
-        torch.zeros_like(leaf) if slope is None else slope
-        for slope, leaf in zip(slope_of, leaves, strict=True)
-    ]
+    gradients = []
+    for slope, leaf in zip(slope_of, leaves, strict=True):
+        gradients.append(torch.zeros_like(leaf) if slope is None else slope)
+    to_z, to_gates, *before = gradients
     # The first state reaches the cell through the gates, too.
     through_gates = to_gates @ weight
     before[0] = through_gates if slope_of[2] is None else before[0] + through_gates
@@ -99,7 +106,11 @@ def back(
 
 @torch.library.custom_op("shoal::recurrence", mutates_args=())
 def recurrence(
-    kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]
+    kind: str,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    start: Sequence[Tensor],
 ) -> list[Tensor]:
     """Run all steps of a cell.
 
@@ -118,7 +129,10 @@ def recurrence(
     for row in z:
         states = forth(CELLS[kind], row, weight, bias, states)
         kept.append(states)
-    return [torch.stack(state) for state in zip(*kept, strict=True)]
+    states = []
+    for state in zip(*kept, strict=True):
+        states.append(torch.stack(state))
+    return states
 
 
 @torch.library.custom_op("shoal::recurrence_backward", mutates_args=())
@@ -154,10 +168,17 @@ def recurrence_backward(
 
 @recurrence.register_fake
 def _fake(
-    kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]
+    kind: str,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    start: Sequence[Tensor],
 ) -> list[Tensor]:
     del kind, weight, bias
-    return [z.new_empty([z.shape[0], *state.shape]) for state in start]
+    states = []
+    for state in start:
+        states.append(z.new_empty([z.shape[0], *state.shape]))
+    return states
 
 
 @recurrence_backward.register_fake
@@ -187,7 +208,9 @@ def _gradient(ctx: Any, slopes: Sequence[Tensor | None]) -> tuple[Any, ...]:
     z, weight, bias, *states = ctx.saved_tensors
     count = CELLS[ctx.kind].states
     pairs = zip(states[:count], states[count:], strict=True)
-    before = [torch.cat([first.unsqueeze(0), after[:-1]]) for first, after in pairs]
+    before = []
+    for first, after in pairs:
+        before.append(torch.cat([first.unsqueeze(0), after[:-1]]))
     *start, to_z, to_gates = recurrence_backward(ctx.kind, list(slopes), z, weight, bias, before)
     gates = to_gates.flatten(0, 1)
     return None, to_z, gates.t() @ before[0].flatten(0, 1), gates.sum(0), start

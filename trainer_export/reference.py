@@ -43,9 +43,10 @@ class TorchOptimizer:
         *,
         underway: bool = False,
     ) -> None:
-        self._parameters = {
-            name: value for name, value in module.named_parameters() if name not in base
-        }
+        self._parameters = {}
+        for name, value in module.named_parameters():
+            if name not in base:
+                self._parameters[name] = value
         self._recipe = recipe
         self._record = recipe.optimizer
         self._steps = 0
@@ -63,7 +64,9 @@ class TorchOptimizer:
             return
         self._steps = UNDERWAY
         for parameter in self._parameters.values():
-            states = {name: torch.full_like(parameter, value) for name, value in values.items()}
+            states = {}
+            for name, value in values.items():
+                states[name] = torch.full_like(parameter, value)
             steps = torch.tensor(float(UNDERWAY))
             self._optimizer.state[parameter] = {"step": steps, **states}
 
@@ -130,7 +133,10 @@ class Reference:
         self._optimizer = TorchOptimizer(recipe, self._module, base, underway=underway)
 
     def step(
-        self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None
+        self,
+        x: Tensor,
+        answer: Answer,
+        noise: Mapping[str, Tensor] | None = None,
     ) -> NDArray[Any]:
         """Take one training step, and return the loss."""
         feed_noise(self._module, noise or {})
@@ -150,7 +156,10 @@ class Reference:
     def anchors(self) -> Arrays:
         """Return the weights at the start, as the graph takes them for the proximal term."""
         named = zip(self._module.named_parameters(), self._sent, strict=True)
-        return {anchor_input(name): value.numpy() for (name, _), value in named}
+        anchors = {}
+        for (name, _), value in named:
+            anchors[anchor_input(name)] = value.numpy()
+        return anchors
 
     def snapshot(self) -> tuple[Arrays, Arrays]:
         """Return parameters and states by their names; the next step changes them."""

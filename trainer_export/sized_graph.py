@@ -74,7 +74,10 @@ class SizedGraph:
         """Set the nodes, without those whose results nothing reads, and drop unused constants."""
         needed = {value.name for value in self.proto.output}
         kept = live_nodes(nodes, needed)
-        constants = [tensor for tensor in self.proto.initializer if tensor.name in needed]
+        constants = []
+        for tensor in self.proto.initializer:
+            if tensor.name in needed:
+                constants.append(tensor)
         del self.proto.node[:], self.proto.initializer[:]
         self.proto.node.extend(kept)
         self.proto.initializer.extend(constants)

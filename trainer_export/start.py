@@ -75,13 +75,18 @@ class Start:
                     " model"
                 )
         common = weights.keys() & offered.keys()
-        fitting = {name for name in common if weights[name].shape == offered[name].shape}
+        fitting = set()
+        for name in common:
+            if weights[name].shape == offered[name].shape:
+                fitting.add(name)
         all_fit = fitting == weights.keys() | offered.keys()
         if not fitting or not (self.partial or all_fit):
             raise ConfigError(f"{self.source}: {self._misfit(weights, offered, fitting)}")
-        return {
-            name: offered[name] if name in fitting else value for name, value in weights.items()
-        }
+        merged = dict(weights)
+        for name in weights:
+            if name in fitting:
+                merged[name] = offered[name]
+        return merged
 
     def _by_our_names(self) -> dict[str, Array]:
         """Return the tensors by the names that the model has for them."""
@@ -122,14 +127,18 @@ class Start:
         return name
 
     def _misfit(
-        self, weights: Mapping[str, Any], offered: Mapping[str, Any], fitting: set[str]
+        self,
+        weights: Mapping[str, Any],
+        offered: Mapping[str, Any],
+        fitting: set[str],
     ) -> str:
         """Return what does not fit, and the options that say so."""
         common = weights.keys() & offered.keys()
-        unlike = [
-            f"{name} is {list(offered[name].shape)} and should be {list(weights[name].shape)}"
-            for name in sorted(common - fitting)
-        ]
+        unlike = []
+        for name in sorted(common - fitting):
+            unlike.append(
+                f"{name} is {list(offered[name].shape)} and should be {list(weights[name].shape)}"
+            )
         missing = sorted(weights.keys() - offered.keys())
         additional = sorted(offered.keys() - weights.keys())
         reasons = unlike[:_SHOWN]

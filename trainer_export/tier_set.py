@@ -166,22 +166,28 @@ class TierSets:
         flops = count_flops(module, signature)
         loss = self.export.recipe.loss
         batches = SizedBatches(
-            signature, vocabulary_of(module), seed=self.export.seed, loss=loss
+            signature,
+            vocabulary_of(module),
+            seed=self.export.seed,
+            loss=loss,
         ).sized_for(flops[1])
         return _SubModel(module, signature, batches, flops)
 
     def _try_out(self, model: _SubModel) -> None:
         """Refuse a model that the recipe does not fit, or that has a head without a gradient."""
         _try_own_functions(model.module, self.export.recipe, model.batches)
-        class_rows = {
-            parameter.name
-            for parameter in self.export.layout.parameters
-            if any(segment.axis == CLASSES for dim in parameter.dims for segment in dim.segments)
-        }
+        class_rows = set()
+        for parameter in self.export.layout.parameters:
+            for dim in parameter.dims:
+                if any(segment.axis == CLASSES for segment in dim.segments):
+                    class_rows.add(parameter.name)
         _refuse_idle(model.module, self.export.recipe, model.batches, class_rows)
 
     def _write_portable(
-        self, tier: Tier, model: _SubModel, report: ReportStage
+        self,
+        tier: Tier,
+        model: _SubModel,
+        report: ReportStage,
     ) -> tuple[_Written, Footprint]:
         """Return the graphs with the file of frozen tensors, and what they cost a device."""
         recipe = self.export.recipe
@@ -257,7 +263,10 @@ def _try_own_functions(module: nn.Module, recipe: Recipe, batches: SizedBatches)
 
 
 def _refuse_idle(
-    module: nn.Module, recipe: Recipe, batches: SizedBatches, class_rows: Container[str]
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
+    class_rows: Container[str],
 ) -> None:
     """Refuse a model of which a head would never be trained.
 
@@ -278,7 +287,10 @@ def _refuse_idle(
     loss = recipe.loss.pytorch(output, Answer(y, batches.mask()))
     edges = _edges_below(loss)
     parameters = dict(model.named_parameters())
-    rows = {name: parameters[name] for name in parameters if name in class_rows}
+    rows = {}
+    for name, parameter in parameters.items():
+        if name in class_rows:
+            rows[name] = parameter
     for name, value in {**heads_of(output), **rows}.items():
         if value.requires_grad and get_gradient_edge(value)[:2] not in edges:
             raise ExportError(

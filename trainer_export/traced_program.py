@@ -225,8 +225,15 @@ class _Tracing:
             program = _without_mutation(recorded, fakes, table)
         simplify(program)
         describe(program, None if batch else example)
-        specs = tuple(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
-        batched = [port.name for port in self.inputs if BATCH in port.shape]
+        placeholder_specs = []
+        for node in program.graph.nodes:
+            if node.op == "placeholder":
+                placeholder_specs.append(node.meta["val"])
+        specs = tuple(placeholder_specs)
+        batched = []
+        for port in self.inputs:
+            if BATCH in port.shape:
+                batched.append(port.name)
         batch_input = batched[0] if batched else ""
         return Trace(self.name, program, self.inputs, specs, self.outputs, batch_input)
 
@@ -264,11 +271,17 @@ def _decompositions() -> dict[Any, Any]:
     PyTorch takes a tenth of a second to list its own.
     """
     rules: dict[Any, Any] = {**core_aten_decompositions(), **DECOMPOSITIONS}
-    return {operator: rule for operator, rule in rules.items() if operator not in LOWERINGS}
+    decompositions = {}
+    for operator, rule in rules.items():
+        if operator not in LOWERINGS:
+            decompositions[operator] = rule
+    return decompositions
 
 
 def _without_mutation(
-    program: fx.GraphModule, fakes: Sequence[Tensor], table: Any
+    program: fx.GraphModule,
+    fakes: Sequence[Tensor],
+    table: Any,
 ) -> fx.GraphModule:
     """Return the program with in-place operators replaced by others.
 
@@ -300,9 +313,9 @@ def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port], batch_size: int) -
         if BATCH in port.shape and batch is None:
             # The first input with a batch makes its symbol, which the others share.
             example = torch.zeros(_sizes(port, batch_size), dtype=dtype)
-            dynamic = [
-                DimDynamic.DYNAMIC if size == BATCH else DimDynamic.STATIC for size in port.shape
-            ]
+            dynamic = []
+            for size in port.shape:
+                dynamic.append(DimDynamic.DYNAMIC if size == BATCH else DimDynamic.STATIC)
             context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
             fakes.append(mode.from_tensor(example, symbolic_context=context))
             batch = fakes[-1].shape[port.shape.index(BATCH)]
@@ -313,7 +326,10 @@ def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port], batch_size: int) -
 
 
 def _sizes(port: Port, batch: Any) -> list[Any]:
-    return [batch if size == BATCH else size for size in port.shape]
+    sizes = []
+    for size in port.shape:
+        sizes.append(batch if size == BATCH else size)
+    return sizes
 
 
 @contextmanager
@@ -322,7 +338,9 @@ def recorded_modules(model: nn.Module) -> Iterator[None]:
     stack: list[tuple[str, type]] = []
 
     def note() -> None:
-        entries = {str(depth): entry for depth, entry in enumerate(stack)}
+        entries = {}
+        for depth, entry in enumerate(stack):
+            entries[str(depth)] = entry
         traceback.current_meta["nn_module_stack"] = entries
 
     def enter(path: str) -> Callable[..., None]:

@@ -60,7 +60,9 @@ class Trained:
 
     def only(self, places: Sequence[int]) -> "Trained":
         """Return what belongs to some of the parameters."""
-        states = {name: _at(places, kind) for name, kind in self.states.items()}
+        states = {}
+        for name, kind in self.states.items():
+            states[name] = _at(places, kind)
         return Trained(_at(places, self.parameters), states, self.step)
 
     def with_moved(self, moved: "Trained", places: Sequence[int]) -> "Trained":
@@ -72,7 +74,9 @@ class Trained:
         """
         parameters = list(self.parameters)
         _put(parameters, places, moved.parameters)
-        states = {name: list(kind) for name, kind in self.states.items()}
+        states = {}
+        for name, kind in self.states.items():
+            states[name] = list(kind)
         for name, kind in states.items():
             _put(kind, places, moved.states[name])
         return Trained(parameters, states, moved.step)
@@ -121,17 +125,23 @@ def update(
     groups = _groups(trained.parameters)
     parameters = _joined(trained.parameters, groups)
     slopes = _joined(gradients, groups)
-    states = {name: _joined(kind, groups) for name, kind in trained.states.items()}
+    states = {}
+    for name, kind in trained.states.items():
+        states[name] = _joined(kind, groups)
     if pull is not None:
         slopes = proximal_gradients(slopes, parameters, _joined(pull.anchors, groups), pull.mu)
     slopes, scale = _clipped(slopes, recipe)
     step = None if trained.step is None else trained.step + 1
 
     moved: list[Tensor] = list(trained.parameters)
-    kept = {name: list(kind) for name, kind in trained.states.items()}
+    kept = {}
+    for name, kind in trained.states.items():
+        kept[name] = list(kind)
     for position, group in enumerate(groups):
         slope = slopes[position] if scale is None else slopes[position] * scale
-        state = {name: kind[position] for name, kind in states.items()}
+        state = {}
+        for name, kind in states.items():
+            state[name] = kind[position]
         slot = Slot(parameters[position], slope, state, step)
         direction, new_states = recipe.optimizer.direction(slot)
         like = _at(group, trained.parameters)
@@ -160,7 +170,9 @@ def changing_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tup
     These are parameters, states of the optimizer, and sums of a batch that comes in pieces.
     """
     specs = recipe.state_specs(shapes)
-    states = [Port(state_input(spec.name), spec.dtype, spec.shape) for spec in specs]
+    states = []
+    for spec in specs:
+        states.append(Port(state_input(spec.name), spec.dtype, spec.shape))
     return (*parameter_ports(shapes), *states)
 
 
@@ -171,7 +183,8 @@ def extra_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[
     """
     ports: list[Port] = []
     if recipe.proximal:
-        ports += [Port(anchor_input(name), "float32", shape) for name, shape in shapes.items()]
+        for name, shape in shapes.items():
+            ports.append(Port(anchor_input(name), "float32", shape))
         ports.append(Port("mu", "float32", ()))
     if recipe.accumulate:
         ports += [Port("share", "float32", ()), Port("last", "float32", ())]
@@ -213,14 +226,15 @@ def stepped(
     trained = Trained.from_tensors(before, optimizer)
     share = extras[-2]
     last = extras[-1] > 0
-    slopes = [sums[place] + slope * share for place, slope in zip(places, slopes, strict=True)]
-    moved = update(trained.only(places), slopes, lr, recipe, pull)
+    summed = {}
+    for place, slope in gradients.items():
+        summed[place] = sums[place] + slope * share
+    moved = update(trained.only(places), list(summed.values()), lr, recipe, pull)
     after = trained.with_moved(moved, places).tensors()
     results = []
     for new, old in zip(after, before, strict=True):
         # What no step moves needs no choice between two equal tensors.
         results.append(new if new is old else torch.where(last, new, old))
-    summed = dict(zip(places, slopes, strict=True))
     for place, old in enumerate(sums):
         if place in summed:
             results.append(torch.where(last, torch.zeros_like(old), summed[place]))
@@ -237,8 +251,10 @@ def _groups(parameters: Sequence[Tensor]) -> list[list[int]]:
     """
     groups: dict[object, list[int]] = {}
     for place, parameter in enumerate(parameters):
-        joins = parameter.dim() > 0 and parameter.numel() <= _SMALL
-        groups.setdefault(tuple(parameter.shape[1:]) if joins else place, []).append(place)
+        key: object = place
+        if parameter.dim() > 0 and parameter.numel() <= _SMALL:
+            key = tuple(parameter.shape[1:])
+        groups.setdefault(key, []).append(place)
     return list(groups.values())
 
 

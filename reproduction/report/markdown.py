@@ -159,10 +159,16 @@ def _judging(rows: Sequence[Row]) -> str:
 
 def stated_since(rows: Sequence[Row]) -> str:
     """Say which runs are older than the statement that judges them; empty if none is."""
-    runs = _runs(rows)
     now = statement_of(rows)
-    unstated = _arms([row for row in runs.values() if not row.stated])
-    unstated.sort()
+    runs = _runs(rows)
+    unstated_arms: set[str] = set()
+    earlier: list[str] = []
+    for row in runs.values():
+        if not row.stated:
+            unstated_arms.add(row.arm)
+        if row.begun not in {"", now}:
+            earlier.append(row.begun)
+    unstated = sorted(unstated_arms)
     if unstated and not now:
         return "These runs are older than the statement of what is judged."
     sentences: list[str] = []
@@ -170,7 +176,6 @@ def stated_since(rows: Sequence[Row]) -> str:
         sentences.append(
             f"Runs of {', '.join(unstated)} are older than the statement of what is judged."
         )
-    earlier = [row.begun for row in runs.values() if row.begun not in {"", now}]
     if earlier:
         change = f"it was {', '.join(sorted(set(earlier)))}, and is {now}"
         changed = f"{len(earlier)} of the {len(runs)} runs"
@@ -215,7 +220,7 @@ def _deciding(experiment: Experiment, rows: Sequence[Row], shown: Sequence[Figur
 
 def _further_seeds(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
     stated = experiment.seeds[rows[0].scale]
-    further = [seed for seed in _seeds(rows) if seed not in stated]
+    further = sorted({*_seeds(rows)} - {*stated})
     if further:
         stated_text = ", ".join(map(str, stated))
         further_text = ", ".join(map(str, further))

@@ -178,8 +178,10 @@ def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: 
     Raises:
         StorageError: if a file cannot be written.
     """
-    arms_with_points = {point.arm for point in points}
-    arms = [arm for arm in experiment.arms if arm.name in arms_with_points]
+    arms: list[Arm] = []
+    for arm in experiment.arms:
+        if any(point.arm == arm.name for point in points):
+            arms.append(arm)
     title = experiment.title
     for published, here in stand_ins(experiment, {(arm.name, scale) for arm in arms}):
         title += f" ({here} stands for {published}, of which the published figures are)"
@@ -398,7 +400,10 @@ def _in_order(experiment: Experiment, rows: Iterable[RowT]) -> tuple[RowT, ...]:
 
     Rows of arms that the table does not have any more are left out.
     """
-    order = {arm.name: place for place, arm in enumerate(experiment.arms)}
-    present = [row for row in rows if row.arm in order]
-    present.sort(key=lambda row: (order[row.arm], row.seed))
-    return tuple(present)
+    rows_by_arm: dict[str, list[RowT]] = {}
+    for row in rows:
+        rows_by_arm.setdefault(row.arm, []).append(row)
+    ordered: list[RowT] = []
+    for arm in experiment.arms:
+        ordered += sorted(rows_by_arm.get(arm.name, ()), key=lambda row: row.seed)
+    return tuple(ordered)

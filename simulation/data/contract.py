@@ -29,20 +29,28 @@ def common_contract(train: Sequence[DataSet], test: Sequence[DataSet]) -> DataCo
     sets = [*test, *train]
     labels = _configured_labels(sets) or _test_labels(test)
     _check_labels(train, test, labels)
-    tables = [data for data in sets if data.column_names]
+    tables: list[DataSet] = []
+    fillers: list[float] = []
+    for data in sets:
+        if data.column_names:
+            tables.append(data)
+        if data.facts.filled is not None:
+            fillers.append(data.facts.filled)
     if tables:
         order_columns(tables[0], NO_CONTRACT)
-    rules = [data.facts.filled for data in sets if data.facts.filled is not None]
     return DataContract(
         labels=labels,
         columns=tables[0].column_names if tables else (),
-        missing=rules[0] if rules else None,
+        missing=fillers[0] if fillers else None,
     )
 
 
 def _configured_labels(sets: Sequence[DataSet]) -> tuple[str, ...]:
     """Return the labels in the order that tables say; none where no table does."""
-    sources = {data.label_names: data.source for data in sets if data.facts.labels_said}
+    sources: dict[tuple[str, ...], str] = {}
+    for data in sets:
+        if data.facts.labels_said:
+            sources[data.label_names] = data.source
     if len(sources) > 1:
         first, second, *_ = sources
         raise MismatchError(

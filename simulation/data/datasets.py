@@ -19,18 +19,15 @@ from simulation.data.wikitext import wikitext2
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
     {
-        loader.__name__: loader
-        for loader in (
-            digits,
-            mnist,
-            cifar10,
-            cifar100,
-            cifar_tasks,
-            watch,
-            wikitext2,
-            sst2,
-            cola,
-        )
+        "digits": digits,
+        "mnist": mnist,
+        "cifar10": cifar10,
+        "cifar100": cifar100,
+        "cifar_tasks": cifar_tasks,
+        "watch": watch,
+        "wikitext2": wikitext2,
+        "sst2": sst2,
+        "cola": cola,
     }
 )
 """The loaders by the names of the sets."""
@@ -51,11 +48,11 @@ def load_dataset(name: str, root: Path | None = None, **options: Any) -> Dataset
     if name not in DATASETS:
         raise ConfigError(f"no data set {name!r}; there are {', '.join(DATASETS)}")
     loader = DATASETS[name]
-    known = list(inspect.signature(loader).parameters)[1:]
+    valid = list(inspect.signature(loader).parameters)[1:]
     for option in options:
-        if option not in known:
+        if option not in valid:
             raise ConfigError(
-                f"data set {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
+                f"data set {name} has no option {option!r}; it has {', '.join(valid) or 'none'}"
             )
     if root is None and os.environ.get("SHOAL_DATA"):
         root = Path(os.environ["SHOAL_DATA"])

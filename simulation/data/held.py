@@ -35,9 +35,9 @@ class Parts:
     def save(self, path: Path) -> None:
         """Write them to an npz file, atomically."""
         arrays: dict[str, Any] = {}
-        for name, parts in (("train", self.train), ("test", self.test)):
-            arrays[f"{name}_index"] = np.concatenate(parts)
-            arrays[f"{name}_offset"] = np.cumsum([0, *map(len, parts)])
+        for name, held in (("train", self.train), ("test", self.test)):
+            arrays[f"{name}_index"] = np.concatenate(held)
+            arrays[f"{name}_offset"] = np.cumsum([0, *map(len, held)])
         with replacing(path) as file:
             np.savez(file, **arrays)
 

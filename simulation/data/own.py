@@ -48,10 +48,8 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
     contract = common_contract(train_files, test_files)
     train_sets = _reconciled(train_files, contract, _TRAIN)
     test_sets = _reconciled(test_files, contract, _TEST)
-    train_x = _joined([_samples(data) for data in train_sets], train_sets)
-    test_x = _joined([_samples(data) for data in test_sets], test_sets)
-    train_y = _joined([data.y for data in train_sets], train_sets)
-    test_y = _joined([data.y for data in test_sets], test_sets)
+    train_x, train_y = _samples_and_targets(train_sets)
+    test_x, test_y = _samples_and_targets(test_sets)
     _require_equal_shapes((train_x, train_y), (test_x, test_y))
     are_numbers = train_y.dtype.kind == "f" or test_y.dtype.kind == "f"
     kind = np.float32 if are_numbers else np.int64
@@ -107,8 +105,8 @@ def _sources(config: DataConfig) -> list[DataConfig]:
             matches[name] = sorted(root.glob(str(value.relative_to(root))))
     if not matches:
         return [config]
-    counts = [len(paths) for paths in matches.values()]
-    if min(counts) == 0 or min(counts) != max(counts):
+    counts = {len(paths) for paths in matches.values()}
+    if min(counts) == 0 or len(counts) > 1:
         by_name = ", ".join(f"{len(paths)} for {name}" for name, paths in matches.items())
         raise DataError(
             f"{getattr(config, 'path', '')} must match at least one file, and each path as many: "
@@ -118,6 +116,16 @@ def _sources(config: DataConfig) -> list[DataConfig]:
     for paths in zip(*matches.values(), strict=True):
         sources.append(config.model_copy(update=dict(zip(matches, paths, strict=True))))
     return sources
+
+
+def _samples_and_targets(sets: Sequence[DataSet]) -> tuple[Array, Array]:
+    """Return the samples and the targets of several files, one file after the other."""
+    samples: list[Array] = []
+    targets: list[Array] = []
+    for data in sets:
+        samples.append(_samples(data))
+        targets.append(data.y)
+    return _joined(samples, sets), _joined(targets, sets)
 
 
 def _samples(data: DataSet) -> Array:

@@ -25,7 +25,11 @@ def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
     if share == 0:
         raise ConfigError(f"{samples} samples cannot be shared among {devices} devices")
     order = np.random.default_rng(seed).permutation(samples)
-    return [np.sort(order[i * share : (i + 1) * share]) for i in range(devices)]
+    by_device: list[NDArray[np.int64]] = []
+    for device in range(devices):
+        first = device * share
+        by_device.append(np.sort(order[first : first + share]))
+    return by_device
 
 
 def dirichlet(
@@ -46,9 +50,9 @@ def dirichlet(
         raise ConfigError(f"the concentration of a Dirichlet split must be above 0, not {alpha}")
     rng = np.random.default_rng(seed)
     for _ in range(_TRIES):
-        parts = _draw_dirichlet(rng, labels, devices, alpha)
-        if min(map(len, parts)) >= at_least:
-            return parts
+        by_device = _draw_dirichlet(rng, labels, devices, alpha)
+        if min(map(len, by_device)) >= at_least:
+            return by_device
     raise ConfigError(
         f"no Dirichlet({alpha}) split of {len(labels)} samples gives {devices} devices {at_least}"
         " samples each; take a larger concentration or fewer devices"
@@ -65,7 +69,7 @@ def _draw_dirichlet(
         cuts = (np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
         for share, piece in zip(shares, np.split(members, cuts), strict=True):
             share.append(piece)
-    return [np.sort(np.concatenate(share)) for share in shares]
+    return _sorted_parts(shares)
 
 
 def in_proportion(
@@ -92,7 +96,12 @@ def in_proportion(
         cuts = np.rint(held[:-1] / held[-1] * len(members)).astype(np.int64)
         for share, piece in zip(dealt, np.split(members, cuts), strict=True):
             share.append(piece)
-    return [np.sort(np.concatenate(share)) for share in dealt]
+    return _sorted_parts(dealt)
+
+
+def _sorted_parts(shares: Sequence[Sequence[NDArray[np.int64]]]) -> list[NDArray[np.int64]]:
+    """Return the indices of each device, sorted."""
+    return [np.sort(np.concatenate(share)) for share in shares]
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ class Shards:
                 " classes"
             )
         rng = np.random.default_rng(seed)
-        stacks = []
+        stacks: list[list[NDArray[np.int64]]] = []
         for label, count in enumerate(self.counts):
             members = np.flatnonzero(targets == label)
             if len(members) < count:
@@ -139,9 +148,10 @@ class Shards:
                 )
             pieces = cut_shards(members, count)
             stacks.append([pieces[place] for place in rng.permutation(count)])
-        return [
-            np.sort(np.concatenate([stacks[label].pop() for label in held])) for held in self.labels
-        ]
+        dealt: list[list[NDArray[np.int64]]] = []
+        for held in self.labels:
+            dealt.append([stacks[label].pop() for label in held])
+        return _sorted_parts(dealt)
 
 
 def cut_shards(members: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
@@ -189,8 +199,11 @@ def deal_shards(
     counts = np.full(classes, least, np.int64)
     counts[rng.choice(classes, size=more, replace=False)] += 1
     dealt = rng.permutation(np.repeat(np.arange(classes), counts)).reshape(devices, per_device)
-    labels = [np.unique(row) if as_released else np.sort(row) for row in dealt]
-    return Shards(tuple(tuple(row.tolist()) for row in labels), tuple(counts.tolist()))
+    labels: list[tuple[int, ...]] = []
+    for row in dealt:
+        held = np.unique(row) if as_released else np.sort(row)
+        labels.append(tuple(held.tolist()))
+    return Shards(tuple(labels), tuple(counts.tolist()))
 
 
 def by_subject(
@@ -211,11 +224,13 @@ def by_subject(
     """
     owners = np.asarray(groups)
     subjects = np.unique(owners)
-    parts = len(subjects) if devices is None else devices
-    if not 1 <= parts <= len(subjects):
+    count = len(subjects) if devices is None else devices
+    if not 1 <= count <= len(subjects):
         raise ConfigError(
-            f"{len(subjects)} subjects cannot be shared among {parts} devices; take at most one for"
+            f"{len(subjects)} subjects cannot be shared among {count} devices; take at most one for"
             " each"
         )
-    shares = np.array_split(subjects, parts)
-    return [np.flatnonzero(np.isin(owners, share)) for share in shares]
+    by_device: list[NDArray[np.int64]] = []
+    for share in np.array_split(subjects, count):
+        by_device.append(np.flatnonzero(np.isin(owners, share)))
+    return by_device

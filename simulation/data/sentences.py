@@ -49,8 +49,8 @@ def sst2(
     if test not in ("test", "dev"):
         raise ConfigError(f"SST-2 has no part {test!r} to test on; choose 'test' or 'dev'")
     folder = dataset_folder(root, "sst2", "train.tsv.gz, dev.tsv.gz and test.tsv.gz")
-    parts = [_read(folder / f"{stem}.tsv", columns=2, text=0, label=1) for stem in ("train", test)]
-    return _encoded("sst2", parts, tokens, length, vocab)
+    sides = [_read(folder / f"{stem}.tsv", columns=2, text=0, label=1) for stem in ("train", test)]
+    return _encoded("sst2", sides, tokens, length, vocab)
 
 
 def cola(

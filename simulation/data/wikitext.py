@@ -122,9 +122,9 @@ def wikitext2(
         root, "wikitext2", "wiki.train.tokens and wiki.test.tokens, gzipped or not"
     )
     lines = _read_training_lines(folder, train)
-    known = _vocabulary(lines)
-    train_x, train_group = chunks(token_ids(lines, known), rows, length)
-    test_stream = token_ids(read_lines(folder / "wiki.test.tokens"), known)
+    vocabulary = _vocabulary(lines)
+    train_x, train_group = chunks(token_ids(lines, vocabulary), rows, length)
+    test_stream = token_ids(read_lines(folder / "wiki.test.tokens"), vocabulary)
     test_y, test_group = chunks(test_stream, test_rows, length)
     order = _chunk_by_chunk(len(test_y) // test_rows, test_rows, test_chunks)
     test_y = test_y[order]
@@ -132,31 +132,32 @@ def wikitext2(
         "wikitext2",
         train_x,
         train_x,
-        mask_tokens(test_y, mask_rate, len(known), seed),
+        mask_tokens(test_y, mask_rate, len(vocabulary), seed),
         test_y,
-        classes=len(known),
-        tokens=len(known) + 1,
+        classes=len(vocabulary),
+        tokens=len(vocabulary) + 1,
         train_group=train_group,
         test_group=test_group[order],
     )
 
 
 def _read_training_lines(folder: Path, train: Literal["train", "validation"]) -> list[str]:
-    whole = train == "train"
+    if train == "validation":
+        return read_lines(folder / "wiki.valid.tokens")
     try:
-        return read_lines(folder / ("wiki.train.tokens" if whole else "wiki.valid.tokens"))
+        return read_lines(folder / "wiki.train.tokens")
     except DataError as error:
-        hint = "; train='validation' trains on the validation text instead" if whole else ""
+        hint = "; train='validation' trains on the validation text instead"
         raise DataError(f"{error}{hint}") from error
 
 
 def _vocabulary(lines: Iterable[str]) -> dict[str, int]:
     """Return the id of each word, in order of appearance."""
-    known: dict[str, int] = {"<ukn>": UNKNOWN_TOKEN, "<eos>": END}
+    ids = {"<ukn>": UNKNOWN_TOKEN, "<eos>": END}
     for line in lines:
         for word in line.split():
-            known.setdefault(word, len(known))
-    return known
+            ids.setdefault(word, len(ids))
+    return ids
 
 
 def _chunk_by_chunk(count: int, rows: int, limit: int | None) -> NDArray[np.int64]:

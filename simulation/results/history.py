@@ -209,7 +209,10 @@ class HistoryWriter:
         self.folder = folder
         self._clock = clock
         stored = read_history(folder) if (folder / METRICS).is_file() else ()
-        self._rows = [row for row in stored if until is None or row.round <= until]
+        self._rows: list[RoundRow] = []
+        for row in stored:
+            if until is None or row.round <= until:
+                self._rows.append(row)
         self._pending: list[DeviceRow] = []
         _drop_devices_after(folder, self._rows[-1].round if self._rows else 0)
         if len(self._rows) != len(stored):

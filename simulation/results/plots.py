@@ -157,10 +157,16 @@ def _by_round(curve: Curve, quantity: Quantity) -> _Band:
     """Return the values at the rounds that every seed evaluated."""
     seeds: list[dict[int, float]] = []
     for rows in curve.histories:
-        evaluated = [(row.round, quantity.value(row)) for row in rows]
-        seeds.append({number: value for number, value in evaluated if value is not None})
+        evaluated: dict[int, float] = {}
+        for row in rows:
+            value = quantity.value(row)
+            if value is not None:
+                evaluated[row.round] = value
+        seeds.append(evaluated)
     common = sorted(set.intersection(*map(set, seeds))) if seeds else []
-    values = [[seed[number] for number in common] for seed in seeds]
+    values: list[list[float]] = []
+    for evaluated in seeds:
+        values.append([evaluated[number] for number in common])
     return _Band(np.array(common, dtype=np.float64), np.array(values, dtype=np.float64))
 
 
@@ -186,11 +192,10 @@ def _by_spent(curve: Curve, spent: Callable[[Sequence[Judged]], _Values]) -> _Ba
 
 def _accuracy_points(rows: Sequence[Judged], places: _Values) -> _Values:
     """Return the places and accuracies of the evaluated rounds, ``[rounds, 2]``."""
-    points = [
-        (place, row.accuracy)
-        for place, row in zip(places, rows, strict=True)
-        if row.accuracy is not None
-    ]
+    points: list[tuple[float, float]] = []
+    for place, row in zip(places, rows, strict=True):
+        if row.accuracy is not None:
+            points.append((place, row.accuracy))
     return np.array(points)
 
 
@@ -201,9 +206,9 @@ def _plot_panels(
     curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity, title: str
 ) -> Figure:
     """Draw curves that follow each other with the same panel into the same axes."""
-    panels: list[tuple[str, list[Curve]]] = [
-        (name, list(group)) for name, group in groupby(curves, lambda curve: curve.panel)
-    ]
+    panels: list[tuple[str, list[Curve]]] = []
+    for name, group in groupby(curves, lambda curve: curve.panel):
+        panels.append((name, list(group)))
     if not panels:
         panels = [("", [])]
     figure, all_axes = new_figure(title, len(panels))
@@ -257,7 +262,9 @@ def _draw_curve(axes: Axes, curve: Curve, band: _Band, number: int, quantity: Qu
 
 
 def _draw_targets(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> None:
-    targets = {target for curve in curves for target in curve.targets}
+    targets: set[float] = set()
+    for curve in curves:
+        targets.update(curve.targets)
     for target in sorted(targets):
         axes.axhline(
             target,

@@ -71,7 +71,9 @@ def _all_widths(runs: Iterable[Widths]) -> list[float]:
     widths: set[float] = set()
     for run in runs:
         for row in run.by_round.values():
-            widths.update(width for width in row if width is not None)
+            for width in row:
+                if width is not None:
+                    widths.add(width)
     return sorted(widths)
 
 
@@ -108,8 +110,13 @@ def _label_devices(axes: Axes, run: Widths) -> None:
     ends = [*starts[1:], len(run.devices)]
     edges = _edges(run)
     axes.hlines(starts[1:], edges[0], edges[-1], color="white", linewidth=1.0)
-    axes.set_yticks([(start + end) / 2 for start, end in zip(starts, ends, strict=True)])
-    axes.set_yticklabels([run.devices[start] for start in starts])
+    middles: list[float] = []
+    kinds: list[str] = []
+    for start, end in zip(starts, ends, strict=True):
+        middles.append((start + end) / 2)
+        kinds.append(run.devices[start])
+    axes.set_yticks(middles)
+    axes.set_yticklabels(kinds)
     axes.invert_yaxis()
 
 
@@ -145,7 +152,9 @@ def _stack_tiers(
     axes: Axes, rows: Sequence[RoundRow], starts: Sequence[int], edges: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Draw the tiers one above the other, and return the height of each bar."""
-    names = {tier for row in rows for tier in row.tiers}
+    names: set[str] = set()
+    for row in rows:
+        names.update(row.tiers)
     tiers = sorted(names, key=Tier.parse, reverse=True)
     colours = ORDERED(np.linspace(0.0, _LIGHTEST, len(tiers)))
     rounds = np.diff([*starts, len(rows)])  # in each bar

@@ -102,7 +102,10 @@ def write_programs(module: nn.Module, signature: Signature, recipe: Recipe) -> t
 
 
 def check_programs(
-    files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
+    files: Sequence[SetFile],
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
 ) -> tuple[CheckSpec, ...]:
     """Run every program and compare it with PyTorch.
 
@@ -142,13 +145,18 @@ class ProgramSession:
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Run it once; arguments as of onnxruntime."""
-        inputs = [torch.tensor(feed[port.name]) for port in self._file.inputs]
+        inputs = []
+        for port in self._file.inputs:
+            inputs.append(torch.tensor(feed[port.name]))
         values = self._method.execute(inputs)
         by_name = {}
         for port, value in zip(self._file.outputs, values, strict=True):
             by_name[port.name] = value
         # Copies: the program writes its next results into the same memory.
-        return [by_name[name].clone().numpy() for name in names]
+        results = []
+        for name in names:
+            results.append(by_name[name].clone().numpy())
+        return results
 
 
 def _write_program(trace: Trace, batch: int) -> SetFile:
@@ -160,7 +168,8 @@ def _write_program(trace: Trace, batch: int) -> SetFile:
             raise
         except Exception as error:
             raise UnavailableError(
-                "executorch", f"it cannot lower it: {first_line(error)}"
+                "executorch",
+                f"it cannot lower it: {first_line(error)}",
             ) from error
     return SetFile(
         f"executorch/{trace.name}",
@@ -173,12 +182,21 @@ def _write_program(trace: Trace, batch: int) -> SetFile:
 
 def _sized_ports(trace: Trace, ports: Sequence[Port], batch: int) -> tuple[Port, ...]:
     """Return the ports that are not hidden, with a number for the batch."""
-    visible = [port for port in ports if port.name not in trace.hidden]
-    return tuple(replace(port, shape=_sizes(port, batch)) for port in visible)
+    visible = []
+    for port in ports:
+        if port.name not in trace.hidden:
+            visible.append(port)
+    sized = []
+    for port in visible:
+        sized.append(replace(port, shape=_sizes(port, batch)))
+    return tuple(sized)
 
 
 def _sizes(port: Port, batch: int) -> tuple[int, ...]:
-    return tuple(batch if size == BATCH else int(size) for size in port.shape)
+    sizes = []
+    for size in port.shape:
+        sizes.append(batch if size == BATCH else int(size))
+    return tuple(sizes)
 
 
 @contextmanager
@@ -217,7 +235,10 @@ def _decompositions() -> dict[Any, Any]:
                 copies[getattr(view, overload)] = getattr(copy, overload)
     rules: dict[Any, Any] = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
     # PyTorch would take a copy apart into a view again.
-    kept = {operator: rule for operator, rule in rules.items() if operator not in copies.values()}
+    kept = {}
+    for operator, rule in rules.items():
+        if operator not in copies.values():
+            kept[operator] = rule
     return kept | copies
 
 
@@ -226,10 +247,16 @@ def _visible(trace: Trace) -> fx.GraphModule:
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     values: Any = graph.graph_copy(trace.program.graph, copied)
-    pairs = zip(values, trace.outputs, strict=True)
-    graph.output([value for value, port in pairs if port.name not in trace.hidden])
+    outputs = []
+    for value, port in zip(values, trace.outputs, strict=True):
+        if port.name not in trace.hidden:
+            outputs.append(value)
+    graph.output(outputs)
     graph.eliminate_dead_code()
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            inputs.append(node)
     for node, port in zip(inputs, trace.inputs, strict=True):
         if port.name in trace.hidden:
             graph.erase_node(node)
@@ -314,7 +341,10 @@ def _partitioner() -> Any:
     from executorch.exir.backend.compile_spec_schema import CompileSpec  # noqa: PLC0415
     from executorch.exir.backend.partitioner import DelegationSpec  # noqa: PLC0415
 
-    configs = [config for config in ALL_PARTITIONER_CONFIGS if config.__name__ not in _LEFT_OUT]
+    configs = []
+    for config in ALL_PARTITIONER_CONFIGS:
+        if config.__name__ not in _LEFT_OUT:
+            configs.append(config)
     partitioner = XnnpackPartitioner(configs)
     # With this the backend runs one of its own passes instead of all seventeen.
     one_pass = CompileSpec("dqlinear_partitioner", b"")

@@ -38,7 +38,9 @@ _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSp
 
 
 def runnable(
-    graph: bytes, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
+    graph: bytes,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str],
 ) -> bytes:
     """Put weights and metadata into a serialized infer graph.
 
@@ -55,7 +57,10 @@ def runnable(
     """
     model = onnx.load_model_from_string(graph)
     names = {value.name for value in model.graph.input}
-    inputs = [value for value in model.graph.input if value.name not in tensors]
+    inputs = []
+    for value in model.graph.input:
+        if value.name not in tensors:
+            inputs.append(value)
     for value in inputs:
         if value.name != "x":
             raise ConfigError(
@@ -68,7 +73,9 @@ def runnable(
             model.graph.initializer.append(numpy_helper.from_array(tensor, name))
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    properties = {entry.key: entry.value for entry in model.metadata_props}
+    properties = {}
+    for entry in model.metadata_props:
+        properties[entry.key] = entry.value
     helper.set_model_props(model, properties | dict(metadata))
     data: bytes = model.SerializeToString(deterministic=True)
     return data
@@ -113,7 +120,9 @@ def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -
 
 
 def write_forward_graphs(
-    module: nn.Module, signature: Signature, recipe: Recipe
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe,
 ) -> tuple[GraphFile, ...]:
     """Write the eval, stats (with static batch norm only) and infer graphs.
 
@@ -131,8 +140,16 @@ def write_trace(trace: Trace) -> GraphFile:
     """Return a traced program as a file of the portable format."""
     model = fit_into_memory(write_graph(trace, {"shoal.graph": trace.name}))
     data = model.SerializeToString(deterministic=True)
-    inputs = tuple(port for port in trace.inputs if port.name not in trace.hidden)
-    outputs = tuple(port for port in trace.outputs if port.name not in trace.hidden)
+    visible_inputs = []
+    for port in trace.inputs:
+        if port.name not in trace.hidden:
+            visible_inputs.append(port)
+    inputs = tuple(visible_inputs)
+    visible_outputs = []
+    for port in trace.outputs:
+        if port.name not in trace.hidden:
+            visible_outputs.append(port)
+    outputs = tuple(visible_outputs)
     return GraphFile(f"onnx/{trace.name}", f"{trace.name}.onnx", data, inputs, outputs, model)
 
 

@@ -19,7 +19,12 @@ aten = torch.ops.aten
 
 
 def _convolution(
-    emit: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    *settings: Any,
 ) -> Value:
     convolution = Convolution(*settings)
     if convolution.transposed:

@@ -45,11 +45,14 @@ def step_file(
             it is frozen.
         recipe: its optimizer.
     """
-    shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    shapes = {}
+    for name, value in module.named_parameters():
+        shapes[name] = tuple(value.shape)
     base_ports = parameter_ports({name: shapes.pop(name) for name in base})
-    trained = {
-        name: shape for name, shape in shapes.items() if module.get_parameter(name).requires_grad
-    }
+    trained = {}
+    for name, shape in shapes.items():
+        if module.get_parameter(name).requires_grad:
+            trained[name] = shape
     changing = changing_ports(shapes, recipe)
     inputs = [*changing, *base_ports, *batch, Port("lr", "float32", ())]
     inputs += extra_ports(shapes, recipe)
@@ -64,24 +67,36 @@ def step_file(
     for port, name in zip(changing, names, strict=True):
         outputs.append(Port(next_name(port.name), port.dtype, port.shape))
         graph.output(outputs[-1], name)
-    domains = [(opset.domain, opset.version) for opset in training.opset_import if opset.domain]
+    domains = []
+    for opset in training.opset_import:
+        if opset.domain:
+            domains.append((opset.domain, opset.version))
     model = graph.model({"shoal.graph": "step"}, domains)
     data = model.SerializeToString(deterministic=True)
     return GraphFile(STEP, f"{STEP}.onnx", data, tuple(inputs), tuple(outputs), model)
 
 
 def _append_optimizer(
-    graph: GraphBuilder, shapes: _Shapes, trained: _Shapes, recipe: Recipe
+    graph: GraphBuilder,
+    shapes: _Shapes,
+    trained: _Shapes,
+    recipe: Recipe,
 ) -> list[str]:
     """Write the optimizer on the gradients, and return the names of what changes."""
     emitter = Emitter(graph, "x")
-    inputs = [_value(emitter, port) for port in changing_ports(shapes, recipe)]
+    inputs = []
+    for port in changing_ports(shapes, recipe):
+        inputs.append(_value(emitter, port))
     for name, shape in trained.items():
         inputs.append(emitter.value(_inner(f"{name}_grad"), shape, torch.float32))
     inputs.append(emitter.value("lr", (), torch.float32))
-    inputs += [_value(emitter, port) for port in extra_ports(shapes, recipe)]
+    for port in extra_ports(shapes, recipe):
+        inputs.append(_value(emitter, port))
     trace = trace_optimizer(shapes, recipe, list(trained))
-    return [emitter.plain(value) for value in lower(emitter, trace, inputs)]
+    results = []
+    for value in lower(emitter, trace, inputs):
+        results.append(emitter.plain(value))
+    return results
 
 
 def _value(emitter: Emitter, port: Port) -> Value:
@@ -104,7 +119,9 @@ def _append_gradients(
     Its accumulators lose their consumers and are dropped with all dead nodes. Its shapes come
     along: the kernel of MaxPoolGrad reads that of its output and crashes without.
     """
-    names = {name: parameter_input(name) for name in trained}
+    names = {}
+    for name in trained:
+        names[name] = parameter_input(name)
     names |= {name: name for name in batch}
     names[""] = ""  # an optional input that is left out
     nodes = []

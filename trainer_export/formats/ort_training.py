@@ -99,15 +99,24 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
 
 
 def check_artifacts(
-    files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
+    files: Sequence[SetFile],
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
 ) -> tuple[CheckSpec, ...]:
     """Compare training with the step graph, and with the official set by its API, with PyTorch.
 
     Raises:
         ExportError: one of them deviates; the message names the tensor.
     """
-    (step,) = (file for file in files if file.key == STEP)
-    official = [file for file in files if file.key != STEP]
+    steps = []
+    official = []
+    for file in files:
+        if file.key == STEP:
+            steps.append(file)
+        else:
+            official.append(file)
+    (step,) = steps
 
     def check_official(seeded: SizedBatches, exact: bool) -> CheckSpec:
         return _check_official(official, module, recipe, seeded, exact)
@@ -128,9 +137,11 @@ def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> o
     graph = GraphBuilder("forward")
     emitter = Emitter(graph, trace.batch_input)
     # The trace takes the parameters first, in the order of the module.
-    parameters = module.named_parameters()
-    names = [graph.constant(value.detach().numpy(), name) for name, value in parameters]
-    names += [graph.input(port) for port in trace.inputs[len(names) :]]
+    names = []
+    for name, parameter in module.named_parameters():
+        names.append(graph.constant(parameter.detach().numpy(), name))
+    for port in trace.inputs[len(names) :]:
+        names.append(graph.input(port))
     inputs = []
     for name, spec in zip(names, trace.input_specs, strict=True):
         inputs.append(emitter.value(name, spec.shape, spec.dtype))
@@ -255,7 +266,9 @@ def _check_official(
             twin = twin and in_float64(twin, x, answer, noise)
             worst.compare({"loss": loss}, {"loss": reference.step(x, answer, noise)})
         expected, _ = reference.snapshot()
-        trained = {name: training.parameter(name) for name in expected}
+        trained = {}
+        for name in expected:
+            trained[name] = training.parameter(name)
         worst.compare(trained, expected, twin.snapshot()[0] if twin else None)
         del training  # it holds files of the folder open, which ends here
     return worst.report(f"{FOLDER}/training_model", _OFFICIAL_STEPS)

@@ -79,12 +79,22 @@ def _volume(
     depth = int(x.shape[2])
     # Every plane counts as a channel of its own.
     plane = functional.max_pool2d(
-        x.flatten(1, 2), kernel[1:], steps[1:], pads[1:], gaps[1:], ceil_mode
+        x.flatten(1, 2),
+        kernel[1:],
+        steps[1:],
+        pads[1:],
+        gaps[1:],
+        ceil_mode,
     )
     sides = plane.shape[2:]
     lines = torch.unflatten(plane, 1, (channels, depth)).flatten(3)
     lines = functional.max_pool2d(
-        lines, (kernel[0], 1), (steps[0], 1), (pads[0], 0), (gaps[0], 1), ceil_mode
+        lines,
+        (kernel[0], 1),
+        (steps[0], 1),
+        (pads[0], 0),
+        (gaps[0], 1),
+        ceil_mode,
     )
     return torch.unflatten(lines, 3, [int(side) for side in sides])
 

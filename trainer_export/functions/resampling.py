@@ -75,7 +75,11 @@ _INTERPOLATION = ("mode", "align_corners", "recompute_scale_factor", "antialias"
 
 
 def _interpolate(
-    x: Tensor, size: Any = None, scale_factor: Any = None, *args: Any, **settings: Any
+    x: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    *args: Any,
+    **settings: Any,
 ) -> Any:
     rank = x.dim() - 2
     settings |= dict(zip(_INTERPOLATION, args, strict=False))
@@ -120,7 +124,9 @@ def _as_it_is(*_: Any, **__: Any) -> Any:
 
 
 def with_channels(
-    function: Any, rank: int, written: Callable[..., Any] = _as_it_is
+    function: Any,
+    rank: int,
+    written: Callable[..., Any] = _as_it_is,
 ) -> Callable[..., Any]:
     """Let pooling take maps [batch, ...] without channels as well, as PyTorch does.
 
@@ -169,7 +175,9 @@ def _average(rank: int) -> Callable[..., Tensor]:
                 count_include_pad,
             )
             return lambda eye: functional.avg_pool2d(
-                eye.flatten(1)[:, None, :, None], *settings, 1 if is_sum else None
+                eye.flatten(1)[:, None, :, None],
+                *settings,
+                1 if is_sum else None,
             )
 
         pooled = along_axes(x, [shrink(axis) for axis in range(rank)])
@@ -198,7 +206,11 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
 
 
 def _response_norm(
-    x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    x: Tensor,
+    size: int,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
 ) -> Tensor:
     """Divide by a mean of squares over neighbouring channels, which become a spatial axis."""
 

@@ -36,17 +36,22 @@ class Elementwise(Loss):
 
     def value(self, output: Tensor, answer: Answer) -> Tensor:
         """Return the mean over all outputs of a batch."""
-        return self.errors(output, self.matched(output, answer)).mean()
+        target = self.matched(output, answer)
+        return self.errors(output, target).mean()
 
     def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
         """Compute both in closed form, so that no graph needs gradients of the errors."""
         target = self.matched(output, answer)
         count = output.shape[0] * output[0].numel()
-        return self.errors(output, target).mean(), self.slope(output, target) / count
+        value = self.errors(output, target).mean()
+        slope = self.slope(output, target) / count
+        return value, slope
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Sum the means of the samples."""
-        return [self.errors(output, self.matched(output, answer)).flatten(1).mean(1).sum()]
+        errors = self.errors(output, self.matched(output, answer))
+        means = errors.flatten(1).mean(1)
+        return [means.sum()]
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Return PyTorch's mean times the number of samples."""

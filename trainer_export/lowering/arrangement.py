@@ -71,10 +71,10 @@ class Arranger:
         target = reorder(value.shape, value.order)
         # Expand broadcasts both ways, so a size that stays may be given as 1: no shape arithmetic
         # at run time.
-        changed = tuple(
-            1 if size == stored else size
-            for size, stored in zip(target, value.physical, strict=True)
-        )
+        changed_sizes = []
+        for size, stored in zip(target, value.physical, strict=True):
+            changed_sizes.append(1 if size == stored else size)
+        changed = tuple(changed_sizes)
         name = self.node("Expand", value.name, self.shape_tensor(changed))
         return replace(value, name=name, stored=value.shape)
 
@@ -141,13 +141,20 @@ class Arranger:
 
         -1 leaves one size to the runtime, 0 copies the size at the same place.
         """
-        dynamic = [i for i, size in enumerate(target) if not isinstance(size, int)]
+        dynamic = []
+        for i, size in enumerate(target):
+            if not isinstance(size, int):
+                dynamic.append(i)
         copied: list[int] = []
         if len(dynamic) > 1:
-            copied = [i for i in dynamic if i < len(physical) and physical[i] == target[i]]
+            for i in dynamic:
+                if i < len(physical) and physical[i] == target[i]:
+                    copied.append(i)
         if len(dynamic) - len(copied) > 1:
             return self.shape_tensor(target)
-        sizes = [size if isinstance(size, int) else -1 for size in target]
+        sizes = []
+        for size in target:
+            sizes.append(size if isinstance(size, int) else -1)
         for i in copied:
             sizes[i] = 0
         return self.ints(*sizes)

@@ -66,18 +66,25 @@ class Geometry:
         return self._flat(indices, self.outputs, self.inputs)
 
     def _grid(
-        self, sizes: tuple[int, ...], axis: int
+        self,
+        sizes: tuple[int, ...],
+        axis: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return places and taps along an axis, to be broadcast over all axes of both."""
         rank = len(sizes)
-        places = [1] * (2 * rank)
-        places[axis] = sizes[axis]
-        taps = [1] * (2 * rank)
-        taps[rank + axis] = self.kernel[axis]
-        return np.arange(sizes[axis]).reshape(places), np.arange(self.kernel[axis]).reshape(taps)
+        place_sizes = [1] * (2 * rank)
+        place_sizes[axis] = sizes[axis]
+        places = np.arange(sizes[axis])
+        tap_sizes = [1] * (2 * rank)
+        tap_sizes[rank + axis] = self.kernel[axis]
+        taps = np.arange(self.kernel[axis])
+        return places.reshape(place_sizes), taps.reshape(tap_sizes)
 
     def _flat(
-        self, indices: list[NDArray[np.int64]], there: tuple[int, ...], here: tuple[int, ...]
+        self,
+        indices: list[NDArray[np.int64]],
+        there: tuple[int, ...],
+        here: tuple[int, ...],
     ) -> NDArray[np.int64]:
         """Return flat positions, int64 [prod(here), taps], of an index for each axis of ``there``.
 
@@ -102,15 +109,18 @@ def rows_of(emit: Emitter, x: Value, *, zero_row: bool) -> str:
     rows = emit.reshaped(name, physical, (x.shape[0], positions, channels))
     if not zero_row:
         return rows
-    return emit.node("Pad", rows, emit.ints(0, 0, 0, 0, 1, 0))
+    pads = emit.ints(0, 0, 0, 0, 1, 0)
+    return emit.node("Pad", rows, pads)
 
 
 def look_up(emit: Emitter, x: Value, table: NDArray[np.int64]) -> str:
     """Return the rows of ``x`` in a table, as a matrix [batch * len(table), taps * channels]."""
     has_zeros = bool((table == math.prod(x.shape[2:])).any())
     rows = rows_of(emit, x, zero_row=has_zeros)
-    columns = emit.node("Gather", rows, emit.constant(table.reshape(-1)), axis=1)
-    return emit.node("Reshape", columns, emit.ints(-1, table.shape[1] * x.shape[1]))
+    places = emit.constant(table.reshape(-1))
+    columns = emit.node("Gather", rows, places, axis=1)
+    matrix_sizes = emit.ints(-1, table.shape[1] * x.shape[1])
+    return emit.node("Reshape", columns, matrix_sizes)
 
 
 def look_up_ns(rows: int, taps: int, channels: int) -> float:
@@ -136,14 +146,18 @@ def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
     """
     channels = x.shape[1]
     if geometry.is_pointwise:
-        return Columns(matrix_of(emit, x), 0)
+        matrix = matrix_of(emit, x)
+        return Columns(matrix, 0)
     unit_steps = all(step == 1 for step in geometry.stride)
     if unit_steps and _slices_ns(geometry, x) < look_up_ns(1, geometry.taps, channels):
-        return Columns(_sliced(emit, x, geometry), 1)
+        sliced = _sliced(emit, x, geometry)
+        return Columns(sliced, 1)
     look_up_once = look_up_ns(math.prod(geometry.outputs), geometry.taps, channels)
     if _look_up_twice_ns(geometry, channels) < look_up_once:
-        return Columns(_look_up_twice(emit, x, geometry), 0)
-    return Columns(look_up(emit, x, geometry.table()), 0)
+        columns = _look_up_twice(emit, x, geometry)
+        return Columns(columns, 0)
+    columns = look_up(emit, x, geometry.table())
+    return Columns(columns, 0)
 
 
 def _slices_ns(geometry: Geometry, x: Value) -> float:
@@ -185,10 +199,13 @@ def _look_up_twice(emit: Emitter, x: Value, geometry: Geometry) -> str:
     strips = emit.node("Reshape", flat, strip_sizes)
     # Then along the height: [output row, output column, tap].
     start = np.arange(outputs[0])[:, None, None] * geometry.stride[0]
-    rows = start + np.arange(height)[None, None] * geometry.dilation[0]
-    table = rows * outputs[1] + np.arange(outputs[1])[None, :, None]
-    columns = emit.node("Gather", strips, emit.constant(table.reshape(-1)), axis=1)
-    return emit.node("Reshape", columns, emit.ints(-1, geometry.taps * x.shape[1]))
+    tap = np.arange(height)[None, None] * geometry.dilation[0]
+    column = np.arange(outputs[1])[None, :, None]
+    table = (start + tap) * outputs[1] + column
+    places = emit.constant(table.reshape(-1))
+    columns = emit.node("Gather", strips, places, axis=1)
+    matrix_sizes = emit.ints(-1, geometry.taps * x.shape[1])
+    return emit.node("Reshape", columns, matrix_sizes)
 
 
 def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
@@ -200,18 +217,26 @@ def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
     plane = emit.arranged(x, planes(rank))
     if any(geometry.padding):
         pads = (0, 0, *geometry.padding)
-        plane = emit.node("Pad", plane, emit.ints(*pads, *pads))
+        widths = emit.ints(*pads, *pads)
+        plane = emit.node("Pad", plane, widths)
     axes = emit.ints(*range(2, rank))
     shifted = []
     for tap in itertools.product(*map(range, geometry.kernel)):
-        start = [place * step for place, step in zip(tap, geometry.dilation, strict=True)]
-        stop = [begin + size for begin, size in zip(start, geometry.outputs, strict=True)]
+        start = []
+        for place, step in zip(tap, geometry.dilation, strict=True):
+            start.append(place * step)
+        stop = []
+        for begin, size in zip(start, geometry.outputs, strict=True):
+            stop.append(begin + size)
         bounds = (emit.ints(*start), emit.ints(*stop))
         shifted.append(emit.node("Slice", plane, *bounds, axes))
     joined = emit.node("Concat", *shifted, axis=0)
-    return emit.node("Reshape", joined, emit.ints(geometry.taps * x.shape[1], -1))
+    matrix_sizes = emit.ints(geometry.taps * x.shape[1], -1)
+    return emit.node("Reshape", joined, matrix_sizes)
 
 
 def matrix_of(emit: Emitter, x: Value) -> str:
     """Return a feature map as a matrix [batch * positions, channels]."""
-    return emit.node("Reshape", rows_of(emit, x, zero_row=False), emit.ints(-1, x.shape[1]))
+    rows = rows_of(emit, x, zero_row=False)
+    matrix_sizes = emit.ints(-1, x.shape[1])
+    return emit.node("Reshape", rows, matrix_sizes)

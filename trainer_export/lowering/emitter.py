@@ -95,8 +95,12 @@ class Emitter(Arranger):
         )
         physical = result.physical
         # All are aligned before any is widened: names of values follow the order of their nodes.
-        aligned = [self._aligned(value, result.order) for value in operands]
-        widened = [self._widened(operand, physical) for operand in aligned]
+        aligned = []
+        for value in operands:
+            aligned.append(self._aligned(value, result.order))
+        widened = []
+        for operand in aligned:
+            widened.append(self._widened(operand, physical))
         names = [operand.name for operand in widened]
         target = physical
         lifted = self._lifted(widened, physical)
@@ -156,8 +160,13 @@ class Emitter(Arranger):
             Names of the operands, and the shape of the result before the reshape; None if too few
             share one.
         """
-        whole = [operand.name for operand in operands if operand.shape == result]
-        origins = [self.unfolded(name, result)[1] for name in whole]
+        whole = []
+        for operand in operands:
+            if operand.shape == result:
+                whole.append(operand.name)
+        origins = []
+        for name in whole:
+            origins.append(self.unfolded(name, result)[1])
         target = next((origin for origin in origins if origin != result), None)
         if target is None or 2 * origins.count(target) < len(origins):
             return None
@@ -166,10 +175,10 @@ class Emitter(Arranger):
             shape = _lifted_shape(operand.shape, result, target)
             if shape is None:
                 return None
-            is_number = is_single(operand.shape)
-            names.append(
-                operand.name if is_number else self.reshaped(operand.name, operand.shape, shape)
-            )
+            if is_single(operand.shape):
+                names.append(operand.name)
+            else:
+                names.append(self.reshaped(operand.name, operand.shape, shape))
         return names, target
 
     def reduce(self, op_type: str, value: Value, axes: Sequence[int], *, keep: bool) -> Value:
@@ -184,9 +193,19 @@ class Emitter(Arranger):
         value = self.full(value)
         reduced = {axis % value.rank for axis in axes} if axes else set(range(value.rank))
         places = sorted(value.order.index(axis) for axis in reduced)
-        kept = [axis for axis in range(value.rank) if keep or axis not in reduced]
-        shape = tuple(1 if axis in reduced else value.shape[axis] for axis in kept)
-        order = tuple(kept.index(axis) for axis in value.order if axis in kept)
+        kept = []
+        for axis in range(value.rank):
+            if keep or axis not in reduced:
+                kept.append(axis)
+        kept_sizes = []
+        for axis in kept:
+            kept_sizes.append(1 if axis in reduced else value.shape[axis])
+        shape = tuple(kept_sizes)
+        kept_order = []
+        for axis in value.order:
+            if axis in kept:
+                kept_order.append(kept.index(axis))
+        order = tuple(kept_order)
         if places == [value.rank - 1] and keep:
             name = self._reduce_rows(op_type, value, reorder(shape, order))
         else:
@@ -233,7 +252,10 @@ def _leading_order(operands: Sequence[Value], rank: int, stored: Shape) -> tuple
     and written plain, so it turns once.
     """
     of_batch = any(not isinstance(size, int) for size in stored)
-    candidates = [value for value in operands if value.rank == rank]
+    candidates = []
+    for value in operands:
+        if value.rank == rank:
+            candidates.append(value)
     leader = max(candidates, key=lambda value: (hint(value.stored), value.is_plain != of_batch))
     return leader.order
 
@@ -267,7 +289,8 @@ def _broadcast(operands: Sequence[Value], rank: int) -> tuple[Shape, Shape]:
     stored: list[Dim] = [1] * rank
     for value in operands:
         for axis, (size, stored_size) in enumerate(
-            zip(value.shape, value.stored, strict=True), rank - value.rank
+            zip(value.shape, value.stored, strict=True),
+            rank - value.rank,
         ):
             if size != 1:
                 shape[axis] = size

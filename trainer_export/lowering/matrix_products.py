@@ -40,10 +40,13 @@ class _Window:
         if top or left:
             x = aten.constant_pad_nd(x, [left, left, top, top], fill)
         # Columns first: they are cut once for all rows of the kernel.
-        by_column = [self._run(x, 1, column) for column in range(self.kernel[1])]
+        by_column = []
+        for place in range(self.kernel[1]):
+            by_column.append(self._run(x, 1, place))
         slices = []
         for row in range(self.kernel[0]):
-            slices += [self._run(column, 0, row) for column in by_column]
+            for column in by_column:
+                slices.append(self._run(column, 0, row))
         return slices
 
     def add_slices(self, slices: Sequence[Tensor], size: Sequence[int]) -> Tensor:
@@ -80,7 +83,9 @@ class _Window:
 
         They are added from the first on: the order is part of the result.
         """
-        placed = [self._placed(run, axis, place, size) for place, run in enumerate(runs)]
+        placed = []
+        for place, run in enumerate(runs):
+            placed.append(self._placed(run, axis, place, size))
         return functools.reduce(torch.add, placed)
 
     def _placed(self, x: Tensor, axis: int, place: int, size: int) -> Tensor:
@@ -180,7 +185,10 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Ten
 
 
 def convolution_backward(
-    grad: Tensor, x: Tensor, w: Tensor, *options: Any
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    *options: Any,
 ) -> tuple[Tensor | None, ...]:
     """Return ``aten.convolution_backward``.
 
@@ -212,11 +220,10 @@ def convolution_backward(
             product = _mm(_columns(window.slices(group)), rows.t())
             by_tap = product.reshape(*w.shape[2:], group.shape[0], -1)
             to_w.append(by_tap.permute(3, 2, 0, 1))
-    return (
-        _joined(to_x).transpose(0, 1) if wanted[0] else None,
-        _joined(to_w) if wanted[1] else None,
-        by_channel.sum(1) if wanted[2] else None,
-    )
+    grad_x = _joined(to_x).transpose(0, 1) if wanted[0] else None
+    grad_w = _joined(to_w) if wanted[1] else None
+    grad_bias = by_channel.sum(1) if wanted[2] else None
+    return grad_x, grad_w, grad_bias
 
 
 def _flat_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
@@ -224,7 +231,12 @@ def _flat_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> tuple[T
     bias_shape, *own_options, wanted = options
     wide = _Settings(*own_options).with_height
     to_x, to_w, to_bias = convolution_backward(
-        grad.unsqueeze(2), x.unsqueeze(2), w.unsqueeze(2), bias_shape, *wide, wanted
+        grad.unsqueeze(2),
+        x.unsqueeze(2),
+        w.unsqueeze(2),
+        bias_shape,
+        *wide,
+        wanted,
     )
     return (
         None if to_x is None else to_x.squeeze(2),
@@ -239,7 +251,9 @@ def _pool_window(options: Sequence[Any]) -> _Window:
         raise ExportError(
             "max pooling with ceil_mode is not lowered to slices; leave ceil_mode out"
         )
-    sizes = [[*size] if len(size) > 1 else [*size] * 2 for size in options[:4]]
+    sizes = []
+    for size in options[:4]:
+        sizes.append([*size] if len(size) > 1 else [*size] * 2)
     kernel, stride, padding, dilation = sizes + [[], [0, 0], [1, 1]][len(sizes) - 1 :]
     return _Window(kernel, stride or kernel, padding, dilation)
 
@@ -259,8 +273,11 @@ def max_pool_backward(grad: Tensor, x: Tensor, *options: Any) -> Tensor:
     unclaimed = None  # 1 until a place of the window has the largest
     for candidates in window.slices(x, _LOWEST):
         hit = torch.clamp((candidates - largest) * _STEEP + 1, 0, 1)
-        hit = hit if unclaimed is None else hit * unclaimed
-        unclaimed = (1 if unclaimed is None else unclaimed) - hit
+        if unclaimed is None:
+            unclaimed = 1 - hit
+        else:
+            hit = hit * unclaimed
+            unclaimed = unclaimed - hit
         slopes.append(grad * hit)
     return window.add_slices(slopes, x.shape[-2:])
 

@@ -56,7 +56,10 @@ def lower(
         elif node.op == "get_attr":
             lowered.values[node] = lowered.constant(node)
         elif node.op == "output":
-            return [lowered.resolve(value) for value in node.args[0]]
+            results = []
+            for value in node.args[0]:
+                results.append(lowered.resolve(value))
+            return results
         else:
             lowered.values[node] = lowered.call(node)
     raise ExportError(f"the trace of {trace.name} has no output")
@@ -98,7 +101,9 @@ class _Lowered:
         if rule is None:
             raise _unsupported(self.trace, node)
         args = [self.resolve(arg) for arg in node.args]
-        kwargs = {key: self.resolve(arg) for key, arg in node.kwargs.items()}
+        kwargs = {}
+        for key, arg in node.kwargs.items():
+            kwargs[key] = self.resolve(arg)
         try:
             result = rule(self.emitter, meta, *args, **kwargs)
         except ExportError as error:

@@ -130,7 +130,11 @@ class Value:
         return self._axes_that_lie(self.order) == self._axes_that_lie(order)
 
     def _axes_that_lie(self, order: Iterable[int]) -> list[int]:
-        return [axis for axis in order if self.stored[axis] != 1]
+        lying = []
+        for axis in order:
+            if self.stored[axis] != 1:
+                lying.append(axis)
+        return lying
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

@@ -68,7 +68,10 @@ def _mean(losses: Tensor, y: Tensor) -> Tensor:
 
 
 def mutual_loss_and_logit_gradient(
-    own: Tensor, other: Tensor, y: Tensor, trust: Tensor | float
+    own: Tensor,
+    other: Tensor,
+    y: Tensor,
+    trust: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
     """Compute a model's mutual loss, and its gradient in closed form.
 

@@ -17,25 +17,34 @@ _LINEAR = 17.0  # from here on the softplus of a number is the number, in float3
 
 
 def _threshold_backward(
-    emit: Emitter, _out: Spec, grad: Value, x: Value, threshold: float
+    emit: Emitter,
+    _out: Spec,
+    grad: Value,
+    x: Value,
+    threshold: float,
 ) -> Value:
     # dx = dy * [x > threshold], the gradient of a ReLU for 0.
     if threshold != 0:
-        x = emit.sub(x, emit.scalar(threshold, x.dtype))
-    return emit.mul(grad, step(emit, x))
+        bound = emit.scalar(threshold, x.dtype)
+        x = emit.sub(x, bound)
+    passed = step(emit, x)
+    return emit.mul(grad, passed)
 
 
 def _tanh_backward(emit: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
     # dx = dy * (1 - y^2), from the result: the argument need not live that long.
     unit = emit.scalar(1, y.dtype)
-    slope = emit.sub(unit, emit.mul(y, y))
+    square = emit.mul(y, y)
+    slope = emit.sub(unit, square)
     return emit.mul(grad, slope)
 
 
 def _sigmoid_backward(emit: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
     # dx = dy * y * (1 - y), from the result as for tanh.
-    complement = emit.sub(emit.scalar(1, y.dtype), y)
-    return emit.mul(grad, emit.mul(y, complement))
+    unit = emit.scalar(1, y.dtype)
+    complement = emit.sub(unit, y)
+    slope = emit.mul(y, complement)
+    return emit.mul(grad, slope)
 
 
 def _leaky_relu(emit: Emitter, _out: Spec, x: Value, slope: float = 0.01) -> Value:
@@ -61,16 +70,24 @@ def _gelu(emit: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> 
 
 
 def _gelu_backward(
-    emit: Emitter, _out: Spec, grad: Value, x: Value, *, approximate: str = "none"
+    emit: Emitter,
+    _out: Spec,
+    grad: Value,
+    x: Value,
+    *,
+    approximate: str = "none",
 ) -> Value:
     # dx = dy * (share + x * density), the second term as s * exp(-s^2 - log(pi) / 2), so that the
     # factor of the density costs no pass of its own.
     only_exact(approximate)
     scaled, share = _normal_share(emit, x)
     offset = emit.scalar(-0.5 * math.log(math.pi), x.dtype)
-    exponent = emit.sub(offset, emit.mul(scaled, scaled))
-    density = emit.mul(scaled, emit.pointwise("Exp", exponent))
-    return emit.mul(grad, emit.add(share, density))
+    square = emit.mul(scaled, scaled)
+    exponent = emit.sub(offset, square)
+    exponential = emit.pointwise("Exp", exponent)
+    density = emit.mul(scaled, exponential)
+    slope = emit.add(share, density)
+    return emit.mul(grad, slope)
 
 
 def only_exact(approximate: str) -> None:
@@ -90,26 +107,40 @@ def _elu(
     input_scale: float = 1.0,
 ) -> Value:
     # scale * (max(x, 0) + alpha * (exp(min(x, 0) * input_scale) - 1)): one of the two is 0.
-    below = emit.pointwise("Min", x, emit.scalar(0, out.dtype))
-    raised = emit.pointwise("Exp", multiply(emit, below, input_scale))
-    low = emit.sub(raised, emit.scalar(1, out.dtype))
+    zero = emit.scalar(0, out.dtype)
+    below = emit.pointwise("Min", x, zero)
+    exponent = multiply(emit, below, input_scale)
+    raised = emit.pointwise("Exp", exponent)
+    unit = emit.scalar(1, out.dtype)
+    low = emit.sub(raised, unit)
     above = emit.pointwise("Relu", x)
-    return multiply(emit, emit.add(above, multiply(emit, low, alpha)), scale)
+    lower = multiply(emit, low, alpha)
+    total = emit.add(above, lower)
+    return multiply(emit, total, scale)
 
 
 def _softplus(
-    emit: Emitter, out: Spec, x: Value, beta: float = 1.0, threshold: float = 20.0
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    beta: float = 1.0,
+    threshold: float = 20.0,
 ) -> Value:
     # relu(x) + log1p(z) with z = exp(-|x|) and u = 1 + z; log(u) lacks what the sum lost of z,
     # which (z - (u - 1)) / u gives back.
     bent = multiply(emit, x, beta)
     unit = emit.scalar(1, out.dtype)
-    z = emit.pointwise("Exp", emit.pointwise("Neg", emit.pointwise("Abs", bent)))
+    magnitude = emit.pointwise("Abs", bent)
+    exponent = emit.pointwise("Neg", magnitude)
+    z = emit.pointwise("Exp", exponent)
     u = emit.add(z, unit)
-    lost = emit.sub(z, emit.sub(u, unit))
+    recovered = emit.sub(u, unit)
+    lost = emit.sub(z, recovered)
     correction = emit.div(lost, u)
-    log = emit.add(emit.pointwise("Log", u), correction)
-    total = emit.add(emit.pointwise("Relu", bent), log)
+    logarithm = emit.pointwise("Log", u)
+    log = emit.add(logarithm, correction)
+    rectified = emit.pointwise("Relu", bent)
+    total = emit.add(rectified, log)
     soft = multiply(emit, total, 1 / beta)
     if threshold >= _LINEAR:
         return soft

@@ -46,7 +46,8 @@ def _weight_matrix(emit: Emitter, weight: Value) -> str:
     order = channels_last(weight.rank)
     physical = reorder(weight.shape, order)
     matrix = (weight.shape[0], math.prod(physical[1:]))
-    return emit.reshaped(emit.arranged(weight, order), physical, matrix)
+    rows = emit.arranged(weight, order)
+    return emit.reshaped(rows, physical, matrix)
 
 
 def _dense(emit: Emitter, weight: Value, groups: int) -> Value:
@@ -56,9 +57,11 @@ def _dense(emit: Emitter, weight: Value, groups: int) -> Value:
     """
     if groups == 1:
         return weight
-    repeated = emit.node("Concat", *[emit.plain(weight)] * groups, axis=1)
+    kernel = emit.plain(weight)
+    repeated = emit.node("Concat", *[kernel] * groups, axis=1)
     shape = _dense_shape(weight, groups)
-    return emit.mul(emit.value(repeated, shape), _group_mask(emit, shape, groups))
+    mask = _group_mask(emit, shape, groups)
+    return emit.mul(emit.value(repeated, shape), mask)
 
 
 def _dense_shape(weight: Value, groups: int) -> Shape:
@@ -70,7 +73,8 @@ def _group_mask(emit: Emitter, shape: Sequence[int], groups: int) -> Value:
     block = np.ones((shape[0] // groups, shape[1] // groups))
     mask = np.kron(np.eye(groups), block).astype(np.float32)
     wide = mask.reshape(*mask.shape, *([1] * (len(shape) - 2)))
-    return emit.value(emit.constant(wide), wide.shape)
+    name = emit.constant(wide)
+    return emit.value(name, wide.shape)
 
 
 def _sparse_gradient(emit: Emitter, grad: Value, groups: int) -> Value:
@@ -82,21 +86,29 @@ def _sparse_gradient(emit: Emitter, grad: Value, groups: int) -> Value:
     if groups == 1:
         return grad
     outputs, inputs, *kernel = grad.shape
-    masked = emit.mul(grad, _group_mask(emit, grad.shape, groups))
+    mask = _group_mask(emit, grad.shape, groups)
+    masked = emit.mul(grad, mask)
     by_group = emit.view(masked, (outputs, groups, inputs // groups, *kernel))
     return emit.reduce("ReduceSum", by_group, [1], keep=False)
 
 
 def _convolution(
-    emit: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    *settings: Any,
 ) -> Value:
     # Y = columns(X) W^T + b: im2col, and one product for all samples.
     convolution = Convolution(*settings)
     if convolution.transposed:
         return _transposed(emit, out, x, weight, bias, convolution)
     geometry = convolution.geometry(x.shape[2:], weight, out.shape[2:])
-    kernel = _weight_matrix(emit, _dense(emit, weight, convolution.groups))
-    columns = columns_of(emit, emit.full(x), geometry)
+    dense = _dense(emit, weight, convolution.groups)
+    kernel = _weight_matrix(emit, dense)
+    whole_x = emit.full(x)
+    columns = columns_of(emit, whole_x, geometry)
     if columns.transposed and out.shape[1] <= _FEW:
         return _planes_product(emit, out, kernel, columns.name, bias)
     inputs = [columns.name, kernel]
@@ -107,13 +119,18 @@ def _convolution(
 
 
 def _planes_product(
-    emit: Emitter, out: Spec, kernel: str, columns: str, bias: Value | None
+    emit: Emitter,
+    out: Spec,
+    kernel: str,
+    columns: str,
+    bias: Value | None,
 ) -> Value:
     """Return the product of a kernel with transposed columns, whose result lies in planes."""
     channels = out.shape[1]
     inputs = [kernel, columns]
     if bias is not None:
-        inputs.append(emit.plain(emit.view(bias, (channels, 1))))
+        column = emit.view(bias, (channels, 1))
+        inputs.append(emit.plain(column))
     matrix = emit.node("Gemm", *inputs)
     sizes = emit.ints(channels, -1, *out.shape[2:])
     name = emit.node("Reshape", matrix, sizes)
@@ -131,7 +148,8 @@ def _transposed(
     """Return a transposed convolution: the input's gradient of one with the same kernel."""
     geometry = convolution.geometry(out.shape[2:], weight, x.shape[2:])
     kernel = _dense(emit, weight, convolution.groups)
-    result = _input_gradient(emit, out, emit.full(x), kernel, geometry)
+    whole_x = emit.full(x)
+    result = _input_gradient(emit, out, whole_x, kernel, geometry)
     if bias is None:
         return result
     shift = emit.view(bias, (1, out.shape[1], *[1] * (x.rank - 2)))
@@ -141,7 +159,8 @@ def _transposed(
 def _feature_map(emit: Emitter, matrix: str, out: Spec) -> Value:
     """Return a matrix [batch * positions, channels] as the feature map of the result."""
     order = channels_last(len(out.shape))
-    name = emit.node("Reshape", matrix, emit.ints(-1, *out.shape[2:], out.shape[1]))
+    map_sizes = emit.ints(-1, *out.shape[2:], out.shape[1])
+    name = emit.node("Reshape", matrix, map_sizes)
     return emit.value(name, out.shape, order=order)
 
 
@@ -183,26 +202,40 @@ def _convolution_backward(
 
 
 def _weight_gradient(
-    emit: Emitter, grad: Value, x: Value, shape: Sequence[int], geometry: Geometry
+    emit: Emitter,
+    grad: Value,
+    x: Value,
+    shape: Sequence[int],
+    geometry: Geometry,
 ) -> Value:
     """Return ``dY^T columns(X)``, read as both lie: a Gemm transposes either for nothing."""
     columns = columns_of(emit, x, geometry)
     in_planes = grad.lies(planes(grad.rank))
     if in_planes:
         name = emit.arranged(grad, planes(grad.rank))
-        rows = emit.node("Reshape", name, emit.ints(grad.shape[1], -1))
+        row_sizes = emit.ints(grad.shape[1], -1)
+        rows = emit.node("Reshape", name, row_sizes)
     else:
         rows = matrix_of(emit, grad)
     matrix = emit.node(
-        "Gemm", rows, columns.name, transA=int(not in_planes), transB=columns.transposed
+        "Gemm",
+        rows,
+        columns.name,
+        transA=int(not in_planes),
+        transB=columns.transposed,
     )
     order = channels_last(len(shape))
     physical = reorder(shape, order)
-    return emit.value(emit.reshaped(matrix, (shape[0], -1), physical), shape, order=order)
+    gradient = emit.reshaped(matrix, (shape[0], -1), physical)
+    return emit.value(gradient, shape, order=order)
 
 
 def _input_gradient(
-    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    weight: Value,
+    geometry: Geometry,
 ) -> Value:
     """Return ``dX``, the sum over taps of ``dY W`` at the outputs that read an input.
 
@@ -212,7 +245,9 @@ def _input_gradient(
     input channels and multiplies for every output; the third wins where channels are few.
     """
     if geometry.is_pointwise:
-        product = emit.node("Gemm", matrix_of(emit, grad), _weight_matrix(emit, weight))
+        rows = matrix_of(emit, grad)
+        kernel = _weight_matrix(emit, weight)
+        product = emit.node("Gemm", rows, kernel)
         return _feature_map(emit, product, out)
     table = geometry.reverse_table()
     results = math.prod(geometry.outputs)
@@ -256,7 +291,11 @@ def _fits_conv_transpose(geometry: Geometry) -> bool:
 
 
 def _runtime_gradient(
-    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    weight: Value,
+    geometry: Geometry,
 ) -> Value:
     """Return the gradient by the runtime's own operator, faster where channels are few."""
     missing = []
@@ -264,10 +303,12 @@ def _runtime_gradient(
         steps = (geometry.outputs[axis] - 1) * geometry.stride[axis]
         span = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
         missing.append(size - (steps - 2 * geometry.padding[axis] + span + 1))
+    plain_grad = emit.plain(grad)
+    plain_weight = emit.plain(weight)
     name = emit.node(
         "ConvTranspose",
-        emit.plain(grad),
-        emit.plain(weight),
+        plain_grad,
+        plain_weight,
         kernel_shape=list(geometry.kernel),
         strides=list(geometry.stride),
         pads=list(geometry.padding) * 2,
@@ -278,29 +319,44 @@ def _runtime_gradient(
 
 
 def _look_up_first(
-    emit: Emitter, out: Spec, grad: Value, weight: Value, table: NDArray[np.int64]
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    weight: Value,
+    table: NDArray[np.int64],
 ) -> Value:
     """Return the gradient as a product with what each input contributed to."""
     outputs, inputs = weight.shape[:2]
     order = (*range(2, weight.rank), 0, 1)
     physical = reorder(weight.shape, order)
     matrix = (table.shape[1] * outputs, inputs)
-    kernel = emit.reshaped(emit.arranged(weight, order), physical, matrix)
-    product = emit.node("Gemm", look_up(emit, grad, table), kernel)
+    taps = emit.arranged(weight, order)
+    kernel = emit.reshaped(taps, physical, matrix)
+    columns = look_up(emit, grad, table)
+    product = emit.node("Gemm", columns, kernel)
     return _feature_map(emit, product, out)
 
 
 def _multiply_first(
-    emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    weight: Value,
+    geometry: Geometry,
 ) -> Value:
     """Return the gradient as sums of the products of every output and tap."""
     inputs = weight.shape[1]
-    products = emit.node("Gemm", matrix_of(emit, grad), _weight_matrix(emit, weight))
+    matrix = matrix_of(emit, grad)
+    kernel = _weight_matrix(emit, weight)
+    products = emit.node("Gemm", matrix, kernel)
     count = math.prod(geometry.outputs) * geometry.taps
-    rows = emit.node("Reshape", products, emit.ints(-1, count, inputs))
+    row_sizes = emit.ints(-1, count, inputs)
+    rows = emit.node("Reshape", products, row_sizes)
     contributions, reach = _contributions(emit, rows, geometry)
-    by_input = emit.node("Reshape", contributions, emit.ints(-1, reach, inputs))
-    total = emit.node("ReduceSum", by_input, emit.ints(1), keepdims=0)
+    input_sizes = emit.ints(-1, reach, inputs)
+    by_input = emit.node("Reshape", contributions, input_sizes)
+    axes = emit.ints(1)
+    total = emit.node("ReduceSum", by_input, axes, keepdims=0)
     return _feature_map(emit, total, out)
 
 
@@ -318,7 +374,8 @@ def _contributions(emit: Emitter, rows: str, geometry: Geometry) -> tuple[str, i
     # Sorted, the row of zeros is behind the others, because it has the largest number.
     index = np.sort(index, axis=1)[:, :reach]
     if (index == zero).any():
-        rows = emit.node("Pad", rows, emit.ints(0, 0, 0, 0, 1, 0))
+        pads = emit.ints(0, 0, 0, 0, 1, 0)
+        rows = emit.node("Pad", rows, pads)
     return emit.node("Gather", rows, emit.constant(index.reshape(-1)), axis=1), reach
 
 

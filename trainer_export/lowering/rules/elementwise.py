@@ -30,7 +30,8 @@ def operand(emit: Emitter, value: Value | complex | Dim, dtype: torch.dtype) -> 
         return emit.cast(value, dtype)
     if isinstance(value, (int, float, bool)):
         return emit.scalar(value, dtype)
-    return emit.cast(emit.size_as_float(value), dtype)
+    count = emit.size_as_float(value)
+    return emit.cast(count, dtype)
 
 
 def step(emit: Emitter, value: Value) -> Value:
@@ -42,12 +43,14 @@ def multiply(emit: Emitter, value: Value, factor: float) -> Value:
     """Return a value times a number; for 1 the value itself."""
     if factor == 1.0:
         return value
-    return emit.mul(value, emit.scalar(factor, value.dtype))
+    scale = emit.scalar(factor, value.dtype)
+    return emit.mul(value, scale)
 
 
 def _unary(op_type: str) -> Callable[..., Value]:
     def lower(emit: Emitter, out: Spec, x: Value) -> Value:
-        return emit.pointwise(op_type, emit.cast(x, out.dtype))
+        converted = emit.cast(x, out.dtype)
+        return emit.pointwise(op_type, converted)
 
     return lower
 
@@ -61,7 +64,8 @@ def _binary(op_type: str) -> Callable[..., Value]:
         if isinstance(b, (int, float)) and b == neutral:
             return operand(emit, a, out.dtype)
         left = operand(emit, a, out.dtype)
-        return emit.pointwise(op_type, left, operand(emit, b, out.dtype))
+        right = operand(emit, b, out.dtype)
+        return emit.pointwise(op_type, left, right)
 
     return lower
 
@@ -70,7 +74,8 @@ def _compare(op_type: str, *, negate: bool = False) -> Callable[..., Value]:
     def lower(emit: Emitter, out: Spec, a: Any, b: Any) -> Value:
         dtype = torch.result_type(_example(a), _example(b))
         left = operand(emit, a, dtype)
-        result = emit.pointwise(op_type, left, operand(emit, b, dtype), dtype=out.dtype)
+        right = operand(emit, b, dtype)
+        result = emit.pointwise(op_type, left, right, dtype=out.dtype)
         return emit.pointwise("Not", result) if negate else result
 
     return lower
@@ -87,7 +92,8 @@ def _scaled(op_type: str) -> Callable[..., Value]:
     def lower(emit: Emitter, out: Spec, a: Any, b: Any, *, alpha: float = 1) -> Value:
         left = operand(emit, a, out.dtype)
         right = operand(emit, b, out.dtype)
-        return emit.pointwise(op_type, left, multiply(emit, right, alpha))
+        scaled = multiply(emit, right, alpha)
+        return emit.pointwise(op_type, left, scaled)
 
     return lower
 
@@ -102,7 +108,9 @@ def _div(emit: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None 
         return quotient
     # Towards 0: sign(q) * floor(|q|).
     sign = emit.pointwise("Sign", quotient)
-    return emit.mul(sign, emit.pointwise("Floor", emit.pointwise("Abs", quotient)))
+    magnitude = emit.pointwise("Abs", quotient)
+    whole = emit.pointwise("Floor", magnitude)
+    return emit.mul(sign, whole)
 
 
 def _floor_div(emit: Emitter, out: Spec, a: Value, b: Value, quotient: Value) -> Value:
@@ -110,13 +118,18 @@ def _floor_div(emit: Emitter, out: Spec, a: Value, b: Value, quotient: Value) ->
     # 0.1 is rounded up, and its floor would be 10, not 9.
     remainder = emit.pointwise("Mod", a, b, fmod=1)
     signs = emit.mul(remainder, b)
-    below = emit.pointwise("Less", signs, emit.scalar(0, out.dtype), dtype=torch.bool)
-    whole = emit.div(emit.sub(a, remainder), b)
+    zero = emit.scalar(0, out.dtype)
+    below = emit.pointwise("Less", signs, zero, dtype=torch.bool)
+    multiple = emit.sub(a, remainder)
+    whole = emit.div(multiple, b)
     if not out.dtype.is_floating_point:
-        return emit.sub(whole, emit.cast(below, out.dtype))
+        correction = emit.cast(below, out.dtype)
+        return emit.sub(whole, correction)
     rounded = emit.pointwise("Round", whole)
-    floor = emit.sub(rounded, emit.cast(below, out.dtype))
-    by_zero = emit.pointwise("Equal", b, emit.scalar(0, out.dtype), dtype=torch.bool)
+    correction = emit.cast(below, out.dtype)
+    floor = emit.sub(rounded, correction)
+    zero = emit.scalar(0, out.dtype)
+    by_zero = emit.pointwise("Equal", b, zero, dtype=torch.bool)
     return emit.pointwise("Where", by_zero, quotient, floor, dtype=out.dtype)
 
 
@@ -126,14 +139,18 @@ def _pow(emit: Emitter, out: Spec, x: Any, exponent: Any) -> Value:
     if exponent == 2:
         return emit.mul(x, x)
     if exponent == 3:
-        return emit.mul(emit.mul(x, x), x)
+        square = emit.mul(x, x)
+        return emit.mul(square, x)
     if exponent == 0.5:
         return emit.pointwise("Sqrt", x)
-    return emit.pointwise("Pow", x, operand(emit, exponent, out.dtype))
+    power = operand(emit, exponent, out.dtype)
+    return emit.pointwise("Pow", x, power)
 
 
 def _rsqrt(emit: Emitter, out: Spec, x: Value) -> Value:
-    return emit.pointwise("Reciprocal", emit.pointwise("Sqrt", emit.cast(x, out.dtype)))
+    converted = emit.cast(x, out.dtype)
+    root = emit.pointwise("Sqrt", converted)
+    return emit.pointwise("Reciprocal", root)
 
 
 def _log1p(emit: Emitter, out: Spec, x: Value) -> Value:
@@ -145,33 +162,44 @@ def _log1p(emit: Emitter, out: Spec, x: Value) -> Value:
     log = emit.pointwise("Log", whole)
     # Where nothing is lost; at infinity, too, where the quotient would not be a number.
     exact = emit.pointwise("Equal", kept, x, dtype=torch.bool)
-    quotient = emit.div(emit.mul(x, log), kept)
-    large = replace(emit.pointwise("Where", exact, log, quotient), dtype=out.dtype)
+    product = emit.mul(x, log)
+    quotient = emit.div(product, kept)
+    choice = emit.pointwise("Where", exact, log, quotient)
+    large = replace(choice, dtype=out.dtype)
     # Where all is lost, log1p(x) is x.
-    vanished = emit.pointwise("Equal", kept, emit.scalar(0, out.dtype), dtype=torch.bool)
-    return replace(emit.pointwise("Where", vanished, x, large), dtype=out.dtype)
+    zero = emit.scalar(0, out.dtype)
+    vanished = emit.pointwise("Equal", kept, zero, dtype=torch.bool)
+    result = emit.pointwise("Where", vanished, x, large)
+    return replace(result, dtype=out.dtype)
 
 
 def _expm1(emit: Emitter, out: Spec, x: Value) -> Value:
     # tanh(x / 2) * (exp(x) + 1), which loses nothing of a small x.
     x = emit.cast(x, out.dtype)
-    above = emit.add(emit.pointwise("Exp", x), emit.scalar(1, out.dtype))
-    return emit.mul(emit.pointwise("Tanh", multiply(emit, x, 0.5)), above)
+    exponential = emit.pointwise("Exp", x)
+    unit = emit.scalar(1, out.dtype)
+    above = emit.add(exponential, unit)
+    half = multiply(emit, x, 0.5)
+    tangent = emit.pointwise("Tanh", half)
+    return emit.mul(tangent, above)
 
 
 def _clamp(emit: Emitter, out: Spec, x: Value, low: Any = None, high: Any = None) -> Value:
     x = emit.cast(x, out.dtype)
     if low is not None:
-        x = emit.pointwise("Max", x, operand(emit, low, out.dtype))
+        lower_bound = operand(emit, low, out.dtype)
+        x = emit.pointwise("Max", x, lower_bound)
     if high is not None:
-        x = emit.pointwise("Min", x, operand(emit, high, out.dtype))
+        upper_bound = operand(emit, high, out.dtype)
+        x = emit.pointwise("Min", x, upper_bound)
     return x
 
 
 def where(emit: Emitter, out: Spec, condition: Value, a: Any, b: Any) -> Value:
     """Return ``a`` where a condition holds, else ``b``."""
     left = operand(emit, a, out.dtype)
-    choice = emit.pointwise("Where", condition, left, operand(emit, b, out.dtype))
+    right = operand(emit, b, out.dtype)
+    choice = emit.pointwise("Where", condition, left, right)
     return replace(choice, dtype=out.dtype)
 
 
@@ -193,7 +221,8 @@ def _full(emit: Emitter, out: Spec, _size: Any, value: Any, **_: object) -> Valu
     if not isinstance(value, Value):
         return fill(emit, out, value)
     pending = fill(emit, out, 0)
-    number = emit.view(emit.cast(value, out.dtype), (1,) * len(out.shape))
+    converted = emit.cast(value, out.dtype)
+    number = emit.view(converted, (1,) * len(out.shape))
     return replace(pending, name=number.name)
 
 
@@ -208,9 +237,13 @@ def _arange(emit: Emitter, out: Spec, *bounds: Any, **_: object) -> Value:
         start, end, step_size = bounds
     if all(isinstance(bound, (int, float)) for bound in (start, end, step_size)):
         values = np.arange(start, end, step_size, dtype=numpy_dtype(out.dtype))
-        return emit.value(emit.constant(values), values.shape, out.dtype)
-    names = [operand(emit, bound, torch.int64).name for bound in (start, end, step_size)]
-    numbers = emit.value(emit.node("Range", *names), out.shape, torch.int64)
+        name = emit.constant(values)
+        return emit.value(name, values.shape, out.dtype)
+    names = []
+    for bound in (start, end, step_size):
+        names.append(operand(emit, bound, torch.int64).name)
+    name = emit.node("Range", *names)
+    numbers = emit.value(name, out.shape, torch.int64)
     return emit.cast(numbers, out.dtype)
 
 
@@ -229,7 +262,10 @@ _WITH_NUMBERS: dict[str, Callable[..., Value]] = {
     "mul": _binary("Mul"),
     "div": _div,
     "fmod": lambda emit, out, a, b: emit.pointwise(
-        "Mod", operand(emit, a, out.dtype), operand(emit, b, out.dtype), fmod=1
+        "Mod",
+        operand(emit, a, out.dtype),
+        operand(emit, b, out.dtype),
+        fmod=1,
     ),
     "masked_fill": lambda emit, out, x, mask, value: where(emit, out, mask, value, x),
     "eq": _compare("Equal"),

@@ -25,9 +25,12 @@ def _take(emit: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -
     shape = (*x.shape[:dim], len(index), *x.shape[dim + 1 :])
     if -1 in index:
         x = padded(emit, x, dim, (0, 1))
-    places = np.array([size if place < 0 else place for place in index], np.int64)
+    places = []
+    for place in index:
+        places.append(size if place < 0 else place)
     axis = x.order.index(dim)
-    name = emit.node("Gather", x.name, emit.constant(places), axis=axis)
+    table = emit.constant(np.array(places, np.int64))
+    name = emit.node("Gather", x.name, table, axis=axis)
     return emit.value(name, shape, x.dtype, x.order)
 
 
@@ -40,14 +43,21 @@ def _flip(emit: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
 
 
 def _roll(
-    emit: Emitter, out: Spec, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    shifts: Sequence[int],
+    dims: Sequence[int] = (),
 ) -> Value:
     if not dims:
         raise ExportError("roll without dims cannot be exported; name the dimension")
     for shift, dim in zip(shifts, dims, strict=True):
         axis = dim % x.rank
         size = _fixed_size(x.shape[axis], "roll")
-        x = _take(emit, out, x, axis, [(place - shift) % size for place in range(size)])
+        sources = []
+        for place in range(size):
+            sources.append((place - shift) % size)
+        x = _take(emit, out, x, axis, sources)
     return x
 
 
@@ -60,8 +70,10 @@ def _fixed_size(size: Dim, name: str) -> int:
 
 def _tile(emit: Emitter, out: Spec, x: Value, repeats: Sequence[int]) -> Value:
     shape = (1,) * (len(repeats) - x.rank) + tuple(x.shape)
-    source = emit.plain(emit.view(x, shape))
-    name = emit.node("Tile", source, emit.shape_tensor(tuple(repeats)))
+    lifted = emit.view(x, shape)
+    source = emit.plain(lifted)
+    counts = emit.shape_tensor(tuple(repeats))
+    name = emit.node("Tile", source, counts)
     return emit.value(name, out.shape, x.dtype)
 
 
@@ -107,9 +119,17 @@ class _Indexed:
 
 
 def _indexed(x: Value, indices: Sequence[Value | None]) -> _Indexed:
-    dims = [dim for dim, index in enumerate(indices) if index is not None]
-    other_dims = [dim for dim in range(x.rank) if dim not in dims]
-    return _Indexed(x, dims, other_dims, [index for index in indices if index is not None])
+    dims = []
+    present = []
+    for dim, index in enumerate(indices):
+        if index is not None:
+            dims.append(dim)
+            present.append(index)
+    other_dims = []
+    for dim in range(x.rank):
+        if dim not in dims:
+            other_dims.append(dim)
+    return _Indexed(x, dims, other_dims, present)
 
 
 def _places(emit: Emitter, indexed: _Indexed) -> Value:
@@ -136,7 +156,8 @@ def _places(emit: Emitter, indexed: _Indexed) -> Value:
             raise ExportError(
                 "an index before one of the batch cannot be exported; put the batch first"
             )
-        offset = emit.mul(place, emit.scalar(stride, torch.int64))
+        step = emit.scalar(stride, torch.int64)
+        offset = emit.mul(place, step)
         flat = offset if flat is None else emit.add(flat, offset)
     assert flat is not None
     for refused in beyond:
@@ -147,14 +168,17 @@ def _places(emit: Emitter, indexed: _Indexed) -> Value:
 
 def _from_start(emit: Emitter, place: Value, size: int) -> Value:
     """Return places counted from the start, where negative ones count from the end."""
-    low = emit.pointwise("Less", place, emit.scalar(0, torch.int64), dtype=torch.bool)
-    from_end = emit.add(place, emit.scalar(size, torch.int64))
+    zero = emit.scalar(0, torch.int64)
+    low = emit.pointwise("Less", place, zero, dtype=torch.bool)
+    end = emit.scalar(size, torch.int64)
+    from_end = emit.add(place, end)
     return emit.pointwise("Where", low, from_end, place, dtype=torch.int64)
 
 
 def _out_of_bounds(emit: Emitter, place: Value, size: int) -> list[Value]:
     """Return masks of places before a dimension and behind it."""
-    before = emit.pointwise("Less", place, emit.scalar(0, torch.int64), dtype=torch.bool)
+    zero = emit.scalar(0, torch.int64)
+    before = emit.pointwise("Less", place, zero, dtype=torch.bool)
     end = emit.scalar(size, torch.int64)
     behind = emit.pointwise("GreaterOrEqual", place, end, dtype=torch.bool)
     return [before, behind]
@@ -166,7 +190,9 @@ def _index(emit: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None])
     flat = _places(emit, indexed)
     other_sizes = indexed.other_sizes
     matrix = emit.view(indexed.rows, (math.prod(indexed.sizes), *other_sizes))
-    name = emit.node("Gather", emit.plain(matrix), emit.plain(flat), axis=0)
+    rows_by_place = emit.plain(matrix)
+    places = emit.plain(flat)
+    name = emit.node("Gather", rows_by_place, places, axis=0)
     rows = emit.value(name, (*flat.shape, *other_sizes), x.dtype)
     return _move_index_dims(rows, flat.rank, 0, indexed.position)
 
@@ -174,7 +200,10 @@ def _index(emit: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None])
 def _move_index_dims(x: Value, count: int, source: int, target: int) -> Value:
     """Return the value with ``count`` neighbouring dimensions moved to another position."""
     moved = list(range(source, source + count))
-    dims = [dim for dim in range(x.rank) if dim not in moved]
+    dims = []
+    for dim in range(x.rank):
+        if dim not in moved:
+            dims.append(dim)
     dims[target:target] = moved
     return permuted(x, dims)
 
@@ -189,8 +218,8 @@ def _index_put(
 ) -> Value:
     """Write, or add, values at flat places of the rows of a tensor.
 
-    This is serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums
-    of repeated places. One number where a mask is true is a choice.
+    This is serial, as the gradient of an embedding in `look_up`: the runtime's parallel scatter
+    loses sums of repeated places. One number where a mask is true is a choice.
     """
     if len(indices) == 1 and not values.rank and not accumulate:
         mask = indices[0]
@@ -203,11 +232,15 @@ def _index_put(
     height = math.prod(indexed.sizes)
     width = math.prod(indexed.other_sizes)
     count = math.prod(flat.shape)
-    target = emit.plain(emit.view(indexed.rows, (height, width)))
-    source = emit.plain(emit.view(updates, (count, width)))
+    matrix_of_rows = emit.view(indexed.rows, (height, width))
+    target = emit.plain(matrix_of_rows)
+    matrix_of_updates = emit.view(updates, (count, width))
+    source = emit.plain(matrix_of_updates)
     # ScatterElements wants a place for each number, ScatterND would take one for each row.
-    column = emit.plain(emit.view(flat, (count, 1)))
-    places = emit.node("Expand", column, emit.shape_tensor((1, width)))
+    matrix_of_places = emit.view(flat, (count, 1))
+    column = emit.plain(matrix_of_places)
+    width_sizes = emit.shape_tensor((1, width))
+    places = emit.node("Expand", column, width_sizes)
     reduction = "add" if accumulate else "none"
     name = emit.node("ScatterElements", target, places, source, axis=0, reduction=reduction)
     matrix = emit.value(name, (height, width), x.dtype)
@@ -231,7 +264,8 @@ def _scatter(reduction: str) -> Callable[..., Value]:
         value = source if isinstance(source, Value) else emit.scalar(source, x.dtype)
         updates = Value(value.name, index.shape, value.dtype, value.stored, value.order)
         if value.rank != index.rank:
-            name = emit.node("Expand", value.name, emit.shape_tensor(index.shape))
+            target_sizes = emit.shape_tensor(index.shape)
+            name = emit.node("Expand", value.name, target_sizes)
             updates = emit.value(name, index.shape, x.dtype)
         elif value.shape != index.shape:
             raise ExportError(
@@ -248,9 +282,14 @@ def _scatter(reduction: str) -> Callable[..., Value]:
 def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
     # The place is for the gradient, which PyTorch's decomposition scatters to it.
     def lower(
-        emit: Emitter, out: Sequence[Spec], x: Value, dim: int, keepdim: bool = False
+        emit: Emitter,
+        out: Sequence[Spec],
+        x: Value,
+        dim: int,
+        keepdim: bool = False,
     ) -> tuple[Value, Value]:
-        index = emit.node(place, emit.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
+        plain_x = emit.plain(x)
+        index = emit.node(place, plain_x, axis=dim % x.rank, keepdims=int(keepdim))
         values = emit.reduce(op_type, x, [dim], keep=keepdim)
         return values, emit.value(index, out[1].shape, torch.int64)
 
@@ -266,10 +305,12 @@ def _top(
     largest: bool = True,
     *_: bool,
 ) -> tuple[Value, Value]:
+    plain_x = emit.plain(x)
+    number = emit.ints(count)
     values, places = emit.nodes(
         "TopK",
-        emit.plain(x),
-        emit.ints(count),
+        plain_x,
+        number,
         outputs=2,
         attributes={"axis": dim % x.rank, "largest": int(largest), "sorted": 1},
     )
@@ -291,9 +332,11 @@ def _sort(
 
 
 def _cumsum(emit: Emitter, out: Spec, x: Value, dim: int, **_: object) -> Value:
-    source = emit.plain(emit.cast(x, out.dtype))
+    converted = emit.cast(x, out.dtype)
+    source = emit.plain(converted)
     axis = emit.scalar(dim % x.rank, torch.int64)
-    return emit.value(emit.node("CumSum", source, axis.name), out.shape, out.dtype)
+    name = emit.node("CumSum", source, axis.name)
+    return emit.value(name, out.shape, out.dtype)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

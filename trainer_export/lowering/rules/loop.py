@@ -61,9 +61,10 @@ def _run(emit: Emitter, loop: _Loop, step: _Step, shapes: Sequence[Shape]) -> li
     body = _lower_step(emit, loop, step)
     stacked = body.outputs
     direction = [int(loop.backwards)]
+    inputs = _plain(emit, (*loop.states, *loop.rows))
     names = emit.nodes(
         "Scan",
-        *_plain(emit, (*loop.states, *loop.rows)),
+        *inputs,
         outputs=len(loop.states) + len(stacked),
         attributes={
             "body": body.graph,
@@ -75,10 +76,9 @@ def _run(emit: Emitter, loop: _Loop, step: _Step, shapes: Sequence[Shape]) -> li
     )
     count = len(loop.states)
     name_of = dict(zip(stacked, names[count:], strict=True))
-    results = [
-        emit.value(name, state.shape)
-        for name, state in zip(names[:count], loop.states, strict=True)
-    ]
+    results = []
+    for name, state in zip(names[:count], loop.states, strict=True):
+        results.append(emit.value(name, state.shape))
     for kept, shape in zip(body.kept, shapes, strict=True):
         results.append(emit.value(name_of[kept], shape))
     return results
@@ -89,19 +89,21 @@ def _lower_step(emit: Emitter, loop: _Loop, step: _Step) -> _Body:
     from trainer_export.lowering.program import lower  # noqa: PLC0415 - it finds this module
     from trainer_export.traced_program import trace_program  # noqa: PLC0415 - the same
 
-    body = GraphBuilder("step", emit.graph.inner_prefix())
+    prefix = emit.graph.inner_prefix()
+    body = GraphBuilder("step", prefix)
     ports = _step_ports(body, loop)
-    around = tuple(
-        Port(f"around{i}", "float32", tuple(value.shape)) for i, value in enumerate(loop.around)
-    )
+    around_ports = []
+    for i, value in enumerate(loop.around):
+        around_ports.append(Port(f"around{i}", "float32", tuple(value.shape)))
+    around = tuple(around_ports)
     trace = trace_program("step", step, (*ports, *around), ())
     inside = Emitter(body, ports[0].name)
     names = [body.input(port) for port in ports]
     # No inputs of the body: it reads them from the graph around, where they are not copied.
     names += _plain(emit, loop.around)
-    inputs = [
-        inside.value(name, spec.shape) for name, spec in zip(names, trace.input_specs, strict=True)
-    ]
+    inputs = []
+    for name, spec in zip(names, trace.input_specs, strict=True):
+        inputs.append(inside.value(name, spec.shape))
     results = lower(inside, trace, inputs)
     count = len(loop.states)
     kept = results[count:]
@@ -119,11 +121,15 @@ def _plain(emit: Emitter, values: Sequence[Value]) -> list[str]:
 
 def _step_ports(body: GraphBuilder, loop: _Loop) -> tuple[Port, ...]:
     """Return the inputs of a step: its states, and one row of each of the others."""
-    sizes = [value.shape[1:] for value in loop.states]
-    sizes += [value.shape[2:] for value in loop.rows]
-    return tuple(
-        Port(f"{body.prefix}in{i}", "float32", (_BATCH, *shape)) for i, shape in enumerate(sizes)
-    )
+    sizes = []
+    for state in loop.states:
+        sizes.append(state.shape[1:])
+    for rows in loop.rows:
+        sizes.append(rows.shape[2:])
+    ports = []
+    for i, shape in enumerate(sizes):
+        ports.append(Port(f"{body.prefix}in{i}", "float32", (_BATCH, *shape)))
+    return tuple(ports)
 
 
 def _recurrence(
@@ -145,7 +151,10 @@ def _recurrence(
         states = forth(cell, row, weight_now, bias_now, tensors[:count])
         return [*states, *states]
 
-    loop = _Loop([emit.full(state) for state in start], [z], [weight, bias])
+    states = []
+    for state in start:
+        states.append(emit.full(state))
+    loop = _Loop(states, [z], [weight, bias])
     results = _run(emit, loop, step, _shapes(out))
     return results[count:]
 
@@ -168,8 +177,14 @@ def _backward(
     weight, bias, before = weights_and_states
     cell = CELLS[kind]
     count = len(before)
-    sloped = [i for i, slope in enumerate(slopes) if slope is not None]
-    rows: list[Value] = [slope for slope in slopes if slope is not None]
+    sloped = []
+    for i, slope in enumerate(slopes):
+        if slope is not None:
+            sloped.append(i)
+    rows: list[Value] = []
+    for slope in slopes:
+        if slope is not None:
+            rows.append(slope)
 
     def step(*tensors: Tensor) -> list[Tensor]:
         totals = list(tensors[:count])
@@ -179,7 +194,10 @@ def _backward(
         row, *states, weight_now, bias_now = tensors[first_row:]
         return back(cell, totals, row, weight_now, bias_now, states)
 
-    zeros = [emit.full(fill(emit, spec, 0)) for spec in out[:count]]
+    zeros = []
+    for spec in out[:count]:
+        zero = fill(emit, spec, 0)
+        zeros.append(emit.full(zero))
     loop = _Loop(zeros, [*rows, z, *before], [weight, bias], backwards=True)
     return _run(emit, loop, step, _shapes(out[count:]))
 

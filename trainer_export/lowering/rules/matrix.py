@@ -31,7 +31,11 @@ class _Scales:
 
 
 def matrix_product(
-    emit: Emitter, left: Value, right: Value, added: str = "", scales: _Scales = _Scales()
+    emit: Emitter,
+    left: Value,
+    right: Value,
+    added: str = "",
+    scales: _Scales = _Scales(),
 ) -> Value:
     """Return ``alpha * left @ right + beta * added`` for two matrices.
 
@@ -54,11 +58,14 @@ def matrix_product(
 
 
 def _addmm(emit: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
-    return matrix_product(emit, a, b, emit.plain(bias), _Scales(**scales))
+    plain_bias = emit.plain(bias)
+    return matrix_product(emit, a, b, plain_bias, _Scales(**scales))
 
 
 def _bmm(emit: Emitter, out: Spec, a: Value, b: Value) -> Value:
-    name = emit.node("MatMul", _batched(emit, a), _batched(emit, b))
+    left = _batched(emit, a)
+    right = _batched(emit, b)
+    name = emit.node("MatMul", left, right)
     return emit.value(name, out.shape)
 
 
@@ -79,17 +86,20 @@ def _batched(emit: Emitter, x: Value) -> str:
 
 def _baddbmm(emit: Emitter, out: Spec, added: Value, a: Value, b: Value, **scales: float) -> Value:
     factors = _Scales(**scales)
-    product = multiply(emit, _bmm(emit, out, a, b), float(factors.alpha))
+    unscaled = _bmm(emit, out, a, b)
+    product = multiply(emit, unscaled, float(factors.alpha))
     if factors.beta == 0:  # what is added may then be infinite, and counts for nothing
         return product
-    return emit.add(product, multiply(emit, added, float(factors.beta)))
+    scaled_added = multiply(emit, added, float(factors.beta))
+    return emit.add(product, scaled_added)
 
 
 def _mv(emit: Emitter, out: Spec, a: Value, vector: Value) -> Value:
     # As matrices: the runtime folds a Transpose into a MatMul, and then reads a vector wrongly.
     rows = a if a.rank > 1 else emit.view(a, (1, *a.shape))
     column = emit.view(vector, (*vector.shape, 1))
-    return emit.view(matrix_product(emit, rows, column), out.shape)
+    product = matrix_product(emit, rows, column)
+    return emit.view(product, out.shape)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

@@ -45,13 +45,18 @@ def _layer_norm(emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any) ->
     moment = (*shape[:axis], *[1] * len(sizes))
     results = []
     for name, physical, spec in zip(names, (shape, moment, moment), out, strict=True):
-        results.append(emit.value(emit.reshaped(name, physical, spec.shape), spec.shape))
+        reshaped = emit.reshaped(name, physical, spec.shape)
+        results.append(emit.value(reshaped, spec.shape))
     # The operator's own mean is that of what is centred, and so near 0.
     return results[0], mean, results[2]
 
 
 def _layer_norm_backward(
-    emit: Emitter, _out: Sequence[Spec | None], grad: Value, x: Value, *saved: Any
+    emit: Emitter,
+    _out: Sequence[Spec | None],
+    grad: Value,
+    x: Value,
+    *saved: Any,
 ) -> tuple[Value | None, ...]:
     # With n = (x - m) / s and g = dy * weight:
     #     dx = (g - mean(g) - n * mean(g * n)) / s,  dweight = sum dy * n,  dbias = sum dy
@@ -59,14 +64,18 @@ def _layer_norm_backward(
     sizes, mean, inverse, weight, _, mask = saved
     inner = list(range(x.rank - len(sizes), x.rank))
     outer = list(range(x.rank - len(sizes)))
-    normal = emit.mul(emit.sub(x, mean), inverse)
+    centred_x = emit.sub(x, mean)
+    normal = emit.mul(centred_x, inverse)
     product = emit.mul(grad, normal)
     grad_x = grad_weight = grad_bias = None
     if mask[0]:
         upper = grad if weight is None else emit.mul(grad, weight)
-        slope = emit.mul(normal, _weighted_mean(emit, product, weight, inner))
-        centred = emit.sub(upper, _weighted_mean(emit, grad, weight, inner))
-        grad_x = emit.mul(emit.sub(centred, slope), inverse)
+        mean_product = _weighted_mean(emit, product, weight, inner)
+        slope = emit.mul(normal, mean_product)
+        mean_grad = _weighted_mean(emit, grad, weight, inner)
+        centred = emit.sub(upper, mean_grad)
+        sloped = emit.sub(centred, slope)
+        grad_x = emit.mul(sloped, inverse)
     if mask[1]:
         grad_weight = emit.reduce("ReduceSum", product, outer, keep=False)
     if mask[2]:
@@ -82,13 +91,17 @@ def _weighted_mean(emit: Emitter, x: Value, weight: Value | None, inner: list[in
     if weight is None:
         return emit.mean(x, inner)
     if len(inner) > 1:
-        return emit.mean(emit.mul(x, weight), inner)
+        weighted = emit.mul(x, weight)
+        return emit.mean(weighted, inner)
     count = x.shape[-1]
-    column = emit.view(multiply(emit, weight, 1 / count), (count, 1))
-    rows, shape = emit.unfolded(emit.plain(x), x.shape)
+    scaled_weight = multiply(emit, weight, 1 / count)
+    column = emit.view(scaled_weight, (count, 1))
+    plain_x = emit.plain(x)
+    rows, shape = emit.unfolded(plain_x, x.shape)
     name = emit.node("MatMul", rows, column.name)
     kept = (*x.shape[:-1], 1)
-    return emit.value(emit.reshaped(name, (*shape[:-1], 1), kept), kept)
+    means = emit.reshaped(name, (*shape[:-1], 1), kept)
+    return emit.value(means, kept)
 
 
 def _channels(emit: Emitter, vector: Value, rank: int) -> Value:
@@ -102,29 +115,43 @@ def _moments(emit: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
     Forward and backward pass ask for equal nodes, which a graph has once.
     """
     axes = [0, *range(2, x.rank)]
-    centred = emit.sub(x, emit.mean(x, axes))
+    mean = emit.mean(x, axes)
+    centred = emit.sub(x, mean)
     # From the differences: a mean of squares minus a square of the mean loses digits.
     squares = emit.mul(centred, centred)
     variance = emit.mean(squares, axes)
-    shifted = emit.add(variance, emit.scalar(eps, x.dtype))
+    epsilon = emit.scalar(eps, x.dtype)
+    shifted = emit.add(variance, epsilon)
     deviation = emit.pointwise("Sqrt", shifted)
     return centred, emit.pointwise("Reciprocal", deviation)
 
 
 def _static_batch_norm(
-    emit: Emitter, _out: Spec, x: Value, weight: Value, bias: Value, eps: float
+    emit: Emitter,
+    _out: Spec,
+    x: Value,
+    weight: Value,
+    bias: Value,
+    eps: float,
 ) -> Value:
     # y = (x - m) * (r * weight) + bias with r = 1 / sqrt(var + eps): the factor of a channel is
     # computed once, so that two passes over the feature map are enough.
     x = emit.full(x)
     centred, inverse = _moments(emit, x, eps)
-    scale = emit.mul(inverse, _channels(emit, weight, x.rank))
+    weights = _channels(emit, weight, x.rank)
+    scale = emit.mul(inverse, weights)
     scaled = emit.mul(centred, scale)
-    return emit.add(scaled, _channels(emit, bias, x.rank))
+    shift = _channels(emit, bias, x.rank)
+    return emit.add(scaled, shift)
 
 
 def _static_batch_norm_backward(
-    emit: Emitter, _out: Sequence[Spec], grad: Value, x: Value, weight: Value, eps: float
+    emit: Emitter,
+    _out: Sequence[Spec],
+    grad: Value,
+    x: Value,
+    weight: Value,
+    eps: float,
 ) -> tuple[Value, Value, Value]:
     # With c = x - m, r = 1 / sqrt(var + eps) and p = mean(dy * c) * r over samples and positions:
     #     dx = (dy - c * p * r - mean(dy)) * r * weight,  dweight = count * p,  dbias = count * mean
@@ -135,14 +162,20 @@ def _static_batch_norm_backward(
     axes = [0, *range(2, x.rank)]
     count = emit.size_as_float(math.prod(reorder(x.shape, axes)))
     mean = emit.mean(grad, axes)
-    covariance = emit.mean(emit.mul(grad, centred), axes)
+    centred_grad = emit.mul(grad, centred)
+    covariance = emit.mean(centred_grad, axes)
     product = emit.mul(covariance, inverse)
-    slope = emit.mul(centred, emit.mul(product, inverse))
+    scaled_product = emit.mul(product, inverse)
+    slope = emit.mul(centred, scaled_product)
     straight = emit.sub(grad, slope)
-    scale = emit.mul(inverse, _channels(emit, weight, x.rank))
-    grad_x = emit.mul(emit.sub(straight, mean), scale)
-    grad_weight = emit.view(emit.mul(product, count), weight.shape)
-    grad_bias = emit.view(emit.mul(mean, count), weight.shape)
+    weights = _channels(emit, weight, x.rank)
+    scale = emit.mul(inverse, weights)
+    projected = emit.sub(straight, mean)
+    grad_x = emit.mul(projected, scale)
+    total_product = emit.mul(product, count)
+    grad_weight = emit.view(total_product, weight.shape)
+    total = emit.mul(mean, count)
+    grad_bias = emit.view(total, weight.shape)
     return grad_x, grad_weight, grad_bias
 
 

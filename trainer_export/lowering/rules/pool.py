@@ -50,7 +50,8 @@ class _Covered:
 
 def _stage(emit: Emitter, name: str, size: int, inner: int) -> _Stage:
     """Separate windows of ``size`` along an axis whose elements are runs of ``inner`` numbers."""
-    rows = emit.node("Reshape", name, emit.ints(-1, size, inner))
+    row_sizes = emit.ints(-1, size, inner)
+    rows = emit.node("Reshape", name, row_sizes)
     members = emit.nodes("Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size})
     running = [members[0]]
     for member in members[1:]:
@@ -86,9 +87,11 @@ def _cropped(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
     positions = math.prod(x.shape[2:])
     table = np.arange(positions, dtype=np.int64).reshape(x.shape[2:])
     kept = table[tuple(slice(size) for size in sizes)]
-    rows = emit.node("Reshape", name, emit.ints(-1, positions, x.shape[1]))
+    row_sizes = emit.ints(-1, positions, x.shape[1])
+    rows = emit.node("Reshape", name, row_sizes)
     index = emit.constant(np.ascontiguousarray(kept).reshape(-1))
-    return _Covered(emit.node("Gather", rows, index, axis=1), order, sizes)
+    cropped = emit.node("Gather", rows, index, axis=1)
+    return _Covered(cropped, order, sizes)
 
 
 def _covered(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
@@ -96,7 +99,8 @@ def _covered(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
     order = planes(x.rank)
     whole = not any(size % k for size, k in zip(x.shape[2:], kernel, strict=True))
     if x.lies(order) and whole:
-        return _Covered(emit.arranged(x, order), order, x.shape[2:])
+        in_planes = emit.arranged(x, order)
+        return _Covered(in_planes, order, x.shape[2:])
     return _cropped(emit, x, kernel)
 
 
@@ -116,7 +120,10 @@ def _stages(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Sta
 
 
 def _max_pool(
-    emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any
+    emit: Emitter,
+    out: Sequence[Spec],
+    x: Value,
+    *settings: Any,
 ) -> tuple[Value | None, ...]:
     # The maximum over a window, one axis after the other. No indices then, and the gradient
     # compares again; windows that overlap or are padded go to the runtime's operator.
@@ -133,7 +140,8 @@ def _max_pool(
     }
     if window.ceil_mode:
         attributes["pads"] = _pads_of_ceil(window, x, out[0])
-    names = emit.nodes("MaxPool", emit.plain(x), outputs=2, attributes=attributes)
+    plain_x = emit.plain(x)
+    names = emit.nodes("MaxPool", plain_x, outputs=2, attributes=attributes)
     return emit.value(names[0], out[0].shape), emit.value(names[1], out[1].shape, torch.int64)
 
 
@@ -154,7 +162,11 @@ def _pads_of_ceil(window: Window, x: Value, out: Spec) -> list[int]:
 
 
 def _max_pool_backward(
-    emit: Emitter, out: Spec, grad: Value, x: Value, *settings_and_indices: Any
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    x: Value,
+    *settings_and_indices: Any,
 ) -> Value:
     # dx is dy at the first maximum of each window and 0 elsewhere. Without indices the stages of
     # the forward pass, which are the same nodes, are undone in reverse.
@@ -165,7 +177,8 @@ def _max_pool_backward(
     stages, covered = _stages(emit, x, Window(*settings).size)
     name = emit.arranged(grad, covered.order)
     for stage in reversed(stages):
-        rows = emit.node("Reshape", name, emit.ints(-1, 1, stage.inner))
+        row_sizes = emit.ints(-1, 1, stage.inner)
+        rows = emit.node("Reshape", name, row_sizes)
         name = _unstage(emit, rows, stage)
     return _uncropped(emit, replace(covered, name=name), out)
 
@@ -176,7 +189,9 @@ def _uncropped(emit: Emitter, covered: _Covered, out: Spec) -> Value:
     logical = (-1, out.shape[1], *covered.sizes)
     sizes = emit.ints(*reorder(logical, order))
     name = emit.node("Reshape", covered.name, sizes)
-    uncovered = [full - size for full, size in zip(out.shape[2:], covered.sizes, strict=True)]
+    uncovered = []
+    for full, size in zip(out.shape[2:], covered.sizes, strict=True):
+        uncovered.append(full - size)
     missing = (0, 0, *uncovered)
     if any(missing):
         pads = emit.ints(*[0] * len(order), *reorder(missing, order))
@@ -190,11 +205,19 @@ def _scattered(emit: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
     Each number is added to the element that its maximum came from, whose index counts over the
     whole batch.
     """
-    total = emit.node("Reshape", emit.shape_tensor((math.prod(out.shape),)), emit.ints(1))
-    zeros = emit.node("Expand", emit.scalar(0, torch.float32).name, total)
-    flat = [emit.node("Reshape", emit.plain(value), emit.ints(-1)) for value in (indices, grad)]
+    count = emit.shape_tensor((math.prod(out.shape),))
+    one_size = emit.ints(1)
+    total = emit.node("Reshape", count, one_size)
+    zero = emit.scalar(0, torch.float32)
+    zeros = emit.node("Expand", zero.name, total)
+    flat = []
+    for value in (indices, grad):
+        plain_value = emit.plain(value)
+        flat_size = emit.ints(-1)
+        flat.append(emit.node("Reshape", plain_value, flat_size))
     summed = emit.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
-    name = emit.node("Reshape", summed, emit.ints(-1, *out.shape[1:]))
+    map_sizes = emit.ints(-1, *out.shape[1:])
+    name = emit.node("Reshape", summed, map_sizes)
     return emit.value(name, out.shape)
 
 
@@ -202,7 +225,8 @@ def _average_pool(emit: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
     # The sum over a window times 1 / members: windows become axes of their own, and one reduction
     # takes them all.
     size, members = _tiling_of_average(settings)
-    covered = _cropped(emit, emit.full(x), size)
+    whole_x = emit.full(x)
+    covered = _cropped(emit, whole_x, size)
     opened_sizes = emit.ints(-1, *_open_windows(covered.sizes, size), x.shape[1])
     opened = emit.node("Reshape", covered.name, opened_sizes)
     window_axes = emit.ints(*range(2, 2 * len(size) + 1, 2))
@@ -230,19 +254,26 @@ def _open_windows(sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
 
 
 def _average_pool_backward(
-    emit: Emitter, out: Spec, grad: Value, x: Value, *settings: Any
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    x: Value,
+    *settings: Any,
 ) -> Value:
     # dx is dy / members at every member of a window: a broadcast along the axes of the windows.
     size, members = _tiling_of_average(settings)
     order = channels_last(x.rank)
     sizes = tuple(full // k * k for full, k in zip(x.shape[2:], size, strict=True))
-    share = multiply(emit, emit.full(grad), 1 / members)
+    whole_grad = emit.full(grad)
+    share = multiply(emit, whole_grad, 1 / members)
     opened = _open_windows(sizes, size)
     closed = list(opened)
     closed[1::2] = [1] * len(size)
     name = emit.arranged(share, order)
-    name = emit.node("Reshape", name, emit.ints(-1, *closed, x.shape[1]))
-    wide = emit.node("Expand", name, emit.ints(1, *opened, 1))
+    closed_sizes = emit.ints(-1, *closed, x.shape[1])
+    name = emit.node("Reshape", name, closed_sizes)
+    opened_sizes = emit.ints(1, *opened, 1)
+    wide = emit.node("Expand", name, opened_sizes)
     return _uncropped(emit, _Covered(wide, order, sizes), out)
 
 

@@ -16,27 +16,41 @@ aten = torch.ops.aten
 
 def _along(op_type: str) -> Callable[..., Value]:
     def lower(emit: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
-        name = emit.node(op_type, emit.plain(x), axis=dim % x.rank)
+        plain_x = emit.plain(x)
+        name = emit.node(op_type, plain_x, axis=dim % x.rank)
         return emit.value(name, x.shape)
 
     return lower
 
 
 def _softmax_backward(
-    emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+    emit: Emitter,
+    _out: Spec,
+    grad: Value,
+    y: Value,
+    dim: int,
+    *_: object,
 ) -> Value:
     # dx = y * (dy - sum(dy * y)): the Jacobian diag(y) - y y^T applied without being formed.
-    total = emit.reduce("ReduceSum", emit.mul(grad, y), [dim], keep=True)
-    return emit.mul(y, emit.sub(grad, total))
+    product = emit.mul(grad, y)
+    total = emit.reduce("ReduceSum", product, [dim], keep=True)
+    centred = emit.sub(grad, total)
+    return emit.mul(y, centred)
 
 
 def _log_softmax_backward(
-    emit: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object
+    emit: Emitter,
+    _out: Spec,
+    grad: Value,
+    y: Value,
+    dim: int,
+    *_: object,
 ) -> Value:
     # dx = dy - exp(y) * sum(dy): exp(y) is the softmax, so that x is not needed.
     total = emit.reduce("ReduceSum", grad, [dim], keep=True)
     softmax = emit.pointwise("Exp", y)
-    return emit.sub(grad, emit.mul(softmax, total))
+    share = emit.mul(softmax, total)
+    return emit.sub(grad, share)
 
 
 def _all_or(dim: Any, rank: int) -> list[int]:
@@ -56,7 +70,8 @@ def _reduction(op_type: str) -> Callable[..., Value]:
         **_: object,
     ) -> Value:
         axes = list(dim or range(x.rank))  # an empty list means all, too
-        return emit.reduce(op_type, emit.cast(x, out.dtype), axes, keep=keepdim)
+        converted = emit.cast(x, out.dtype)
+        return emit.reduce(op_type, converted, axes, keep=keepdim)
 
     return lower
 
@@ -64,7 +79,8 @@ def _reduction(op_type: str) -> Callable[..., Value]:
 def _any(emit: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     # The maximum of numbers, because ONNX reduces no booleans.
     axes = _all_or(dim, x.rank)
-    largest = emit.reduce("ReduceMax", emit.cast(x, torch.float32), axes, keep=keepdim)
+    numbers = emit.cast(x, torch.float32)
+    largest = emit.reduce("ReduceMax", numbers, axes, keep=keepdim)
     return emit.cast(largest, out.dtype)
 
 
@@ -78,11 +94,13 @@ def _var(
 ) -> Value:
     # sum((x - mean)^2) / (n - correction), from differences: squares of large numbers lose digits.
     axes = [axis % x.rank for axis in _all_or(dim, x.rank)]
-    centred = emit.sub(x, emit.mean(x, axes))
+    mean = emit.mean(x, axes)
+    centred = emit.sub(x, mean)
     squares = emit.mul(centred, centred)
     total = emit.reduce("ReduceSum", squares, axes, keep=keepdim)
     count = emit.size_as_float(math.prod(reorder(x.shape, axes)))
-    freedom = emit.sub(count, operand(emit, correction, out.dtype))
+    lost = operand(emit, correction, out.dtype)
+    freedom = emit.sub(count, lost)
     return emit.div(total, freedom)
 
 
@@ -101,13 +119,18 @@ def _var_mean(
 
 def _place(op_type: str) -> Callable[..., Value]:
     def lower(
-        emit: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False
+        emit: Emitter,
+        out: Spec,
+        x: Value,
+        dim: int | None = None,
+        keepdim: bool = False,
     ) -> Value:
         if dim is None:
             x = emit.view(x, (math.prod(x.shape),))
             dim = 0
         axis = dim % x.rank
-        name = emit.node(op_type, emit.plain(x), axis=axis, keepdims=int(keepdim))
+        plain_x = emit.plain(x)
+        name = emit.node(op_type, plain_x, axis=axis, keepdims=int(keepdim))
         return emit.value(name, out.shape, torch.int64)
 
     return lower
@@ -139,9 +162,11 @@ def _vector_norm(
         return emit.reduce("ReduceL2", x, axes, keep=keepdim)
     if order in _NORMS:
         return emit.reduce(_NORMS[order], size, axes, keep=keepdim)
-    powers = emit.pointwise("Pow", size, emit.scalar(order, x.dtype))
+    exponent = emit.scalar(order, x.dtype)
+    powers = emit.pointwise("Pow", size, exponent)
     total = emit.reduce("ReduceSum", powers, axes, keep=keepdim)
-    return emit.pointwise("Pow", total, emit.scalar(1 / order, x.dtype))
+    root = emit.scalar(1 / order, x.dtype)
+    return emit.pointwise("Pow", total, root)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""Lowerings of views, slices, joins, padding and look-ups.
+"""Lowerings of views, slices, joins and padding.
 
 Transposes and expansions stay pending (see `values`).
 """
@@ -17,7 +17,6 @@ from trainer_export.lowering.values import Dim, Spec, Value, hint, overload, reo
 aten = torch.ops.aten
 
 _END = 2**62  # torch writes an open end of a slice as the largest int64
-_ONE_HOT_LIMIT = 128  # rows up to which a product with the one-hot matrix beats a serial scatter
 
 
 def _view(emit: Emitter, out: Spec, x: Value, *_: object) -> Value:
@@ -37,7 +36,10 @@ def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
         stored.append(1 if axis is None else x.stored[axis])
         if axis is not None:
             place[axis] = i
-    order = [place[axis] for axis in x.order if axis in place]
+    order = []
+    for axis in x.order:
+        if axis in place:
+            order.append(place[axis])
     for i, axis in enumerate(axes):
         if axis is None:
             # Behind its left neighbour: what was plain stays plain.
@@ -48,7 +50,8 @@ def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
 def _relabel(emit: Emitter, x: Value, axes: Sequence[int | None]) -> Value:
     """Return `_with_axes` with its Reshape."""
     result = _with_axes(x, axes)
-    return replace(result, name=emit.reshaped(x.name, x.physical, result.physical))
+    name = emit.reshaped(x.name, x.physical, result.physical)
+    return replace(result, name=name)
 
 
 def _unsqueeze(emit: Emitter, _out: Spec, x: Value, dim: int) -> Value:
@@ -61,10 +64,13 @@ def _squeeze(emit: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
     dims = range(x.rank) if dim is None else dim
     if isinstance(dims, int):
         dims = [dims]
-    dropped: set[int] = set()
-    if x.rank:  # a number has no axis, though torch lets one be named
-        dropped.update(axis % x.rank for axis in dims if x.shape[axis] == 1)
-    return _relabel(emit, x, [axis for axis in range(x.rank) if axis not in dropped])
+    if x.rank == 0:  # a number has no axis, though torch lets one be named
+        return _relabel(emit, x, [])
+    kept = list(range(x.rank))
+    for axis in dims:
+        if x.shape[axis] == 1:
+            kept.remove(axis % x.rank)
+    return _relabel(emit, x, kept)
 
 
 def permuted(x: Value, dims: Sequence[int]) -> Value:
@@ -114,7 +120,8 @@ def _slice(emit: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
     start = 0 if chosen.start is None else chosen.start
     bounds = [emit.size(start), emit.size(_stop(chosen.end, x.shape[dim]))]
     axis = emit.ints(x.order.index(dim))
-    name = emit.node("Slice", x.name, *bounds, axis, emit.ints(chosen.step))
+    step = emit.ints(chosen.step)
+    name = emit.node("Slice", x.name, *bounds, axis, step)
     return emit.value(name, out.shape, x.dtype, x.order)
 
 
@@ -126,7 +133,11 @@ def _stop(end: Any, size: Dim) -> Any:
 
 
 def _slice_backward(
-    emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    sizes: Sequence[Dim],
+    *positions: Any,
 ) -> Value:
     # dx is dy where the slice read and 0 elsewhere: padding before and after, or, if the slice
     # skipped places, a look-up with a row of zeros for these.
@@ -148,7 +159,8 @@ def _slice_backward(
     table[slice(start, None, step)][:kept] = np.arange(kept)
     rows = padded(emit, grad, dim, (0, 1))
     axis = grad.order.index(dim)
-    name = emit.node("Gather", rows.name, emit.constant(table), axis=axis)
+    places = emit.constant(table)
+    name = emit.node("Gather", rows.name, places, axis=axis)
     return emit.value(name, out.shape, grad.dtype, grad.order)
 
 
@@ -172,7 +184,8 @@ def _slice_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *positions
     shape = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
     joined = _join(emit, Spec(shape, out.dtype), [x, update], dim)
     axis = joined.order.index(dim)
-    name = emit.node("Gather", joined.name, emit.constant(table), axis=axis)
+    sources = emit.constant(table)
+    name = emit.node("Gather", joined.name, sources, axis=axis)
     return emit.value(name, out.shape, out.dtype, joined.order)
 
 
@@ -201,13 +214,19 @@ def padded(emit: Emitter, x: Value, dim: int, around: tuple[int, int], value: fl
     pads = [0] * (2 * x.rank)
     pads[axis] = before
     pads[axis + x.rank] = after
-    name = emit.node("Pad", x.name, emit.ints(*pads), emit.scalar(value, x.dtype).name)
+    widths = emit.ints(*pads)
+    filling = emit.scalar(value, x.dtype)
+    name = emit.node("Pad", x.name, widths, filling.name)
     shape = (*x.shape[:dim], x.shape[dim] + before + after, *x.shape[dim + 1 :])
     return emit.value(name, shape, x.dtype, x.order)
 
 
 def _constant_pad(
-    emit: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0
+    emit: Emitter,
+    _out: Spec,
+    x: Value,
+    pads: Sequence[int],
+    value: float = 0.0,
 ) -> Value:
     x = emit.full(x)
     for i in range(0, len(pads), 2):
@@ -233,14 +252,22 @@ def _select(emit: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
     x = emit.full(x)
     dim = dim % x.rank
     axis = x.order.index(dim)
-    name = emit.node("Gather", x.name, emit.scalar(index, torch.int64).name, axis=axis)
+    place = emit.scalar(index, torch.int64)
+    name = emit.node("Gather", x.name, place.name, axis=axis)
     kept = without(dim, x.rank)
-    order = [kept.index(axis) for axis in x.order if axis != dim]
+    order = []
+    for old_axis in x.order:
+        if old_axis != dim:
+            order.append(kept.index(old_axis))
     return emit.value(name, out.shape, x.dtype, order)
 
 
 def _select_backward(
-    emit: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int
+    emit: Emitter,
+    out: Spec,
+    grad: Value,
+    sizes: Sequence[Dim],
+    *place: int,
 ) -> Value:
     # dx is dy at the index and 0 elsewhere: padding.
     dim = place[0] % len(sizes)
@@ -249,19 +276,26 @@ def _select_backward(
         raise ExportError(
             "the gradient of a selection along the batch cannot be exported; use the whole batch"
         )
-    lifted = emit.full(_unsqueeze(emit, out, grad, dim))
+    row = _unsqueeze(emit, out, grad, dim)
+    lifted = emit.full(row)
     index = place[1] % size
     return padded(emit, lifted, dim, (index, size - index - 1))
 
 
 def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
     # In the order of the largest, which is then copied once.
-    # torch lets an empty vector be joined with anything.
-    tensors = [tensor for tensor in tensors if hint(tensor.shape) or len(tensor.shape) != 1]
-    values = [emit.cast(emit.full(tensor), out.dtype) for tensor in tensors]
+    values = []
+    for tensor in tensors:
+        # torch lets an empty vector be joined with anything.
+        if len(tensor.shape) == 1 and not hint(tensor.shape):
+            continue
+        whole = emit.full(tensor)
+        values.append(emit.cast(whole, out.dtype))
     dim %= len(out.shape)
     leader = max(values, key=lambda value: hint(value.shape))
-    names = [emit.arranged(value, leader.order) for value in values]
+    names = []
+    for value in values:
+        names.append(emit.arranged(value, leader.order))
     name = names[0]
     if len(names) > 1:
         name = emit.node("Concat", *names, axis=leader.order.index(dim))
@@ -270,86 +304,42 @@ def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> V
 
 def _stack(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
     dim %= len(out.shape)
-    return _join(emit, out, [_unsqueeze(emit, out, tensor, dim) for tensor in tensors], dim)
+    rows = []
+    for tensor in tensors:
+        rows.append(_unsqueeze(emit, out, tensor, dim))
+    return _join(emit, out, rows, dim)
 
 
 def _split(
-    emit: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0
+    emit: Emitter,
+    out: Sequence[Spec],
+    x: Value,
+    _sizes: Any,
+    dim: int = 0,
 ) -> tuple[Value, ...]:
     x = emit.full(x)
     dim = dim % x.rank
     lengths = tuple(spec.shape[dim] for spec in out)
+    length_tensor = emit.shape_tensor(lengths)
     names = emit.nodes(
         "Split",
         x.name,
-        emit.shape_tensor(lengths),
+        length_tensor,
         outputs=len(out),
         attributes={"axis": x.order.index(dim)},
     )
     pairs = zip(names, out, strict=True)
-    return tuple(emit.value(name, spec.shape, x.dtype, x.order) for name, spec in pairs)
+    values = []
+    for name, spec in pairs:
+        values.append(emit.value(name, spec.shape, x.dtype, x.order))
+    return tuple(values)
 
 
 def _unbind(emit: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple[Value, ...]:
-    return tuple(_select(emit, spec, x, dim, i) for i, spec in enumerate(out))
-
-
-@dataclass(frozen=True)
-class _Table:
-    """The settings of an embedding's gradient."""
-
-    rows: int
-    padding: int = -1
-    scale: bool = False
-
-
-def _embedding(emit: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
-    # A graph would look up a negative index from the end; one beyond the table it refuses.
-    low = emit.pointwise("Less", indices, emit.scalar(0, indices.dtype), dtype=torch.bool)
-    rows = emit.scalar(weight.shape[0], indices.dtype)
-    indices = emit.pointwise("Where", low, rows, indices, dtype=indices.dtype)
-    name = emit.node("Gather", emit.plain(weight), emit.plain(indices), axis=0)
-    return emit.value(name, out.shape)
-
-
-def _embedding_backward(
-    emit: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any
-) -> Value:
-    # dW[r] is the sum of dy over the places that look up row r: onehot(indices)^T dy, as a product
-    # for few rows and as a scatter for many.
-    table = _Table(*settings)
-    if table.scale:
-        raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
-    width = out.shape[-1]
-    updates = emit.reshaped(emit.plain(grad), grad.shape, (-1, width))
-    flat = emit.node("Reshape", emit.plain(indices), emit.ints(-1, 1))
-    if table.rows <= _ONE_HOT_LIMIT:
-        numbers = emit.constant(np.arange(table.rows, dtype=np.int64)[None])
-        hot = emit.node("Cast", emit.node("Equal", flat, numbers), to=1)
-        name = emit.node("Gemm", hot, updates, transA=1)
-    else:
-        zeros = emit.node("Expand", emit.scalar(0, grad.dtype).name, emit.ints(table.rows, width))
-        wide = emit.node("Expand", flat, emit.ints(1, width))
-        # ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31
-        # alike) and loses updates of repeated rows; ScatterElements is serial and right.
-        name = emit.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
-    if table.padding >= 0:
-        keep = np.ones((table.rows, 1), np.float32)
-        keep[table.padding] = 0
-        name = emit.node("Mul", name, emit.constant(keep))
-    return emit.value(name, out.shape)
-
-
-def _gather(emit: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
-    inputs = (emit.plain(x), emit.plain(index))
-    name = emit.node("GatherElements", *inputs, axis=dim % x.rank)
-    return emit.value(name, out.shape, x.dtype)
-
-
-def _index_select(emit: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
-    inputs = (emit.plain(x), emit.plain(index))
-    name = emit.node("Gather", *inputs, axis=dim % x.rank)
-    return emit.value(name, out.shape, x.dtype)
+    rows = []
+    for i, spec in enumerate(out):
+        rows.append(_select(emit, spec, x, dim, i))
+    return tuple(rows)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
@@ -366,7 +356,9 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.t.default: lambda _emit, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
     aten.expand.default: _expand,
     aten.copy.default: lambda emit, out, _x, source, *_: _expand(
-        emit, out, emit.cast(source, out.dtype)
+        emit,
+        out,
+        emit.cast(source, out.dtype),
     ),
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
@@ -380,8 +372,4 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.unbind.int: _unbind,
-    aten.embedding.default: _embedding,
-    aten.embedding_dense_backward.default: _embedding_backward,
-    aten.gather.default: _gather,
-    aten.index_select.default: _index_select,
 }
