@@ -92,7 +92,7 @@ class StaticBatchNorm(_LayerWithMode):
         squares = centred * centred
         variance = squares.mean(dims, keepdim=True)
         if self.mode == "statistics":
-            # Only the kept variance is unbiased; as in PyTorch, the batch is normalised by the other.
+            # Only the kept variance is unbiased; as in PyTorch, a batch is normalised by the other.
             count = x.numel() // x.shape[1]
             self.last_mean = mean.flatten()
             self.last_var = squares.sum(dims) / (count - 1)
