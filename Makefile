@@ -119,13 +119,16 @@ FILE ?= $(wildcard ../shared/vectors/vectors.json)
 conformance: $(STAMP)  ## Worked examples of the papers through this code: make conformance FILE=vectors.json
 	$(BIN)/python -m tests.conformance $(FILE)
 
-check: $(STAMP)  ## Format, lint, types.
+# Packages within the limits of readability, which `make check` holds.
+READABLE := broker_server device_runtime fleet_protocol models shoal trainer_export
+check: $(STAMP)  ## Format, lint, types, and the limits of readability.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/readability.py --limits $(READABLE)
 
 PACKAGES := broker_server device_runtime fleet_protocol models reproduction shoal simulation trainer_export
-readability:  ## How hard lines and functions are to read, one row per package; not a part of `make check` yet.
+readability:  ## How hard lines and functions are to read, one row per package.
 	$(PYTHON) tools/readability.py $(READABILITY) $(PACKAGES)
 
 format: $(STAMP)

@@ -266,7 +266,7 @@ def import_needed(what: str, name: str) -> ModuleType:
         ) from error
 
 
-def open_transport(
+def open_transport(  # noqa: PLR0913  (options by keyword)
     address: BrokerAddress,
     client_id: str,
     inbox: queue.SimpleQueue[Event],

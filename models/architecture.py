@@ -237,6 +237,7 @@ def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
         raise ConfigError(
             f"{arch.name} cannot be built{at_line_of(error)}: {error!r}; check its settings"
         ) from error
+    # A builder may return something else than a module, which `ModelBuilder` refuses by name.
     if row.named and hasattr(module, "register_forward_pre_hook"):
         module.register_forward_pre_hook(row, with_kwargs=True)
     return module

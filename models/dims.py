@@ -97,7 +97,7 @@ class Dim:
         Raises:
             TypeError, ValueError, KeyError: if `to_json` does not write such a value.
         """
-        if isinstance(value[0], str):
+        if isinstance(value[0], str):  # a plain dimension; others are lists of segments
             axis, inner = value
             return cls(axis, int(inner))
         first, *more = map(_segment_from_json, value)

@@ -216,6 +216,7 @@ class OwnClass(FrozenModel):
 
     def _require_bounds(self, tensors: Tensors) -> None:
         """Refuse a state that is far larger than the tensors that it is made of."""
+        # A file from elsewhere could name the largest tensor in each of its entries.
         most = USES_LIMIT * sum(tensor.size for tensor in tensors.values())
         size = 0
         for entry in self.entries:

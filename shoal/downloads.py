@@ -45,7 +45,7 @@ class Download:
     note: str = ""
 
 
-def save_version(
+def save_version(  # noqa: PLR0913  (an argument for each thing that it needs)
     opened: Store,
     run: str | None,
     version: int,
@@ -118,7 +118,7 @@ def _download(
     return Download(content.exported.record, lines, content.note or content.lacking)
 
 
-def save(
+def save(  # noqa: PLR0913  (an argument for each thing that it needs)
     source: Source,
     run: RunRecord,
     version: int,

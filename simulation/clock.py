@@ -153,7 +153,7 @@ class Clock:
     table: ClockTable
     config: ClockConfig
 
-    def device(self, type: str, link: str | float) -> DeviceClock:  # noqa: A002  (the word of the configuration)
+    def device(self, type: str, link: str | float) -> DeviceClock:  # noqa: A002
         """Return a device by the name of its type, on a link by name or of a rate in Mbps.
 
         Raises:

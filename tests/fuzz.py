@@ -162,7 +162,7 @@ def mutated(data: bytes, other: bytes, draw: random.Random) -> bytes:
 
 
 @contextlib.contextmanager
-def targets() -> Iterator[list[Target]]:
+def targets() -> Iterator[list[Target]]:  # noqa: C901, PLR0915  (a target after the other)
     """Every reader of bytes from outside."""
 
     def messages(name: str, parse: Callable[[bytes], object], samples: list[object]) -> Target:

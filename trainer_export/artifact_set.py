@@ -109,7 +109,7 @@ class _Selection:
 
 
 # The public entry point: one keyword for each option of `shoal export`.
-def export_architecture(
+def export_architecture(  # noqa: PLR0913  (an argument for each thing that it needs)
     arch: Architecture,
     settings: Mapping[str, Any] | None,
     tiers: Sequence[Tier],

@@ -81,7 +81,7 @@ def _difference(export: Export, tier: Tier, module: nn.Module, described: Origin
             outputs = heads_of(fresh.eval()(x))
     except ShoalError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - an error of the user's class does not stop the export
+    except Exception as error:  # noqa: BLE001
         return (
             "the weights cannot be loaded into the class before the conversion:"
             f" {first_line(error)}"

@@ -112,7 +112,7 @@ class PairReport:
         return cls(folder, manifest, max(check.worst_relative for check in checks))
 
 
-def export_pairs(
+def export_pairs(  # noqa: PLR0913  (options by keyword)
     pairs: Sequence[Pair],
     recipe: Recipe,
     out: Path,

@@ -73,7 +73,7 @@ def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -
     return cell.step(z, torch.addmm(bias, states[0], weight.t()), states)
 
 
-def back(
+def back(  # noqa: PLR0913  (an argument for each thing that it needs)
     cell: Cell,
     slopes: States,
     z: Tensor,
@@ -136,7 +136,7 @@ def recurrence(
 
 
 @torch.library.custom_op("shoal::recurrence_backward", mutates_args=())
-def recurrence_backward(
+def recurrence_backward(  # noqa: PLR0913  (an argument for each thing that it needs)
     kind: str,
     slopes: Sequence[Tensor | None],
     z: Tensor,
@@ -182,7 +182,7 @@ def _fake(
 
 
 @recurrence_backward.register_fake
-def _fake_backward(
+def _fake_backward(  # noqa: PLR0913  (an argument for each thing that it needs)
     kind: str,
     slopes: Sequence[Tensor | None],
     z: Tensor,

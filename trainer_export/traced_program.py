@@ -294,7 +294,7 @@ def _without_mutation(
 
 
 def _mutates(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable  # noqa: SLF001 - no public names
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable  # noqa: SLF001
 
 
 def _recorded(function: Callable[..., Any], table: Any) -> Callable[..., fx.GraphModule]:

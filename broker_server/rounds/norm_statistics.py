@@ -102,7 +102,7 @@ def _variance_between(means: Sequence[_Share], mean: NDArray[np.float64]) -> NDA
     return between
 
 
-def batch_statistics(
+def batch_statistics(  # noqa: PLR0913  (options by keyword)
     tier: TierArtifacts,
     weights: Mapping[str, NDArray[Any]],
     data: DataSet,

@@ -344,7 +344,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
         return server.run(config)
 
 
-def serve_fleet(
+def serve_fleet(  # noqa: PLR0913  (options by keyword)
     fleet: str,
     store: Path,
     broker: BrokerConfig,

@@ -46,7 +46,7 @@ _HELP = (
 )
 
 
-def restore(
+def restore(  # noqa: PLR0913  (options by keyword)
     file: Path,
     store: Path,
     *,

@@ -47,7 +47,7 @@ class RoundTable(Database):
         """Return the newest round of a run."""
         return self._first(RoundRecord, _newest_first(run))
 
-    def advance_round(
+    def advance_round(  # noqa: PLR0913  (options by keyword)
         self,
         record: RoundRecord,
         what: RoundEvent,

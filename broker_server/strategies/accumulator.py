@@ -72,7 +72,7 @@ def start(layout: Layout, factor: Factor = _no_factor) -> Accumulator:
     return Accumulator(layout, sums, factor=factor)
 
 
-def fold(
+def fold(  # noqa: PLR0913  (options by keyword)
     state: Accumulator,
     key: str,
     plan: CompiledPlan,

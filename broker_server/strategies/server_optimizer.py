@@ -73,7 +73,7 @@ def init(settings: OptimizerSettings, weights: Tensors) -> OptimizerState:
     return OptimizerState(0, MappingProxyType(first), MappingProxyType(second))
 
 
-def apply(
+def apply(  # noqa: PLR0913  (options by keyword)
     settings: OptimizerSettings,
     state: OptimizerState,
     weights: Tensors,

@@ -32,7 +32,7 @@ class Measurements:
                 on_battery=on_battery(sysfs),
             )
 
-    def profile(
+    def profile(  # noqa: PLR0913  (an argument for each thing that it needs)
         self,
         config: DeviceConfig,
         examples: int,

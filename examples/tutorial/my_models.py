@@ -1,6 +1,4 @@
-"""A model of your own: plain PyTorch, except that every size that may shrink is asked from
-``cut``.
-"""
+"""A model of your own: plain PyTorch, whose sizes that may shrink come from ``cut``."""
 
 from torch import Tensor, nn
 

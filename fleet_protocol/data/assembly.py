@@ -16,7 +16,7 @@ _LARGEST_ITEM_BYTES = 8
 _EXACT_FLOAT64 = 2.0**53  # whole numbers below are exact as float64
 
 
-def make_dataset(
+def make_dataset(  # noqa: PLR0913  (options by keyword)
     source: str,
     x: Samples,
     y: NDArray[Any],

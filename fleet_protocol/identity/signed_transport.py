@@ -259,7 +259,7 @@ class SignedTransport:
         self._inner.close(_seal_farewell(self._signer, farewell), timeout_seconds)
 
 
-def open_signed(
+def open_signed(  # noqa: PLR0913  (options by keyword)
     address: BrokerAddress,
     client_id: str,
     inbox: queue.SimpleQueue[Event],

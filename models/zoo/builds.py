@@ -54,6 +54,7 @@ class ModelBuilder:
             with torch.device("meta"), SkippedInitialization():
                 return self.build(cut)
         except ConfigError as error:
+            # These are words of PyTorch's errors about values of a tensor without memory.
             if "meta tensor" not in str(error.__cause__).lower():
                 raise
         cut.forget()  # the builder computes with values, such as rates that grow with the depth

@@ -100,19 +100,19 @@ class RotaryAttention(nn.Module):
         batch = x.shape[0]
         length = x.shape[1]
         # One row of queries for each shared head: its group of heads one behind the other.
-        query = (
-            self.q_proj(x)
-            .unflatten(-1, (self.shared, self.group, self.shape.head_dim))
-            .permute(0, 2, 3, 1, 4)
-        )
+        head_dim = self.shape.head_dim
+        query = self.q_proj(x).unflatten(-1, (self.shared, self.group, head_dim))
+        query = query.permute(0, 2, 3, 1, 4)
         key = self._shared_heads(self.k_proj(x))
         value = self._shared_heads(self.v_proj(x))
-        query = _rotate(query, angles).reshape(
-            batch, self.shared, self.group * length, self.shape.head_dim
-        )
-        scores = query @ _rotate(key, angles).transpose(-1, -2) * self.shape.head_dim**-0.5
-        scores = scores.unflatten(2, (self.group, length)) + future_penalty(length, x)
-        mixed = torch.softmax(scores, -1).flatten(2, 3) @ value
+        query = _rotate(query, angles)
+        query = query.reshape(batch, self.shared, self.group * length, head_dim)
+        key = _rotate(key, angles)
+        scores = query @ key.transpose(-1, -2) * head_dim**-0.5
+        scores = scores.unflatten(2, (self.group, length))
+        scores = scores + future_penalty(length, x)
+        shares = torch.softmax(scores, -1)
+        mixed = shares.flatten(2, 3) @ value
         mixed = mixed.unflatten(2, (self.group, length))  # type: ignore[no-untyped-call]
         mixed = mixed.permute(0, 3, 1, 2, 4)
         out: Tensor = self.o_proj(mixed.reshape(batch, length, -1))

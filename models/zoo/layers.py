@@ -84,13 +84,15 @@ class StaticBatchNorm(_LayerWithMode):
         shape = (1, -1) + (1,) * (x.dim() - 2)
         if self.mode == "eval":
             scale = self.weight * torch.rsqrt(self.running_var + self.eps)
-            return (x - self.running_mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
+            centred = x - self.running_mean.view(shape)
+            return centred * scale.view(shape) + self.bias.view(shape)
         dims = [0, *range(2, x.dim())]
         mean = x.mean(dims, keepdim=True)
         centred = x - mean
         squares = centred * centred
         variance = squares.mean(dims, keepdim=True)
         if self.mode == "statistics":
+            # Only the kept variance is unbiased; as in PyTorch, a batch is normalised by the other.
             count = x.numel() // x.shape[1]
             self.last_mean = mean.flatten()
             self.last_var = squares.sum(dims) / (count - 1)

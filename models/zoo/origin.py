@@ -142,8 +142,9 @@ class OriginalModule:
                 continue
             first = self.first_names[path]
             for entry in rule(layer):
+                name = _resolve(path, entry.name)
                 sources = tuple(_resolve(first, source) for source in entry.sources)
-                yield LayerEntry(_resolve(path, entry.name), entry.kind, sources, entry.dim)
+                yield LayerEntry(name, entry.kind, sources, entry.dim)
         if converted:
             yield from self._weight_norm_entries()
 

@@ -60,7 +60,8 @@ def permute(
             if dim is None or not any(segment.axis in units for segment in dim.segments):
                 continue
             entries = dim.entries(axes, units)
-            order = torch.from_numpy(np.argsort(entries) if back else entries)
-            moved = moved.index_select(position, order)
+            if back:
+                entries = np.argsort(entries)  # the inverse of a permutation
+            moved = moved.index_select(position, torch.from_numpy(entries))
         permuted[name] = moved
     return permuted

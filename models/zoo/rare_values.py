@@ -81,13 +81,16 @@ def _rare_runs(model: RandomizedModel, row: Row) -> Iterator[tuple[Tensor, float
 
 def _samples_with_rare_numbers(model: RandomizedModel, row: Row) -> Iterator[Tensor]:
     """Yield batches with one rare number each, in half of an input; runs the model to find them."""
-    places = [place for _, place in row.places()] if row.named else [slice(None)]
+    places = [slice(None)]
+    if row.named:
+        places = [place for _, place in row.places()]
     generator = torch.Generator().manual_seed(_SEED)
     for number in _rare_numbers(model, row)[:_MOST_NUMBERS]:
         for place in places:
             samples = random_samples(model.module, row, _SAMPLES)
             values = samples[:, place]
-            values[torch.rand(values.shape, generator=generator) < 1 / 2] = number
+            is_rare = torch.rand(values.shape, generator=generator) < 1 / 2
+            values[is_rare] = number
             yield samples
 
 

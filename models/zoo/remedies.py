@@ -52,6 +52,7 @@ def _cut_inside_groups(task: ProofTask, axis: Axis, is_accepted: IsAccepted) -> 
 def _cut_whole_groups(task: ProofTask, axis: Axis, is_accepted: IsAccepted) -> str | None:
     numbers = [axis.groups]
     if axis.groups == 1:
+        # The most groups first: the smaller a group, the closer a tier comes to its width.
         numbers = _numbers_of_groups(axis)[-_MOST_TRIALS:]
         numbers.reverse()
     for groups in numbers:

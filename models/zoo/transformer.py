@@ -86,9 +86,12 @@ class Attention(nn.Module):
         key = self._heads_of(self.key(x))
         value = self._heads_of(self.value(x))
         # The local width of a head, not the global one (specification 1.7).
-        scores = torch.matmul(query * (1.0 / math.sqrt(self.head_dim)), key.transpose(-1, -2))
-        mixed = torch.matmul(torch.softmax(scores + penalty, dim=-1), value)
-        attended: Tensor = self.scaler(self.output(mixed.transpose(1, 2).flatten(-2)))
+        scaled = query * (1.0 / math.sqrt(self.head_dim))
+        scores = torch.matmul(scaled, key.transpose(-1, -2))
+        shares = torch.softmax(scores + penalty, dim=-1)
+        mixed = torch.matmul(shares, value)
+        mixed = mixed.transpose(1, 2).flatten(-2)
+        attended: Tensor = self.scaler(self.output(mixed))
         return attended
 
     def _heads_of(self, x: Tensor) -> Tensor:
@@ -122,10 +125,13 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, penalty: Tensor) -> Tensor:
         """Compute float32 [batch, length, embed] from the same; `penalty` as in `Attention`."""
-        x = self.norm1(x + self.dropout1(self.attention(x, penalty)))
+        attended = self.dropout1(self.attention(x, penalty))
+        x = self.norm1(x + attended)
         inner = self.scaler(self.linear1(x))
-        inner = self.dropout2(functional.gelu(inner) if self.activation == "gelu" else inner.relu())
-        out: Tensor = self.norm2(x + self.dropout3(self.scaler(self.linear2(inner))))
+        active = functional.gelu(inner) if self.activation == "gelu" else inner.relu()
+        active = self.dropout2(active)
+        added = self.dropout3(self.scaler(self.linear2(active)))
+        out: Tensor = self.norm2(x + added)
         return out
 
 

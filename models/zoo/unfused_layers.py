@@ -83,11 +83,14 @@ class Attention(nn.Module):
         if key_padding_mask is not None:
             scores = self._masked(scores, key_padding_mask[:, None, None])
         shares = scores.softmax(-1)
-        attended = self.output((self.dropout(shares) @ v).transpose(1, 2).flatten(2))
+        mixed = self.dropout(shares) @ v
+        attended = self.output(mixed.transpose(1, 2).flatten(2))
         weights = None
         if need_weights:
             weights = shares.mean(1) if average_attn_weights else shares
-        return (attended if self.batch_first else attended.transpose(0, 1)), weights
+        if not self.batch_first:
+            attended = attended.transpose(0, 1)
+        return attended, weights
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Bring [batch, tokens, heads * size] to [batch, heads, tokens, size]."""

@@ -1,3 +1,1 @@
-"""The tables of the papers as data: a file each, files of what several have in common, and
-published numbers.
-"""
+"""The tables of the papers as data: a file each, with shared settings and published numbers."""

@@ -108,7 +108,7 @@ class RunDisplay(Display):
         self._live.update(self._render())
 
     def _apply(self, event: control.RunEvent) -> None:
-        # One table of events, a case each, which reads better in one piece.
+        """Change what is shown of the run, and then of its devices."""
         match event:
             case control.RunStarted():
                 self._bars.update(self._rounds, total=event.rounds, completed=event.closed)
@@ -117,20 +117,6 @@ class RunDisplay(Display):
             case control.RoundStarted():
                 self._waiting = ""
                 self._devices = {device: (tier, "asked") for device, tier in event.devices.items()}
-            case control.DeviceAccepted():
-                self._set_state(event.device, _BUSY[event.kind], event.tier)
-            case control.DeviceProgressed():
-                loss = "" if event.loss is None else f", loss {event.loss:.4f}"
-                self._set_state(event.device, f"training, epoch {event.epoch}/{event.epochs}{loss}")
-            case control.UpdateReceived():
-                self._set_state(event.device, f"[green]sent {bytes_text(event.size)}[/]")
-            case control.UpdateRefused():
-                # The detail comes from a device: a [word] in it is no markup.
-                about = f"({event.reason.value}) {event.device or ''}"
-                self._console.print(f"[yellow]refused[/] {about}: {escape(event.detail)}")
-            case control.StatisticsStarted():
-                for device in event.devices:
-                    self._set_state(device, "asked for statistics")
             case control.RoundClosed():
                 self._closed(event)
             case control.RoundJudged():
@@ -142,6 +128,27 @@ class RunDisplay(Display):
                 )
             case control.RunFinished() | control.RunRejected():
                 self._devices = {}
+            case _:
+                self._apply_to_devices(event)
+
+    def _apply_to_devices(self, event: control.RunEvent) -> None:
+        """Change what is shown of the devices that an event concerns."""
+        match event:
+            case control.DeviceAccepted():
+                self._set_state(event.device, _BUSY[event.kind], event.tier)
+            case control.DeviceProgressed():
+                loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+                progress = f"training, epoch {event.epoch}/{event.epochs}{loss}"
+                self._set_state(event.device, progress)
+            case control.UpdateReceived():
+                self._set_state(event.device, f"[green]sent {bytes_text(event.size)}[/]")
+            case control.UpdateRefused():
+                # The detail comes from a device: a [word] in it is no markup.
+                about = f"({event.reason.value}) {event.device or ''}"
+                self._console.print(f"[yellow]refused[/] {about}: {escape(event.detail)}")
+            case control.StatisticsStarted():
+                for device in event.devices:
+                    self._set_state(device, "asked for statistics")
 
     def _show_waiting(self, event: control.FleetChanged) -> None:
         """Show how many devices are missing."""

@@ -1,10 +1,9 @@
-"""Makes bundles and Debian packages, which install Shoal on a board without a network.
+"""Makes bundles, which install Shoal on a board without a network.
 
 A bundle is a tar with a script, for any 64-bit Linux. A board gets only the packages that the agent
 imports, which pip fetches by `--platform`. They lie in a virtual environment that is written here,
 so that a board needs neither pip nor venv: opt/shoal/bin/python is a link to the system's Python,
-and lib/pythonX.Y/site-packages holds unpacked wheels. A Debian package has the same files and is
-made without dpkg. It has neither a board's key nor its data, and may be given to anyone.
+and lib/pythonX.Y/site-packages holds unpacked wheels. `shoal.flash.debian` packs the same files.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -61,105 +60,6 @@ _UNUSED = re.compile(
     r"|numpy/(f2py|distutils)/|numpy/(.*/)?tests/|numpy/_core/_(simd|\w*_tests)\."
     r"|.*\.(pyi|pxd|h|lib|a)$|.*\.dist-info/sboms/|[^/]*\.data/"
 )
-ARCHITECTURES: Mapping[str, str] = MappingProxyType({"aarch64": "arm64", "x86_64": "amd64"})
-
-_CONTROL = """\
-Package: shoal-device
-Version: {version}
-Architecture: {architecture}
-Maintainer: The operator of this fleet <root@localhost>
-Installed-Size: {kilobytes}
-Depends: python{python}, libc6 (>= 2.28), libstdc++6, systemd
-Section: science
-Priority: optional
-Description: Agent of a Shoal fleet
- Trains sub-models of a large model on this board's own data, which stays here.
- Its settings are in /etc/shoal/device.toml, and its key in /etc/shoal/enrolment.
-"""
-
-# dpkg --root with scripts that run outside of it (DPKG_ROOT) has no system to start anything in.
-_SCRIPTS: Mapping[str, str] = MappingProxyType(
-    {
-        "postinst": '[ "$1" != configure ] || [ -n "${DPKG_ROOT:-}" ] || /opt/shoal/setup.sh start',
-        "prerm": '[ -n "${DPKG_ROOT:-}" ] || /opt/shoal/setup.sh stop',
-        "postrm": 'case "$1" in\n'
-        'remove | purge) rm -rf "${DPKG_ROOT:-}/opt/shoal" ;; # what Python compiled\n'
-        "esac\n"
-        'if [ "$1" = purge ]; then rm -rf "${DPKG_ROOT:-}/etc/shoal" '
-        '"${DPKG_ROOT:-}/var/lib/shoal"; fi',
-    }
-)
-
-
-def debian_package(config: FlashConfig, wheels: Path | None = None) -> bytes:
-    """Return the Debian package ``shoal-device``.
-
-    Of the files that only one board has, it contains the settings. They are a configuration file,
-    which dpkg keeps if it was changed on the board.
-
-    Args:
-        config: what the board is to be.
-        wheels: folder that keeps wheels; None is the user's cache.
-
-    Raises:
-        ConfigError: the wheels cannot be fetched.
-    """
-    settings = Entry(CONFIG[1:], config.device_toml().encode(), 0o600)
-    tree = [*runtime_files(config, wheels), settings]
-    control = _CONTROL.format(
-        version=importlib.metadata.version("shoal"),
-        architecture=ARCHITECTURES[config.target.machine],
-        kilobytes=sum(len(entry.data) for entry in tree) // 1024,
-        python=config.target.python,
-    )
-    description = [
-        Entry("control", control.encode()),
-        Entry("conffiles", f"{CONFIG}\n".encode()),
-        Entry("md5sums", _checksums(tree).encode()),
-    ]
-    for name, text in _SCRIPTS.items():
-        description.append(
-            Entry(
-                name,
-                f"#!/bin/sh\nset -e\n{text}\n".encode(),
-                0o755,
-            )
-        )
-    members = {
-        "debian-binary": b"2.0\n",
-        "control.tar.gz": packed(
-            description,
-            prefix="./",
-            folders=True,
-        ),
-        "data.tar.gz": packed(tree, prefix="./", folders=True),
-    }
-    archive = b"!<arch>\n"
-    for name, data in members.items():
-        archive += _ar_member(name, data)
-    return archive
-
-
-def _checksums(tree: Iterable[Entry]) -> str:
-    """Return the md5sums of a package, which dpkg compares files with; settings may change."""
-    lines = []
-    for entry in sorted(tree, key=lambda entry: entry.path):
-        if not entry.link and entry.path != CONFIG[1:]:
-            # MD5 is the format; it finds damage, and keeps nobody out.
-            digest = hashlib.md5(entry.data, usedforsecurity=False).hexdigest()
-            lines.append(f"{digest}  {entry.path}\n")
-    return "".join(lines)
-
-
-def _ar_member(name: str, data: bytes) -> bytes:
-    """Return a file of an ar archive.
-
-    Its head has name, time, owner, group, mode and size in columns. The data has even length.
-    """
-    head = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n"
-    # The next member begins at an even place.
-    padding = b"\n" * (len(data) % 2)
-    return head.encode() + data + padding
 
 
 def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:

@@ -120,7 +120,7 @@ def _add_stages(
     trace.add_span("merge", began + collected, seconds - collected, whole, version=record.version)
 
 
-def _add_task(
+def _add_task(  # noqa: PLR0913  (an argument for each thing that it needs)
     trace: _Trace, whole: Any, task: TaskRecord, began: float, given_up: float, most: float
 ) -> None:
     """Add the span of a device, and of what it measured.

@@ -76,7 +76,7 @@ def mask_tokens(
     return np.where(hidden, symbol, tokens)
 
 
-def wikitext2(
+def wikitext2(  # noqa: PLR0913  (options by keyword)
     root: Path | None,
     *,
     train: Literal["train", "validation"] = "train",

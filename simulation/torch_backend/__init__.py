@@ -1,1 +1,1 @@
-"""Training virtual devices with PyTorch, many of one tier at a time, to the result that boards get."""
+"""Trains virtual devices with PyTorch, many of one tier at a time, as boards would."""

@@ -1,9 +1,9 @@
 """Prepares the batches of several virtual devices for one model, in stretches of equal shapes.
 
-Each device has the order, the batches and the random numbers that `device_runtime.training.schedule`
-gives it. Devices are sorted by their number of samples, so that in an epoch those that still have
-full batches are always the first ones: no device waits for a larger one, no
-step is masked out, and a short last batch is a stretch by itself.
+Each device has the order, batches and random numbers that `device_runtime.training.schedule` gives
+it. Devices are sorted by their number of samples, so that in an epoch those that still have full
+batches are always the first ones: no device waits for a larger one, no step is masked out, and
+a short last batch is a stretch by itself.
 """
 
 import itertools

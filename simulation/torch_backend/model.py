@@ -202,7 +202,7 @@ class SingleStepper:
             parameters[place.name].data = place.view(rows[0])
         self._trained = [parameters[place.name] for place in self._places]
 
-    def gradients(self, batch: Batch, out: Tensor) -> Tensor:  # noqa: D102 - the protocol says what it does
+    def gradients(self, batch: Batch, out: Tensor) -> Tensor:  # noqa: D102
         assert batch.devices == slice(0, 1)
         with _feed_noise(self._layers, [numbers[0] for numbers in batch.noise]):
             logits = self._module(batch.x[0])
@@ -244,7 +244,7 @@ class GroupStepper:
         self._parameters: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._forward = torch.vmap(self._forward_single)
 
-    def gradients(self, batch: Batch, out: Tensor) -> Tensor:  # noqa: D102 - the protocol says what it does
+    def gradients(self, batch: Batch, out: Tensor) -> Tensor:  # noqa: D102
         parameters = self._parameters_of(batch.devices)
         logits = self._forward(parameters, batch.x, list(batch.noise))
         losses = self._losses(logits, batch.y, batch.mask)

@@ -105,7 +105,7 @@ class TorchTrainer:
             device.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (options by keyword)
         self,
         architecture: Architecture,
         settings: Mapping[str, Any] | None,

@@ -93,7 +93,7 @@ class Blobs:
         self.chunk_bytes = chunk_bytes
 
 
-def test_tasks_name_them_for_boards_that_have_passed(
+def test_tasks_name_them_for_boards_that_have_passed(  # noqa: PLR0915  (one story)
     config, others, artifacts, tmp_path, monkeypatch
 ):
     """Until a board fails, or the rollout stops; never in a run of another model."""

@@ -298,7 +298,7 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
 
 @pytest.mark.slow  # tests/fleet_protocol/test_sealing.py sees what opens and what does not
 @pytest.mark.parametrize("broker_of", [embedded_broker, mosquitto_broker])
-def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp_path, broker_of):
+def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp_path, broker_of):  # noqa: C901
     """Whoever hears every topic reads no chunk; who was a member, and kept its key, none of a round
     after that.
     """

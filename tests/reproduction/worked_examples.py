@@ -299,7 +299,7 @@ def _fedadam(weight: float, moments: list[float], update: float, given: dict[str
     return weight + given["eta"] * moments[0] / (math.sqrt(moments[1]) + given["tau"])
 
 
-def i1(seed: int = 3, rounds: int = 4) -> dict[str, Any]:
+def i1(seed: int = 3, rounds: int = 4) -> dict[str, Any]:  # noqa: C901  ()
     """Depths 1, 3 and 4; in one round nobody of the middle group takes part, in another nobody of
     the deepest.
     """

@@ -334,7 +334,9 @@ def _name_for_runtime(program: torch.export.ExportedProgram) -> None:
 
 def _partitioner() -> Any:
     """Return what chooses the operators that XNNPACK runs."""
-    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS  # noqa: PLC0415
+    from executorch.backends.xnnpack.partition.config import (  # noqa: PLC0415
+        ALL_PARTITIONER_CONFIGS,
+    )
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import (  # noqa: PLC0415
         XnnpackPartitioner,
     )

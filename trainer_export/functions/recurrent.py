@@ -37,7 +37,9 @@ class _Stack:
                 start = [state[place] for state in self.start]
                 is_backwards = direction == 1
                 states = _one_direction(self.kind, x, weights, start, is_backwards=is_backwards)
-                last.append([state[0 if is_backwards else -1] for state in states])
+                # Backwards, the last step is the one at the first time.
+                last_step = 0 if is_backwards else -1
+                last.append([state[last_step] for state in states])
                 outputs.append(states[0])
             x = torch.cat(outputs, 2) if self.directions > 1 else outputs[0]
         return x, [torch.stack(state) for state in zip(*last, strict=True)]
@@ -56,6 +58,7 @@ def _one_direction(
     A projected state is a product, ``h = P u``, so what it adds to the gates is ``(W P) u``: the
     same loop over ``u``, which begins at 0, where the first step adds what the first ``h`` adds.
     """
+    # Behind the matrices are their two biases, if any, and the projection, if any.
     to_input, to_state, *biases = weights
     projection = biases.pop() if len(biases) % 2 else None
     x = x.flip(0) if is_backwards else x

@@ -39,8 +39,12 @@ class BinaryCrossEntropy(Elementwise):
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Sum the loss, and the share of each sample's outputs that are right."""
-        right = ((output > 0) == (self.matched(output, answer) > 0.5)).to(torch.float32)
-        return [*super().sums(output, answer), right.flatten(1).mean(1).sum()]
+        is_predicted = output > 0
+        is_present = self.matched(output, answer) > 0.5
+        right = (is_predicted == is_present).to(torch.float32)
+        sums = super().sums(output, answer)
+        shares = right.flatten(1).mean(1)
+        return [*sums, shares.sum()]
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
         """Return positive logits, and the truth; of one output the classes are no and yes."""
@@ -57,11 +61,10 @@ class BinaryCrossEntropy(Elementwise):
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Sum the same loss, and the share of probabilities on the side of the truth."""
-        right = (output.sigmoid() > 0.5) == (answer.y.reshape(output.shape) > 0.5)
-        return [
-            *super().pytorch_sums(output, answer),
-            right.float().mean() * len(output),
-        ]
+        is_predicted = output.sigmoid() > 0.5
+        is_present = answer.y.reshape(output.shape) > 0.5
+        share = (is_predicted == is_present).float().mean()
+        return [*super().pytorch_sums(output, answer), share * len(output)]
 
 
 LOSSES: Mapping[str, type[Loss]] = MappingProxyType({BinaryCrossEntropy.name: BinaryCrossEntropy})

@@ -83,7 +83,8 @@ class OwnLoss(OwnFunction, Loss):
                 break
         # A label to ignore is one of the loss's numbers, or one that is usual.
         for label in (*self._numbers().values(), -100, 255):
-            if isinstance(label, int) and not lowest <= label <= highest and takes(label):
+            is_outside = isinstance(label, int) and not lowest <= label <= highest
+            if is_outside and takes(label):
                 return lowest, highest, label
         return lowest, highest
 

@@ -298,6 +298,10 @@ def _norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, 
     return (x * x).sum(dims or [*range(x.dim())], keepdim).sqrt()
 
 
+# The Python functions behind the operators of static batch norm, which have no public name.
+_STATIC_BATCH_NORM = static_batch_norm._init_fn  # noqa: SLF001
+_STATIC_BATCH_NORM_BACKWARD = static_batch_norm_backward._init_fn  # noqa: SLF001
+
 MATRIX_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.convolution.default: convolution,
@@ -309,8 +313,8 @@ MATRIX_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.unsqueeze.default: _unsqueeze,
         aten.mm.default: _mm,
         aten.addmm.default: _addmm,
-        torch.ops.shoal.static_batch_norm.default: static_batch_norm._init_fn,  # noqa: SLF001 - no public name
-        torch.ops.shoal.static_batch_norm_backward.default: static_batch_norm_backward._init_fn,  # noqa: SLF001
+        torch.ops.shoal.static_batch_norm.default: _STATIC_BATCH_NORM,
+        torch.ops.shoal.static_batch_norm_backward.default: _STATIC_BATCH_NORM_BACKWARD,
     }
 )
 """What stands for operators of a traced program, for `make_fx` with sizes that are numbers."""

@@ -44,7 +44,7 @@ class _ClassMetric(Metric):
         present = decided[1].flatten(0, -2)
         if predicted.shape[-1] > _MOST_CLASSES:
             raise ConfigError(f"the metric {self.name} is for {_MOST_CLASSES} classes at most")
-        hits = predicted * present
+        hits = predicted * present  # both are 0 or 1
         sums = (hits.sum(0), predicted.sum(0), present.sum(0))
         return dict(zip(self.sums, sums, strict=True))
 

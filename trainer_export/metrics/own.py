@@ -43,6 +43,7 @@ class OwnMetric(OwnFunction, Metric):
         numbers = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         batch = answer.y.shape[0]
         if len(numbers) == 1 and len(self.sums) == _PAIR:
+            # A mean over the samples, which the second sum counts.
             first = self.require_each(numbers[0], batch)
             numbers.append(torch.ones_like(first, dtype=torch.float32))
         if len(numbers) != len(self.sums):

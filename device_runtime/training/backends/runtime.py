@@ -100,7 +100,7 @@ def _shared_arena() -> bool:
     return True
 
 
-def open_session(
+def open_session(  # noqa: PLR0913  (options by keyword)
     graph: Path,
     specs: Iterable[GraphSpec],
     *,

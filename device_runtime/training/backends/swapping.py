@@ -71,7 +71,7 @@ class SwappingStep:
         RefusedError: the graph is not one that a board runs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (options by keyword)
         self,
         graph: Path,
         specs: Iterable[GraphSpec],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -312,7 +312,7 @@ def _print_replacements(replacements: "Sequence[Replacement]", *, as_json: bool)
 def _recipe(options: _Options) -> "RecipeTable":
     """Return the recipe of a configuration, if any, with the changes that options make."""
     from fleet_protocol.recipe import Part
-    from shoal.cli.options import parse_settings, read_recipe
+    from shoal.cli.options import read_recipe
 
     table = read_recipe(options.recipe)
     changes: dict[str, object] = {}
@@ -323,9 +323,7 @@ def _recipe(options: _Options) -> "RecipeTable":
         ("loss", options.loss, options.loss_set),
     ):
         before: Part = getattr(table, kind)
-        settings = {}
-        for key, value in parse_settings(f"--{kind}-set", assignments or []).items():
-            settings[key] = list(value) if isinstance(value, tuple) else value
+        settings = _numbers(f"--{kind}-set", assignments or [])
         if name is not None and name != before.name:
             changes[kind] = Part(name=name, settings=settings)
         elif settings:
@@ -338,6 +336,16 @@ def _recipe(options: _Options) -> "RecipeTable":
         names = options.metrics.split(",")
         changes["metrics"] = tuple(Part(name=name.strip()) for name in names)
     return table.model_copy(update=changes)
+
+
+def _numbers(option: str, assignments: list[str]) -> dict[str, Any]:
+    """Return the numbers that an option sets, with lists as JSON has them."""
+    from shoal.cli.options import parse_settings
+
+    numbers = {}
+    for key, value in parse_settings(option, assignments).items():
+        numbers[key] = list(value) if isinstance(value, tuple) else value
+    return numbers
 
 
 def _print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool) -> None:

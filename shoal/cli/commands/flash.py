@@ -11,7 +11,8 @@ from fleet_protocol.identity.enrolment import write_secret
 from shoal.cli.console import bytes_text, error_console, say
 from shoal.cli.grouped import grouped
 from shoal.flash.batch import Batch, seed_all
-from shoal.flash.bundle import ARCHITECTURES, bundle, debian_package, pack_runtime
+from shoal.flash.bundle import bundle, pack_runtime
+from shoal.flash.debian import ARCHITECTURES, debian_package
 from shoal.flash.image import Card, make_card
 from shoal.flash.settings import ENROLMENT, load_flash_config
 from shoal.flash.writer import Disk

@@ -149,7 +149,7 @@ def cut(board, watch, finished, draw):
 @pytest.mark.skipif(
     not shutil.which("qemu-system-aarch64") or not FIRMWARE.exists(), reason="qemu is not installed"
 )
-def test_a_card_joins_its_fleet_and_outlives_power_cuts(flash, fleet, tmp_path):
+def test_a_card_joins_its_fleet_and_outlives_power_cuts(flash, fleet, tmp_path):  # noqa: PLR0915
     """Its update, and what its fleet has learnt, are those of an x86-64 device that nothing happens
     to, within 1e-4.
     """

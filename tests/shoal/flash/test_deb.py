@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from shoal.flash.bundle import ARCHITECTURES, debian_package
+from shoal.flash.debian import ARCHITECTURES, debian_package
 from shoal.flash.settings import load_flash_config
 from tests.shoal.flash.conftest import PYTHON
 
