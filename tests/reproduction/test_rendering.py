@@ -22,8 +22,9 @@ from reproduction.measures import (
     measure_named,
 )
 from reproduction.report.cells import claim_cells
+from reproduction.report.drawing import draw
 from reproduction.report.markdown import as_markdown
-from reproduction.report.writing import draw, write_index, write_rows, write_table
+from reproduction.report.writing import write_index, write_rows, write_table
 from reproduction.running import ArmResult
 from reproduction.stored import as_csv, read_points, read_rows, rows_of, stated
 from reproduction.table_file import TABLES, find_experiment
