@@ -1,6 +1,6 @@
 """The board's half of an update's way: what a routine computed becomes the blob that is sent.
 
-`finish` takes the steps in the order in which they stand here. Each works on what the step before
+`finish` takes steps 1 to 4 in this order, and the agent step 5. Each works on what the step before
 returned, so the order decides what the server can learn and must not change:
 
 1. `hide` bounds the change and adds noise (local privacy), before anything of it is written down.
