@@ -23,12 +23,12 @@ from shoal.flash import image
 from shoal.flash.bundle import (
     PINS,
     bundle,
-    debian_package,
     fetch_wheels,
     pack_runtime,
     read_part,
     runtime_files,
 )
+from shoal.flash.debian import debian_package
 from shoal.flash.settings import Board, load_flash_config
 from tests.brokers import mosquitto_broker
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
