@@ -146,7 +146,7 @@ def _how_to_read(path: Path) -> str:
     """Return SQLite's options for a reader, by the files that a server left beside a database."""
     log = path.with_name(f"{path.name}-wal")
     shared = path.with_name(f"{path.name}-shm")
-    if not log.is_file() or not log.stat().st_size:
+    if not _size(log):
         # The database file is whole. Read it without locks, for which SQLite would make files.
         return "&immutable=1"
     if shared.is_file():
@@ -154,6 +154,14 @@ def _how_to_read(path: Path) -> str:
         return "&readonly_shm=1"
     # A copy without the index of its log, which SQLite must make.
     return ""
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if there is none: a server may remove it meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager

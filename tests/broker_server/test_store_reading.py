@@ -4,6 +4,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -24,6 +25,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 LOOK = """
 import sys
+import threading
 from pathlib import Path
 from broker_server.store import Store
 print(Store(Path(sys.argv[1]), read_only=True).events()[-1].detail)
@@ -153,3 +155,24 @@ def test_a_server_that_ends_while_the_store_is_opened_disturbs_nobody(tmp_path, 
     monkeypatch.setattr(opening, "_how_to_read", lambda _path: used)
     with pytest.raises(StorageError, match="unable to open"):
         Store(tmp_path, read_only=True)
+
+
+def test_a_log_that_vanishes_while_it_is_looked_at_is_none(tmp_path):
+    """A server that ends removes its log between any two looks of a reader."""
+    database = tmp_path / "shoal.db"
+    log = tmp_path / "shoal.db-wal"
+    over = threading.Event()
+
+    def toggle() -> None:
+        while not over.is_set():
+            log.write_bytes(b"x")
+            log.unlink()
+
+    server = threading.Thread(target=toggle)
+    server.start()
+    try:
+        options = {opening._how_to_read(database) for _ in range(20_000)}
+    finally:
+        over.set()
+        server.join()
+    assert options <= {"", "&immutable=1"}
