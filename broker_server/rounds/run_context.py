@@ -20,11 +20,11 @@ from broker_server.settings.combinations import (
 )
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method_features import Method, method_features
-from broker_server.settings.traits import Trait
 from broker_server.store.privacy_spent import require_accountant
 from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import PlanRequest, Strategy
+from broker_server.strategies.traits import Trait
 from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest

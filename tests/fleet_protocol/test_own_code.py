@@ -93,7 +93,7 @@ def test_a_function_elsewhere_does_not(where, named, project):
     (project / "links").symlink_to(elsewhere)
     for file in (f"{elsewhere}/own.py", "../elsewhere/own.py", "link.py", "links/own.py"):
         with pytest.raises(
-            ConfigError, match=rf'whose file is in {elsewhere}: .*code = \["{elsewhere}"\]'
+            ConfigError, match=rf'which is in {elsewhere}: .*code = \["{elsewhere}"\]'
         ):
             where(project, named.format(file=file))
     with pytest.raises(ConfigError, match="whose file is in /usr/lib/python3"):
