@@ -28,3 +28,11 @@ def test_every_package_is_on_the_page(package):
 def test_every_decision_is_linked():
     for decision in (ROOT / "docs" / "adr").glob("[0-9]*.md"):
         assert f"(adr/{decision.name})" in PAGE, f"{decision.name} is not linked"
+
+
+def test_the_index_of_decisions_has_each_decision():
+    """With its title."""
+    index = (ROOT / "docs" / "adr" / "index.md").read_text()
+    for decision in (ROOT / "docs" / "adr").glob("[0-9]*.md"):
+        number, _, title = decision.read_text().splitlines()[0].removeprefix("# ").partition(". ")
+        assert f"| {number} | [{title}]({decision.name}) |" in index
