@@ -256,6 +256,49 @@ def test_python_entry_point(tmp_path):
     assert (data.x.shape, data.y.tolist()) == ((4, 3), [0, 1, 0, 1])
 
 
+BESIDE = {
+    "a module": "from {beside} import half\n",
+    "a dataclass": (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Half:\n    by: float = 0.5\n"
+        "def half(x):\n    return x * Half().by\n"
+    ),
+    "a module that imports another": "import {beside}_all\nhalf = {beside}_all.half\n",
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_a_function_may_use_files_beside_it_and_dataclasses(tmp_path, case):
+    """As a script may; also for functions that transform samples."""
+    beside = f"beside_{abs(hash(tmp_path))}"
+    (tmp_path / f"{beside}.py").write_text("def half(x):\n    return x / 2\n")
+    (tmp_path / f"{beside}_all.py").write_text(f"from {beside} import half\n")
+    (tmp_path / "mine.py").write_text(
+        BESIDE[case].format(beside=beside)
+        + "import numpy as np\n"
+        + "def load():\n    return half(np.full((3, 2), 4.0)), np.arange(3)\n"
+    )
+    data = load(
+        tmp_path, kind="python", entry_point="mine.py:load", transforms=[f"{tmp_path}/mine.py:half"]
+    )
+    assert data.x.tolist() == [[1, 1]] * 3
+
+
+def test_two_files_of_one_name_beside_functions_are_refused(tmp_path):
+    """Python would import the first for both, and samples of one board would be another's."""
+    beside = f"twice_{abs(hash(tmp_path))}"
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / f"{beside}.py").write_text(f"value = '{place}'\n")
+        (tmp_path / place / "mine.py").write_text(
+            f"import numpy as np\nimport {beside}\n"
+            f"def load():\n    return np.full((2, 1), ord({beside}.value)), np.arange(2)\n"
+        )
+    assert load(tmp_path, kind="python", entry_point="a/mine.py:load").x[0, 0] == ord("a")
+    with pytest.raises(DataError, match=rf"/b/{beside}.py and .*/a/{beside}.py have one name.*ren"):
+        load(tmp_path, kind="python", entry_point="b/mine.py:load")
+
+
 def test_tokens_stay_whole_numbers():
     """A model of tokens gets int64, without scaling."""
     data = make_dataset(
