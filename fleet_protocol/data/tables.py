@@ -32,10 +32,11 @@ def read_csv(
             number; a value is missing without a rule; or the header is a sample.
     """
     need(config.path)
-    rows = table_rows(config.path, config.delimiter)
+    rows = table_rows(config.path, config.bounds, config.delimiter)
     layout, lines = read_layout(config, rows, labelled=labelled)
     # Arrays of numbers, because lists of a large table would not fit into the memory of a board.
     values = array("f")
+    most_values = config.bounds.most_bytes() // values.itemsize
     line_numbers = array("q")
     target_numbers = array("d")
     listed = None if config.labels is None else tuple(map(plain_name, config.labels))
@@ -45,6 +46,8 @@ def read_csv(
         if len(row) != layout.width:
             raise DataError(f"{where} has {len(row)} fields instead of {layout.width}")
         values.extend(_read_inputs(layout, line, row))
+        if len(values) > most_values:
+            config.bounds.check_bytes(config.path, len(values) * values.itemsize)
         line_numbers.append(line)
         if not labelled:
             continue
