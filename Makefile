@@ -115,6 +115,7 @@ mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptiv
 
 fuzz: install  ## A million changed messages, chunks and files, none of which may crash, hang or be believed.
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+	$(BIN)/python -m tests.data_fuzz
 
 FILE ?= $(wildcard ../shared/vectors/vectors.json)
 conformance: $(STAMP)  ## Worked examples of the papers through this code: make conformance FILE=vectors.json
