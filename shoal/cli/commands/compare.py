@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, StoreFolder
+from shoal.cli.common import AsJson, PageUrl, StoreFolder
 from shoal.extras import needs
 
 Run = Annotated[str, typer.Argument(help="Id of a run, its beginning, or `newest`.")]
@@ -13,7 +13,7 @@ Run = Annotated[str, typer.Argument(help="Id of a run, its beginning, or `newest
 def _compare(
     one: Run,
     other: Run,
-    store: StoreFolder = DEFAULT_STORE,
+    store: StoreFolder,
     url: PageUrl = "",
     as_json: AsJson = False,
 ) -> None:

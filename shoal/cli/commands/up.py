@@ -11,7 +11,7 @@ import typer
 
 from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
-from shoal.cli.common import DEFAULT_STORE, BrokerUrl
+from shoal.cli.common import FLEET_FILE, BrokerUrl, project_store
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
@@ -22,7 +22,8 @@ class _Options:
         Path | None,
         typer.Option(
             help="The configuration of runs that are requested over MQTT, with fleet, store and "
-            "broker."
+            "broker.",
+            show_default="fleet.toml here, unless --fleet is given",
         ),
     ] = None
     fleet: Annotated[str | None, typer.Option(help="Name of the fleet.")] = None
@@ -54,8 +55,11 @@ def _up(options: _Options) -> None:
         from shoal.cli.serving import read_fleet, serve
 
     own = view = None
-    if options.config is not None:
-        base = read_fleet(options.config, options.broker)
+    config = options.config
+    if config is None and options.fleet is None and FLEET_FILE.is_file():
+        config = FLEET_FILE
+    if config is not None:
+        base = read_fleet(config, options.broker)
         # Now, and not when somebody asks for a run.
         base.strategy.require_loadable()
         fleet = options.fleet or base.fleet
@@ -65,12 +69,12 @@ def _up(options: _Options) -> None:
         view = base.view
     elif options.fleet is not None:
         fleet = options.fleet
-        store = options.store or DEFAULT_STORE
+        store = options.store or project_store()
         broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
     else:
         raise ConfigError(
-            "shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet "
-            "NAME"
+            "shoal up: there is no fleet.toml in this folder; name a configuration with "
+            "--config FILE, or the fleet with --fleet NAME"
         )
     changes = {
         "port": options.port,
