@@ -347,7 +347,7 @@ def test_export_takes_several_numbers_of_a_loss(tmp_path):
         (["run", "--config", "none.toml"], 2, "none.toml"),
         (["status", "--store", "nowhere"], 7, "nowhere"),
         (["demo", "--data", "minst"], 2, "digits, mnist"),
-        (["up"], 2, "--config fleet.toml"),
+        (["up"], 2, "there is no fleet.toml in this folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
