@@ -24,7 +24,6 @@ from fleet_protocol.weights import encode_weights
 from models.layout import Layout
 from models.slicing import CompiledPlan
 
-
 _ROUNDED = 1.001  # a norm may be above its bound by what whole numbers round
 
 

@@ -21,8 +21,8 @@ from device_runtime.agent.data_findings import DataFindings
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import WORKING, Event, State, successor
 from device_runtime.agent.memory import MemoryRecord
-from device_runtime.agent.opened_sums import OpenedSums
 from device_runtime.agent.offers import receive_offer
+from device_runtime.agent.opened_sums import OpenedSums
 from device_runtime.agent.releases import RESTART, Releases
 from device_runtime.agent.sample_files import SampleFiles
 from device_runtime.agent.states.base import DeviceState
