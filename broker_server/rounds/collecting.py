@@ -132,7 +132,7 @@ class CohortSum:
     """The sum of the updates of a cohort.
 
     Attributes:
-        total: whole numbers, see `fleet_protocol.secure_sum.whole_numbers`.
+        total: whole numbers, see `fleet_protocol.secure_sum.fixed_point`.
         tasks: whose updates are in it.
     """
 

@@ -27,15 +27,16 @@ which they differ. Three rules, which the members keep, bound what any combinati
 - a device that has revealed shares takes part in no further sum of the same version of a run
   (`device_runtime.agent.opened_sums`).
 
-So each opened sum holds `least` members whose updates are in no other opened sum of that version,
-and every linear combination of opened sums contains, for each sum in it, those of `least` members.
+So each opened sum holds `least` members who know of it, and whose updates are in no later sum of
+that version. Every linear combination of opened sums therefore holds the updates of `least` members
+alike: those who know of the earliest sum in it.
 
 Whole numbers are counted modulo 2^32, and no sum of `SUM_LIMIT` vectors runs over. Keys and shares
 are hexadecimal.
 """
 
+from fleet_protocol.secure_sum.fixed_point import STEPS, Words, restored, whole_numbers
 from fleet_protocol.secure_sum.member import Member
 from fleet_protocol.secure_sum.sharing import threshold
-from fleet_protocol.secure_sum.whole_numbers import STEPS, Words, restored, whole_numbers
 
 __all__ = ["STEPS", "Member", "Words", "restored", "threshold", "whole_numbers"]

@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.sealing import agreed_key, derive_key, new_key, private_key
 from fleet_protocol.messages.values import MemberKeys
-from fleet_protocol.secure_sum.whole_numbers import Words
+from fleet_protocol.secure_sum.fixed_point import Words
 
 
 def check_keys(keys: MemberKeys) -> None:

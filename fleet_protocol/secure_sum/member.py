@@ -188,7 +188,7 @@ class Member:
     def _reveal(self, message: Sum) -> Answer:
         """Reveal one share of every member, which depends on whether its vector came."""
         sent = frozenset(message.sent)
-        # A member reveals its own sums only, so that every sum has members that are in no other.
+        # A member reveals its own sums only, so that those who know of a sum are in it.
         self._require(self._name in sent and sent <= self.partners, sent)
         self._sent = sent
         revealed = {}

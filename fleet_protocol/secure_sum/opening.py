@@ -9,6 +9,7 @@ import numpy as np
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.sealing import public_key
 from fleet_protocol.messages.values import MemberKeys
+from fleet_protocol.secure_sum.fixed_point import Words
 from fleet_protocol.secure_sum.masks import own_mask, pair_key, pair_mask
 from fleet_protocol.secure_sum.sharing import (
     PolynomialCheck,
@@ -17,7 +18,6 @@ from fleet_protocol.secure_sum.sharing import (
     restore_secret,
     threshold,
 )
-from fleet_protocol.secure_sum.whole_numbers import Words
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def threshold(count: int, least: int) -> int:
 
     A majority, so that a server cannot claim to two groups of members that others dropped out: one
     of them would have too few shares. And `least`, so that every opened sum has as many members
-    who know of it, and take part in no other (`fleet_protocol.secure_sum`).
+    who know of it, and take part in no later one (`fleet_protocol.secure_sum`).
 
     Args:
         count: members that make shares.
