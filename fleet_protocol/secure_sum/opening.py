@@ -12,10 +12,8 @@ from fleet_protocol.messages.values import MemberKeys
 from fleet_protocol.secure_sum.fixed_point import Words
 from fleet_protocol.secure_sum.masks import own_mask, pair_key, pair_mask
 from fleet_protocol.secure_sum.sharing import (
-    PolynomialCheck,
+    SecretRestorer,
     from_digits,
-    join_secret,
-    restore_secret,
     threshold,
 )
 
@@ -75,12 +73,12 @@ class _Restored:
     Attributes:
         secret: as 32 bytes in hexadecimal; empty where nothing is restored.
         fits_key: whether it belongs to the member's public key.
-        wrong_places: of shares that contradict it.
+        liars: members whose shares contradict it.
     """
 
     secret: str
     fits_key: bool
-    wrong_places: frozenset[int]
+    liars: frozenset[str] = frozenset()
 
 
 def restore_secrets(revealed: Revealed) -> Secrets:
@@ -95,17 +93,16 @@ def restore_secrets(revealed: Revealed) -> Secrets:
             RefusalReason.UNSUPPORTED,
             f"{count} members revealed shares, {revealed.needed} are needed",
         )
-    names = sorted(revealed.cohort)
     own = {}
     mask_keys = {}
     unmatched = set()
     lost = set()
     liars = {}
+    restoring = _Restoring(revealed)
     for name in sorted(revealed.members):
         is_sent = name in revealed.sent
-        restored = _restore(revealed, name, names)
-        for place in restored.wrong_places:
-            liar = names[place - 1]
+        restored = restoring.restore(name)
+        for liar in restored.liars:
             liars[liar] = f"{liar} revealed a wrong share of {name}"
         if restored.secret and not restored.fits_key:
             liars[name] = f"{name} dealt shares of another secret than its key belongs to"
@@ -122,27 +119,46 @@ def restore_secrets(revealed: Revealed) -> Secrets:
     return Secrets(own, mask_keys, frozenset(unmatched), frozenset(lost), liars)
 
 
-def _restore(revealed: Revealed, name: str, names: list[str]) -> _Restored:
-    """Restore the secret of a member that was shared, or find that its shares contradict."""
-    shares = {}
-    for place, member in enumerate(names, 1):
-        digits = revealed.shares.get(member, {}).get(name, "")
-        share = from_digits(digits) if digits else None
-        if share is not None:
-            shares[place] = share
-    _, mask_public, own_public = revealed.cohort[name]
-    expected = own_public if name in revealed.sent else mask_public
-    found = restore_secret(shares, revealed.needed, partial(_has_public_key, expected))
-    if found is not None:
-        secret, wrong_places = found
-        return _Restored(f"{secret:064x}", fits_key=True, wrong_places=wrong_places)
-    if len(shares) < revealed.needed or PolynomialCheck(shares, revealed.needed).stray_places(
-        shares
-    ):
-        return _Restored("", fits_key=False, wrong_places=frozenset())
-    some = dict(list(shares.items())[: revealed.needed])
-    secret = join_secret(some) % 2**256
-    return _Restored(f"{secret:064x}", fits_key=False, wrong_places=frozenset())
+class _Restoring:
+    """Restores the secrets of the members of a sum, one after the other."""
+
+    def __init__(self, revealed: Revealed) -> None:
+        self._revealed = revealed
+        self._names = sorted(revealed.cohort)
+        # Every member reveals shares of all, so that mostly one restorer serves for all of them.
+        self._restorers: dict[tuple[int, ...], SecretRestorer] = {}
+
+    def restore(self, name: str) -> _Restored:
+        """Restore the secret of a member, or find that its shares contradict one another."""
+        shares = self._shares_of(name)
+        if len(shares) < self._revealed.needed:
+            return _Restored("", fits_key=False)
+        restorer = self._restorer_for(tuple(shares))
+        _, mask_public, own_public = self._revealed.cohort[name]
+        expected = own_public if name in self._revealed.sent else mask_public
+        result = restorer.restore(shares, partial(_has_public_key, expected))
+        if result is not None:
+            secret, wrong_places = result
+            liars = frozenset(self._names[place - 1] for place in wrong_places)
+            return _Restored(f"{secret:064x}", fits_key=True, liars=liars)
+        if not restorer.are_consistent(shares):
+            return _Restored("", fits_key=False)
+        return _Restored(f"{restorer.value(shares) % 2**256:064x}", fits_key=False)
+
+    def _shares_of(self, name: str) -> dict[int, int]:
+        """Return the revealed shares of a member's secret, by place."""
+        shares = {}
+        for place, member in enumerate(self._names, 1):
+            digits = self._revealed.shares.get(member, {}).get(name, "")
+            share = from_digits(digits) if digits else None
+            if share is not None:
+                shares[place] = share
+        return shares
+
+    def _restorer_for(self, places: tuple[int, ...]) -> SecretRestorer:
+        if places not in self._restorers:
+            self._restorers[places] = SecretRestorer(places, self._revealed.needed)
+        return self._restorers[places]
 
 
 def _has_public_key(expected: str, secret: int) -> bool:

@@ -60,13 +60,19 @@ def join_secret(shares: Mapping[int, int]) -> int:
 
 def value_at(target: int, values: Mapping[int, int]) -> int:
     """Return the value at a place of the polynomial through some values, by their places."""
-    total = 0
-    for place, value in values.items():
-        further_places = [further for further in values if further != place]
+    coefficients = _coefficients(target, values)
+    return sum(coefficients[place] * value for place, value in values.items()) % PRIME
+
+
+def _coefficients(target: int, places: Collection[int]) -> dict[int, int]:
+    """Return what the values at some places count at another place, by Lagrange."""
+    coefficients = {}
+    for place in places:
+        further_places = [further for further in places if further != place]
         divisor = math.prod(further - place for further in further_places)
         factor = math.prod(further - target for further in further_places)
-        total += value * factor * pow(divisor, -1, PRIME)
-    return total % PRIME
+        coefficients[place] = factor * pow(divisor, -1, PRIME) % PRIME
+    return coefficients
 
 
 def restore_secret(
@@ -96,6 +102,38 @@ def restore_secret(
                 wrong_places.add(place)
         return secret, frozenset(wrong_places)
     return None
+
+
+class SecretRestorer:
+    """Restores secrets of shares at the same places, with the work for the places done once.
+
+    Args:
+        places: of the shares.
+        needed: how many restore a secret.
+    """
+
+    def __init__(self, places: Collection[int], needed: int) -> None:
+        self._needed = needed
+        self._coefficients = _coefficients(0, sorted(places)[:needed])
+        self._check = PolynomialCheck(places, needed)
+
+    def restore(
+        self, shares: Mapping[int, int], is_right: Callable[[int], bool]
+    ) -> tuple[int, frozenset[int]] | None:
+        """Restore a secret, as `restore_secret` does."""
+        if self._check.stray_places(shares):
+            return restore_secret(shares, self._needed, is_right)
+        secret = self.value(shares)
+        return (secret, frozenset()) if is_right(secret) else None
+
+    def value(self, shares: Mapping[int, int]) -> int:
+        """Return the number that the first shares restore."""
+        terms = (factor * shares[place] for place, factor in self._coefficients.items())
+        return sum(terms) % PRIME
+
+    def are_consistent(self, shares: Mapping[int, int]) -> bool:
+        """Return whether all shares are of one secret."""
+        return not self._check.stray_places(shares)
 
 
 class PolynomialCheck:
