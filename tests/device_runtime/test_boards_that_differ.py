@@ -209,7 +209,7 @@ FORMS = {
     ),
     "fractions for tokens": (
         Tokens(),
-        setting(x=lambda written: written["x"] / 50),
+        setting(x=lambda written: written["x"] + 0.5),
         "values have fractions",
     ),
 }
