@@ -23,7 +23,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import DataSet
 from fleet_protocol.metrics import RULES
 from fleet_protocol.targets import Targets
-from simulation.data.held import Parts
+from simulation.data.held import SampleSplit
 from simulation.settings import EvaluationTable
 
 Judge = Callable[[VersionRecord, BlobStore], float]
@@ -51,7 +51,7 @@ class Judges:
 def chosen_judges(
     table: EvaluationTable,
     context: RunContext,
-    parts: Parts,
+    split: SampleSplit,
     labels: Targets,
     *,
     own_models: bool,
@@ -61,7 +61,7 @@ def chosen_judges(
     Args:
         table: what is asked for.
         context: the run.
-        parts: which samples each device holds.
+        split: which samples each device holds.
         labels: of all training samples.
         own_models: whether devices have models of their own. These are judged on their parts of the
             test set instead of the global model.
@@ -86,12 +86,12 @@ def chosen_judges(
         others["perplexity"] = _by_perplexity(context, evaluator, table.perplexity)
     local = None
     if table.local and not own_models:
-        local = _by_own_samples(context, evaluator, parts, labels)
+        local = _by_own_samples(context, evaluator, split, labels)
     return Judges(evaluator, local, others)
 
 
 def _by_own_samples(
-    context: RunContext, evaluator: Evaluator, parts: Parts, labels: Targets
+    context: RunContext, evaluator: Evaluator, split: SampleSplit, labels: Targets
 ) -> Judge:
     """Judge by the accuracy on every device's own part of the test set (specification 1.6, 2.7).
 
@@ -102,7 +102,7 @@ def _by_own_samples(
     masked = context.config.train.mask_labels
     ignored = context.judged.manifest.recipe.loss.ignored
     held: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
-    for train, test in zip(parts.train, parts.test, strict=True):
+    for train, test in zip(split.train, split.test, strict=True):
         if len(test):
             own = labels[train]
             present = present_labels(own[own != ignored], classes)

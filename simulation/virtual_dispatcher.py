@@ -33,7 +33,7 @@ from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.weights import MASKED
 from simulation.answer_times import AnswerTimes
-from simulation.orders import Engine, Failed, Finished, WorkItem, WorkOrder
+from simulation.orders import DeviceTask, Engine, Failed, Finished, WorkOrder
 from simulation.settings import NO_DEADLINE
 from simulation.tier_choices import TierChoices
 from simulation.virtual_fleet import VirtualFleet
@@ -195,23 +195,24 @@ class VirtualDispatcher:
 
     def _orders(self, collection: Collection) -> list[WorkOrder]:
         """Return the tasks to compute, those of a tier in groups, the largest tier first."""
-        by_size: dict[tuple[int, str], list[WorkItem]] = {}
+        by_size: dict[tuple[int, str], list[DeviceTask]] = {}
         for task in collection.unanswered:
             if task.record.id in self._computing:
                 # A large task that came last would keep one worker long after the others.
-                place = -task.manifest.flops_per_sample, task.record.tier
-                by_size.setdefault(place, []).append(self._work_item(task))
+                place = (-task.manifest.flops_per_sample, task.record.tier)
+                by_size.setdefault(place, []).append(self._device_task(task))
         orders = []
         for place in sorted(by_size):
-            items = by_size[place]
-            for start in range(0, len(items), self._group):
-                orders.append(WorkOrder(items=tuple(items[start : start + self._group])))
+            tasks = by_size[place]
+            for start in range(0, len(tasks), self._group):
+                group = tasks[start : start + self._group]
+                orders.append(WorkOrder(tasks=tuple(group)))
         return orders
 
-    def _work_item(self, task: OpenTask) -> WorkItem:
+    def _device_task(self, task: OpenTask) -> DeviceTask:
         record = task.record
-        return WorkItem(
-            task=record.id,
+        return DeviceTask(
+            id=record.id,
             run=record.run,
             round=record.round,
             device=record.device,

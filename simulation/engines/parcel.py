@@ -23,7 +23,7 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     files = {f"data/{name}": setup.data / name for name in _SAMPLES}
     if setup.own_test:
         files[f"data/{_TEST}"] = setup.data / _TEST
-    files["parts.npz"] = setup.parts
+    files["parts.npz"] = setup.split
     if setup.models is not None:
         files["models.py"] = setup.models
     for change, place in _function_places(setup).items():
@@ -70,7 +70,7 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
         update={
             "artifacts": shared / "artifacts",
             "data": shared / "data",
-            "parts": shared / "parts.npz",
+            "split": shared / "parts.npz",
             "models": None if setup.models is None else shared / "models.py",
             "augment": tuple(augment),
             "pairs": tuple(shared / "pairs" / str(number) for number in range(len(setup.pairs))),
