@@ -116,7 +116,12 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
     return Prepared(artifacts, data_folder, split, weights, model.settings, tuple(pairs))
 
 
-def _require_runnable(config: SimulationConfig, model: Chosen, own: Owned, data: Dataset) -> None:
+def _require_runnable(
+    config: SimulationConfig,
+    model: Chosen,
+    own: Owned,
+    data: Dataset,
+) -> None:
     """Refuse what cannot run, while nothing is written; errors as of `require_runnable`."""
     # Nothing is read from these folders, which do not have the files yet.
     fleet = config.fleet(artifacts=config.out, weights=config.out, test_set=config.out)
@@ -170,7 +175,12 @@ def _require_fitting_data(config: SimulationConfig, data: Dataset, artifacts: Pa
         fit_targets("[data.test]", data.test_y, manifest)
 
 
-def _pair(model: Chosen, own: Chosen, classes: int | None, config: StrategyConfig) -> ModelPair:
+def _pair(
+    model: Chosen,
+    own: Chosen,
+    classes: int | None,
+    config: StrategyConfig,
+) -> ModelPair:
     """Return a device's own model beside the global one.
 
     Both have the classes of the device's task, if it has one.
@@ -184,16 +194,20 @@ def _pair(model: Chosen, own: Chosen, classes: int | None, config: StrategyConfi
 
 def _limited(data: Dataset, table: DataTable) -> Dataset:
     """Return as many samples as the table allows, evenly from all."""
-    train = evenly(len(data.train_y), table.train_limit)
-    test = evenly(len(data.test_y), table.test_limit)
-    if len(train) == len(data.train_y) and len(test) == len(data.test_y):
-        return data
+    train_count = len(data.train_y)
+    test_count = len(data.test_y)
+    train = evenly(train_count, table.train_limit)
+    test = evenly(test_count, table.test_limit)
+    if len(train) == train_count and len(test) == test_count:
+        return data  # and not a copy
+    train_group = None if data.train_group is None else data.train_group[train]
+    test_group = None if data.test_group is None else data.test_group[test]
     return replace(
         data,
         train_x=data.train_x[train],
         train_y=data.train_y[train],
         test_x=data.test_x[test],
         test_y=data.test_y[test],
-        train_group=None if data.train_group is None else data.train_group[train],
-        test_group=None if data.test_group is None else data.test_group[test],
+        train_group=train_group,
+        test_group=test_group,
     )

@@ -181,7 +181,7 @@ class _Simulation:
                 """Write the row of a closed round."""
                 row, devices = rows.make(record, history.rows[-1] if history.rows else None)
                 history.add(row, devices)
-                if judges.local is not None or judges.others:
+                if judges.local is not None or judges.further:
                     # The row cannot be made again once the version is gone that judges read.
                     history.flush()
                 self._watch(row)

@@ -93,8 +93,11 @@ class DataTable(FrozenModel):
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
         """Apply `move` to the files of the table, including those of functions."""
-        augment = tuple(relocated(move, name) for name in self.augment)
-        return super().relocated(move).model_copy(update={"augment": augment})
+        augment = []
+        for name in self.augment:
+            augment.append(relocated(move, name))
+        table = super().relocated(move)
+        return table.model_copy(update={"augment": tuple(augment)})
 
 
 _KIND_OF_KEY: Mapping[str, str] = MappingProxyType(
@@ -149,7 +152,9 @@ class OwnModel(FrozenModel):
     @property
     def classes(self) -> int | None:
         """Labels of the task of its own, None without one."""
-        return None if self.labels is None else max(self.labels) + 1
+        if self.labels is None:
+            return None
+        return max(self.labels) + 1
 
     @model_validator(mode="after")
     def _has_labels(self) -> "OwnModel":

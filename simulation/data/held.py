@@ -111,7 +111,9 @@ class VirtualData:
     def of(self, index: int) -> DataSet:
         """Return the training samples of a device, copied out of the file."""
         chosen = self._split.train[index]
-        return self._dataset(index, self._x[chosen], np.asarray(self._y[chosen]))
+        x = self._x[chosen]
+        y = np.asarray(self._y[chosen])
+        return self._dataset(index, x, y)
 
     def with_test(self, index: int) -> tuple[DataSet, tuple[Indices, Indices]]:
         """Return the training samples of a device, followed by its part of the test set.
@@ -125,6 +127,7 @@ class VirtualData:
         test_x, test_y = self._test_set()
         train = self._split.train[index]
         test = self._split.test[index]
+        # Copied out of the files: a worker changes no sample that others read.
         x = np.concatenate([self._x[train], test_x[test]])
         y = np.concatenate([self._y[train], test_y[test]])
         train_count = len(train)
@@ -146,7 +149,9 @@ class VirtualData:
 
     def _dataset(self, index: int, x: Array, y: Indices) -> DataSet:
         source = f"{self._folder}, device {index}"
-        task = self._tasks[index % len(self._tasks)] if self._tasks else None
+        task = None
+        if self._tasks:
+            task = self._tasks[index % len(self._tasks)]
         if task is not None:
             y = _as_task(task, y, source)
         return DataSet(
@@ -174,7 +179,9 @@ def write_data(folder: Path, data: Dataset) -> None:
         StorageError: the disk is full.
     """
     # The first and the last that are written.
-    if (folder / "black.npy").is_file() and (folder / "test.npz").is_file():
+    first = folder / "black.npy"
+    last = folder / "test.npz"
+    if first.is_file() and last.is_file():
         return
     arrays = {
         "black": np.asarray(data.black, np.float32),

@@ -94,7 +94,9 @@ def digits(_root: Path | None) -> Dataset:
     # Scikit-learn takes seconds to import, and only this set needs it.
     datasets: Any = importlib.import_module("sklearn.datasets")
     bunch = datasets.load_digits()
-    images = (bunch.images[:, None] / 16.0).astype(np.float32)
+    # In float64 as scikit-learn has them, and then rounded.
+    images = bunch.images[:, None] / 16.0
+    images = images.astype(np.float32)
     labels = bunch.target.astype(np.int64)
     # A seed of its own: all simulations of digits have the same test set.
     order = np.random.default_rng(0).permutation(len(labels))
@@ -126,14 +128,16 @@ def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
     def read_split(stem: str) -> _Split:
         raw = read_idx_file(folder / f"{stem}-images-idx3-ubyte.gz")
         labels = read_idx_file(folder / f"{stem}-labels-idx1-ubyte.gz")
-        if len(raw) != len(labels):
+        count = len(raw)
+        label_count = len(labels)
+        if count != label_count:
             raise DataError(
-                f"{folder} has {len(raw)} images and {len(labels)} labels of {stem}; fetch MNIST"
-                " again"
+                f"{folder} has {count} images and {label_count} labels of {stem}; fetch MNIST again"
             )
         kept = evenly(len(labels), limit)
         images = raw[kept][:, None]
-        return _MNIST.normalised(images), labels[kept].astype(np.int64)
+        kept_labels = labels[kept].astype(np.int64)
+        return _MNIST.normalised(images), kept_labels
 
     train = read_split("train")
     test = read_split("t10k")
@@ -157,13 +161,16 @@ def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
         path = folder / f"{stem}.npz"
         jpeg, offset, label = read_arrays(path, ("jpeg", "offset", "label"))
         kept = evenly(len(label), limit)
-        images = np.empty((len(kept), 3, _SIDE, _SIDE), np.float32)
+        shape = (len(kept), 3, _SIDE, _SIDE)
+        images = np.empty(shape, np.float32)
         for position, index in enumerate(kept):
             first = offset[index]
             end = offset[index + 1]
-            pixels = _decode(jpeg[first:end].tobytes(), f"image {index} of {path}")
+            code = jpeg[first:end].tobytes()
+            pixels = _decode(code, f"image {index} of {path}")
             images[position] = pixels.transpose(2, 0, 1)
-        return CIFAR.normalised(images), label[kept].astype(np.int64)
+        kept_labels = label[kept].astype(np.int64)
+        return CIFAR.normalised(images), kept_labels
 
     train = read_split("train")
     test = read_split("test")
@@ -188,8 +195,9 @@ def _decode(code: bytes, source: str) -> NDArray[np.uint8]:
             pixels = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, ValueError) as error:
         raise DataError(f"{source} is not a JPEG image: {error}") from error
-    if pixels.shape != (_SIDE, _SIDE, 3):
-        raise DataError(f"{source} has shape {pixels.shape}, not {_SIDE}x{_SIDE}")
+    shape = pixels.shape
+    if shape != (_SIDE, _SIDE, 3):
+        raise DataError(f"{source} has shape {shape}, not {_SIDE}x{_SIDE}")
     return pixels
 
 
@@ -210,9 +218,10 @@ def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
     def read_split(stem: str) -> _Split:
         records = _read_records(folder / f"{stem}.bin")
         kept = records[evenly(len(records), limit)]
-        pixels = kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)
-        fine_labels = kept[:, _LABELS - 1].astype(np.int64)
-        return CIFAR.normalised(pixels), fine_labels
+        colours = kept[:, _LABELS:]
+        fine_labels = kept[:, _LABELS - 1]
+        images = colours.reshape(-1, 3, _SIDE, _SIDE)
+        return CIFAR.normalised(images), fine_labels.astype(np.int64)
 
     train = read_split("train")
     test = read_split("test")
@@ -228,7 +237,8 @@ def _read_records(path: Path) -> _Array:
             " again"
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
-    if records[:, _LABELS - 1].max() >= _CLASSES:
+    fine_labels = records[:, _LABELS - 1]
+    if fine_labels.max() >= _CLASSES:
         raise DataError(
             f"{path} has a label above {_CLASSES - 1}; it is no binary file of CIFAR-100"
         )

@@ -37,7 +37,12 @@ def iid(samples: int, devices: int, seed: int) -> ByDevice:
 
 
 def dirichlet(
-    labels: Targets, devices: int, alpha: float, seed: int, *, at_least: int = 10
+    labels: Targets,
+    devices: int,
+    alpha: float,
+    seed: int,
+    *,
+    at_least: int = 10,
 ) -> ByDevice:
     """Share every class among the devices by proportions drawn from Dirichlet(alpha).
 
@@ -65,22 +70,30 @@ def dirichlet(
 
 
 def _draw_dirichlet(
-    rng: np.random.Generator, labels: Targets, devices: int, alpha: float
+    rng: np.random.Generator,
+    labels: Targets,
+    devices: int,
+    alpha: float,
 ) -> ByDevice:
     """Draw once; the draws are, for each label in order, its samples and then the proportions."""
     by_label: list[ByDevice] = []
+    # By label in ascending order; the draws of one follow those of the label before.
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         shuffled = rng.permutation(members)
         proportions = rng.dirichlet(np.full(devices, alpha))
         # Rounded down, so that the last device has what the roundings leave.
-        cuts = (np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
+        ends = np.cumsum(proportions) * len(members)
+        cuts = ends[:-1].astype(np.int64)
         by_label.append(np.split(shuffled, cuts))
     return _join_labels(by_label)
 
 
 def in_proportion(
-    by_device: Sequence[Indices], labels: Targets, further: Targets, seed: int
+    by_device: Sequence[Indices],
+    labels: Targets,
+    further: Targets,
+    seed: int,
 ) -> ByDevice:
     """Share further samples so that a device gets the share of each class that it holds.
 
@@ -105,8 +118,9 @@ def in_proportion(
         counts = []
         for indices in by_device:
             counts.append(np.count_nonzero(labels[indices] == label))
-        held = np.cumsum(counts)
-        cuts = np.rint(held[:-1] / held[-1] * len(members)).astype(np.int64)
+        ends = np.cumsum(counts)
+        shares = ends[:-1] / ends[-1]
+        cuts = np.rint(shares * len(members)).astype(np.int64)
         by_label.append(np.split(shuffled, cuts))
     return _join_labels(by_label)
 
@@ -184,7 +198,12 @@ def cut_shards(members: Indices, count: int) -> list[Indices]:
 
 
 def deal_shards(
-    classes: int, devices: int, per_device: int, seed: int, *, as_released: bool = False
+    classes: int,
+    devices: int,
+    per_device: int,
+    seed: int,
+    *,
+    as_released: bool = False,
 ) -> Shards:
     """Deal shards of single classes to devices, the non-IID split of HeteroFL (specification 1.8).
 

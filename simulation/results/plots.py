@@ -231,24 +231,36 @@ def _accuracy_points(rows: Sequence[Judged], places: _Values) -> _Values:
 
 
 def _plot_panels(
-    curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity, title: str
+    curves: Sequence[Curve],
+    band_of: _BandOf,
+    quantity: Quantity,
+    title: str,
 ) -> Figure:
     """Draw curves that follow each other with the same panel into the same axes."""
-    panels: list[tuple[str, list[Curve]]] = []
+    names: list[str] = []
+    panels: list[list[Curve]] = []
     for name, group in groupby(curves, lambda curve: curve.panel):
-        panels.append((name, list(group)))
-    if not panels:
-        panels = [("", [])]
+        names.append(name)
+        panels.append(list(group))
+    if not curves:
+        # An empty panel is refused where it is drawn.
+        names = [""]
+        panels = [[]]
     figure, all_axes = new_figure(title, len(panels))
-    for axes, (name, panel_curves) in zip(all_axes, panels, strict=True):
-        _draw_curves(axes, panel_curves, band_of, quantity)
-        _draw_targets(axes, panel_curves, quantity)
+    for axes, name, panel in zip(all_axes, names, panels, strict=True):
+        _draw_curves(axes, panel, band_of, quantity)
+        _draw_targets(axes, panel, quantity)
         axes.set_title(name, loc="left", fontsize=9)
-        _label_panel(axes, panel_curves, quantity)
+        _label_panel(axes, panel, quantity)
     return figure
 
 
-def _draw_curves(axes: Axes, curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity) -> None:
+def _draw_curves(
+    axes: Axes,
+    curves: Sequence[Curve],
+    band_of: _BandOf,
+    quantity: Quantity,
+) -> None:
     drawn = 0
     for number, curve in enumerate(curves):
         band = band_of(curve)
@@ -262,7 +274,13 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], band_of: _BandOf, quantity
         )
 
 
-def _draw_curve(axes: Axes, curve: Curve, band: _Band, number: int, quantity: Quantity) -> None:
+def _draw_curve(
+    axes: Axes,
+    curve: Curve,
+    band: _Band,
+    number: int,
+    quantity: Quantity,
+) -> None:
     """Draw the line, the published value and the band of a curve."""
     colour = COLOURS[number % len(COLOURS)]
     line = LINES[number % len(LINES)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -70,18 +71,17 @@ def widths_by_device(runs: Sequence[Widths], *, title: str = "") -> Figure:
         tick_rounds(axes)
     axes.set_xlabel("round")
     bar = figure.colorbar(mesh, ax=figure.axes, label="width", ticks=range(len(widths)))
-    bar.ax.set_yticklabels([f"{width:g}" for width in widths])
+    names = [f"{width:g}" for width in widths]
+    bar.ax.set_yticklabels(names)
     return figure
 
 
 def _all_widths(runs: Iterable[Widths]) -> list[float]:
-    widths: set[float] = set()
+    widths: set[float | None] = set()
     for run in runs:
         for row in run.by_round.values():
-            for width in row:
-                if width is not None:
-                    widths.add(width)
-    return sorted(widths)
+            widths.update(row)
+    return sorted(width for width in widths if width is not None)
 
 
 def _edges(run: Widths) -> _Values:
@@ -98,31 +98,32 @@ def _draw_widths(axes: Axes, run: Widths, widths: Sequence[float]) -> QuadMesh:
         for device, width in enumerate(widths_of_round):
             if width is not None:
                 row[device] = widths.index(width)
-    colours = ListedColormap(ORDERED(np.linspace(_LIGHTEST, 0.0, len(widths))))
+    shades = np.linspace(_LIGHTEST, 0.0, len(widths))
     borders = np.arange(len(widths) + 1) - 0.5
     return axes.pcolormesh(
         _edges(run),
         np.arange(len(run.devices) + 1),
         places.T,
-        cmap=colours,
+        cmap=ListedColormap(ORDERED(shades)),
         norm=BoundaryNorm(borders, max(len(widths), 1)),
     )
 
 
 def _label_devices(axes: Axes, run: Widths) -> None:
     """Separate the kinds of devices by white lines, and label each in its middle."""
-    starts: list[int] = []
-    for position, kind in enumerate(run.devices):
-        if position == 0 or run.devices[position - 1] != kind:
-            starts.append(position)
-    ends = [*starts[1:], len(run.devices)]
-    edges = _edges(run)
-    axes.hlines(starts[1:], edges[0], edges[-1], color="white", linewidth=1.0)
+    borders: list[int] = []
     middles: list[float] = []
     kinds: list[str] = []
-    for start, end in zip(starts, ends, strict=True):
+    start = 0
+    for kind, devices in groupby(run.devices):
+        end = start + len(list(devices))
+        borders.append(end)
         middles.append((start + end) / 2)
-        kinds.append(run.devices[start])
+        kinds.append(kind)
+        start = end
+    edges = _edges(run)
+    # The last border is that of the picture.
+    axes.hlines(borders[:-1], edges[0], edges[-1], color="white", linewidth=1.0)
     axes.set_yticks(middles)
     axes.set_yticklabels(kinds)
     axes.invert_yaxis()
@@ -160,7 +161,10 @@ def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
 
 
 def _stack_tiers(
-    axes: Axes, rows: Sequence[RoundRow], starts: Sequence[int], edges: _Values
+    axes: Axes,
+    rows: Sequence[RoundRow],
+    starts: Sequence[int],
+    edges: _Values,
 ) -> _Values:
     """Draw the tiers one above the other, and return the height of each bar."""
     names: set[str] = set()
@@ -171,8 +175,10 @@ def _stack_tiers(
     rounds = np.diff([*starts, len(rows)])  # in each bar
     below = np.zeros(len(starts))
     for tier, colour in zip(tiers, colours, strict=True):
-        counts = np.array([row.tiers.get(tier, 0) for row in rows], dtype=np.float64)
-        top = below + np.add.reduceat(counts, starts) / rounds
+        by_round = [row.tiers.get(tier, 0) for row in rows]
+        counts = np.array(by_round, dtype=np.float64)
+        means = np.add.reduceat(counts, starts) / rounds
+        top = below + means
         axes.stairs(
             top,
             edges,
