@@ -1,5 +1,6 @@
 """Reads the user's own files as the data set of a simulation."""
 
+import glob
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,8 +102,7 @@ def _sources(config: DataConfig) -> list[DataConfig]:
     matches = {}
     for name, value in config:
         if isinstance(value, Path) and "*" in str(value):
-            root = Path(value.anchor)
-            matches[name] = sorted(root.glob(str(value.relative_to(root))))
+            matches[name] = _matches(value)
     if not matches:
         return [config]
     counts = {len(paths) for paths in matches.values()}
@@ -116,6 +116,13 @@ def _sources(config: DataConfig) -> list[DataConfig]:
     for paths in zip(*matches.values(), strict=True):
         sources.append(config.model_copy(update=dict(zip(matches, paths, strict=True))))
     return sources
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """Return the files that a path with stars matches, sorted; other signs are themselves."""
+    root = Path(pattern.anchor)
+    between_stars = str(pattern.relative_to(root)).split("*")
+    return sorted(root.glob("*".join(map(glob.escape, between_stars))))
 
 
 def _samples_and_targets(sets: Sequence[DataSet]) -> tuple[Array, Array]:

@@ -292,6 +292,18 @@ def test_what_stands_for_missing_values_is_one_number(tmp_path):
         own_data(config(tmp_path, **train), config(tmp_path, **test))
 
 
+@pytest.mark.parametrize("folder", ["data [v2]", "[ab]", "what?", "a*b"])
+def test_stars_match_below_any_folder(tmp_path, folder):
+    """Only stars stand for something else."""
+    for name, label in (("b1", 0), ("b2", 1), ("c1", 2)):
+        path = tmp_path / folder / f"{name}.npz"
+        path.parent.mkdir(exist_ok=True)
+        np.savez(path, x=np.full((2, 1), label), y=np.full(2, label))
+    train = config(tmp_path, kind="npz", path=f"{folder}/b*.npz")
+    data = own_data(train, config(tmp_path, kind="npz", path=f"{folder}/c1.npz"))
+    assert data.train_y.tolist() == [0, 0, 1, 1]
+
+
 def test_any_split_of_one_file(tmp_path):
     """One file for all devices is dealt as the sets by name are; integers stay as they are, for
     tokens.
