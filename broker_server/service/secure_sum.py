@@ -102,18 +102,16 @@ class SecureSum:
         """Return the names in the answer of a device to a step; none where no answer is due."""
         if device not in self.members and device not in self.keys:
             return frozenset()
-        match step:
-            case SumStep.SHARES:
-                return frozenset(self.keys)
-            case SumStep.CHECKS:
-                return frozenset(self.of_step(SumStep.SHARES))
-            case SumStep.OPENINGS:
-                return self.disputes.get(device, frozenset())
-            case SumStep.SECRETS if device in self.sent:
-                return frozenset(self.members)
-            case SumStep.PAIR_KEYS if device in self.sent:
-                return self.unmatched
-        return frozenset()
+        if step >= SumStep.SECRETS and device not in self.sent:
+            return frozenset()
+        names = {
+            SumStep.SHARES: self.keys.keys(),
+            SumStep.CHECKS: self.of_step(SumStep.SHARES).keys(),
+            SumStep.OPENINGS: self.disputes.get(device, ()),
+            SumStep.SECRETS: self.members,
+            SumStep.PAIR_KEYS: self.unmatched,
+        }
+        return frozenset(names[step])
 
     def awaited(self) -> list[str]:
         """Return the devices whose answer this step waits for."""
