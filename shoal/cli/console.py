@@ -210,7 +210,7 @@ def _table(title: str, rows: Sequence[Mapping[str, str]], left_out: Sequence[str
             min_width=longest if longest <= _WHOLE_LETTERS else None,
         )
     for row in rows:
-        table.add_row(*(escape(row[name]) for name in names))
+        table.add_row(*map(escape, map(row.__getitem__, names)))
     return table
 
 

@@ -55,27 +55,19 @@ def _up(options: _Options) -> None:
         from shoal.cli.serving import read_fleet, serve
 
     own = view = None
-    config = options.config
-    if config is None and options.fleet is None and FLEET_FILE.is_file():
-        config = FLEET_FILE
+    config = _configuration(options)
     if config is not None:
-        base = read_fleet(config, options.broker)
+        own = read_fleet(config, options.broker)
         # Now, and not when somebody asks for a run.
-        base.strategy.require_loadable()
-        fleet = options.fleet or base.fleet
-        store = options.store or base.store
-        broker = base.broker
-        own = base
-        view = base.view
-    elif options.fleet is not None:
-        fleet = options.fleet
+        own.strategy.require_loadable()
+        fleet = options.fleet or own.fleet
+        store = options.store or own.store
+        broker = own.broker
+        view = own.view
+    else:
+        fleet = str(options.fleet)
         store = options.store or project_store()
         broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
-    else:
-        raise ConfigError(
-            "shoal up: there is no fleet.toml in this folder; name a configuration with "
-            "--config FILE, or the fleet with --fleet NAME"
-        )
     changes = {
         "port": options.port,
         "listen": options.listen,
@@ -92,3 +84,19 @@ def _up(options: _Options) -> None:
     if own is not None:
         own = own.model_copy(update={"fleet": fleet, "store": store.resolve(), "broker": broker})
     serve(fleet, store, broker, own, view)
+
+
+def _configuration(options: _Options) -> Path | None:
+    """Return the configuration that is named, or that of this folder; None for a fleet by its name.
+
+    Raises:
+        ConfigError: there is none, and no fleet is named.
+    """
+    if options.config is not None or options.fleet is not None:
+        return options.config
+    if FLEET_FILE.is_file():
+        return FLEET_FILE
+    raise ConfigError(
+        "shoal up: there is no fleet.toml in this folder; name a configuration with --config FILE, "
+        "or the fleet with --fleet NAME"
+    )

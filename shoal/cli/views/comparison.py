@@ -148,14 +148,16 @@ def draw(runs: Sequence[ComparedRun]) -> None:
 
 def _summary(run: ComparedRun) -> dict[str, str]:
     """Return the cells of a run as a whole."""
-    known = [score for score in run.scores.values() if score is not None]
+    newest = None
+    for score in run.scores.values():
+        newest = newest if score is None else score
     return {
         "run": run.label,
         "strategy": run.view.strategy,
         "model": run.view.run.arch,
         "status": run.view.run.status,
         "rounds": f"{run.view.closed} of {run.view.rounds}",
-        "newest": number_text(known[-1] if known else None),
+        "newest": number_text(newest),
         "on the wire": bytes_text(run.view.run.wire_bytes),
     }
 
