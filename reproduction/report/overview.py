@@ -36,8 +36,8 @@ def in_words(counts: Sequence[Mapping[str, str]]) -> str:
         f"{total['undecided']} are undecided, and {total['not run']} have not run. A claim is "
         f"undecided if three seeds do not separate two arms, or if a run of reduced length did "
         f"not reach its target. Most runs have a reduced scale (fewer rounds, samples or "
-        f"devices than in the paper), so a verdict is about this scale, and no proof for or against "
-        f"the paper."
+        f"devices than in the paper), so a verdict is about this scale, and no proof for or "
+        f"against the paper."
     )
 
 

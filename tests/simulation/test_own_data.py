@@ -17,7 +17,7 @@ from fleet_protocol.data.contract import complete_contract, reconcile
 from fleet_protocol.errors import ConfigError, DataError, MismatchError
 from models import Registry
 from models.pretrained import MINILM_VOCAB
-from simulation.data.held import Parts, VirtualData
+from simulation.data.held import SampleSplit, VirtualData
 from simulation.data.own import own_data
 from simulation.exporting import Chosen
 from simulation.preparing import prepare
@@ -90,7 +90,7 @@ def test_devices_have_the_batches_of_boards(boards):
     """
     simulation = own(boards, TABLE, {**TABLE, "path": "test.csv"}, model=REGRESSION)
     prepared = prepare(simulation)
-    devices = VirtualData(prepared.data, prepared.parts, simulation.data.changes)
+    devices = VirtualData(prepared.data, prepared.split, simulation.data.changes)
     for index, name in enumerate("ab"):
         board = load_data(config(boards, **TABLE | {"path": f"boards/{name}.csv"}))
         mine = devices.of(index)
@@ -312,7 +312,7 @@ def test_any_split_of_one_file(tmp_path):
     table = {"kind": "npz", "path": "d.npz"}
     kinds = {"kind": "shards", "per_device": 2}
     prepared = prepare(own(tmp_path, table, table, partition=kinds))
-    parts = Parts.load(prepared.parts)
+    parts = SampleSplit.load(prepared.split)
     assert [len(np.unique(np.arange(40)[part] % 4)) for part in parts.train] == [2, 2]
     assert not any(
         map(len, parts.test)
@@ -347,7 +347,7 @@ def test_a_label_that_the_loss_ignores_is_no_class(ignoring):
     """
     prepared = prepare(ignoring)
     assert prepared.settings["classes"] == 3
-    assert sorted(np.concatenate(Parts.load(prepared.parts).train)) == list(range(40))
+    assert sorted(np.concatenate(SampleSplit.load(prepared.split).train)) == list(range(40))
 
 
 @pytest.mark.slow
