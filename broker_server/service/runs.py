@@ -220,7 +220,7 @@ class Runs:
             Reassembly(partial),
             connection.outbox,
             reporter,
-            Cohorts(self._store, partial.blobs, connection.outbox, clock),
+            Cohorts(self._store, partial.blobs, connection.outbox, clock, reporter),
             self._resources.receivers,
         )
         chunk_bytes = context.config.round.chunk_bytes
