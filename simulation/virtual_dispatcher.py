@@ -261,18 +261,12 @@ class VirtualDispatcher:
         """
         digests = [str(task.record.update_digest) for task in cohort.received]
         cohort.require(len(digests), len(cohort.tasks))
-<<<<<<< HEAD
-        vectors = (self._records.updates.tensors(digest)[MASKED] for digest in digests)
-        total: Words = sum(vectors, np.zeros((), np.uint32))
-        return CohortSum(total, cohort.received)
-=======
         total: Words = np.zeros((), np.uint32)
         for digest in digests:
             tensors = self._records.updates.tensors(digest)
             # Whole numbers modulo 2^32, so that no order of the devices changes a bit.
             total = total + tensors[MASKED]
-        return total
->>>>>>> next
+        return CohortSum(total, cohort.received)
 
     def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002
         """End the collection; devices that left are back.
