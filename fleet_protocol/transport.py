@@ -93,7 +93,7 @@ class BrokerAddress:
     @property
     def on_this_machine(self) -> bool:
         """Whether the broker is on this machine, so that nobody can listen in between."""
-        return self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
+        return is_loopback(self.host)
 
     @property
     def tls(self) -> bool:
@@ -102,6 +102,11 @@ class BrokerAddress:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{bracket_host(self.host)}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is reached from its own computer only."""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def bracket_host(host: str) -> str:

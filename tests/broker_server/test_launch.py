@@ -30,7 +30,7 @@ from broker_server.service.launch import (
 )
 from broker_server.service.membership import broker_address
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.requested import RequestedSettings
 from broker_server.store import RunRecord, Store, VersionRecord, queries
 from broker_server.store.export import export_safetensors, load_version
@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 SERVE = """
 import sys
 from pathlib import Path
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.requested import RequestedSettings
 from broker_server.service.launch import serve_fleet
 fleet, store, port = sys.argv[1:]

@@ -531,7 +531,7 @@ def test_identities(tmp_path):
             assert eventually(lambda: seen(tmp_path, "lab/store"), said) == ["pi-1"]
         for line in later:
             run(words_of(line)[1:], tmp_path)
-    assert "pi-1" not in read_registry(tmp_path / "lab").logins()
+    assert "pi-1" not in read_registry(tmp_path / "lab").names()
 
 
 @pytest.mark.slow
