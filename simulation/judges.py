@@ -21,7 +21,6 @@ from broker_server.store import VersionRecord
 from device_runtime.training.labels import label_mask, present_labels
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import DataSet
-from fleet_protocol.errors import ConfigError
 from fleet_protocol.metrics import RULES
 from fleet_protocol.targets import Targets
 from simulation.data.held import Parts
@@ -67,9 +66,11 @@ def chosen_judges(
         own_models: whether devices have models of their own. These are judged on their parts of the
             test set instead of the global model.
 
+    `simulation.refusals` has checked that the test set is one for them.
+
     Raises:
-        ConfigError: the test set is not one for a judge that is asked for.
-        DataError: it cannot be read.
+        ConfigError: the judged tier is not exported.
+        DataError: the test set cannot be read.
     """
     judging = context.config.evaluation
     if judging.data is None:
@@ -82,13 +83,7 @@ def chosen_judges(
     if table.matthews:
         others["matthews"] = _by_correlation(context, evaluator, data)
     if table.perplexity:
-        others["perplexity"] = _by_perplexity(context, evaluator, len(data), table.perplexity)
-    loss = context.judged.manifest.recipe.loss
-    if table.local and not own_models and "correct" not in loss.metrics:
-        raise ConfigError(
-            f"evaluation.local counts right answers, and the loss {loss.name} has none; leave it"
-            " off"
-        )
+        others["perplexity"] = _by_perplexity(context, evaluator, table.perplexity)
     local = None
     if table.local and not own_models:
         local = _by_own_samples(context, evaluator, parts, labels)
@@ -124,12 +119,6 @@ def _by_own_samples(
 
 def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) -> Judge:
     """Judge by the correlation of predictions with two labels, as CoLA is (specification 3.8)."""
-    classes = context.artifacts.layout.classes
-    if classes != 2 or data.y.ndim != 1:
-        raise ConfigError(
-            f"evaluation.matthews is for 2 labels, one for each sample; here are {classes} labels;"
-            " leave it off"
-        )
     members = (np.flatnonzero(data.y == 0), np.flatnonzero(data.y == 1))
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
@@ -156,21 +145,14 @@ def matthews(found: tuple[int, int], present: tuple[int, int]) -> float:
     return RULES["matthews"](right, right + (total - right)[::-1], total)
 
 
-def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, samples: int) -> Judge:
+def _by_perplexity(context: RunContext, evaluator: Evaluator, samples: int) -> Judge:
     """Judge by the perplexity (specification 1.8).
 
     Args:
         context: the run.
         evaluator: of the judged tier.
-        count: test samples.
-        samples: how many of them make a chunk: the rows of the test text.
+        samples: how many test samples make a chunk: the rows of the test text.
     """
-    if count % samples:
-        raise ConfigError(
-            f"evaluation.perplexity = {samples}, but the {count} test samples do not make chunks of"
-            f" {samples}; set it to the rows of the test text, and limit the text by"
-            " data.options.test_chunks, not test_limit"
-        )
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)

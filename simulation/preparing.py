@@ -29,13 +29,16 @@ from simulation.data.split import split_data
 from simulation.exporting import (
     Chosen,
     ModelPair,
+    Owned,
     Place,
     Stage,
     cache_key,
     export_pair,
     export_tiers,
     initial_blob,
+    recipe_of,
 )
+from simulation.refusals import PlannedExport, require_runnable
 from simulation.settings import SimulationConfig
 from simulation.tables import DataTable
 
@@ -87,15 +90,17 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
     cache = config.cache or config.out
     stage(f"reading {config.data.name or 'your data'}")
     data = _load(config)
+    registry = Registry.zoo()
+    if config.model.models is not None:
+        registry = registry.with_file(config.model.models)
+    model = Chosen.of(registry.get(config.model.arch), config.model.settings, data)
+    _require_runnable(config, model, registry.own, data)
+
     content = digest_of(data)
     table = config.data.model_dump(mode="json", exclude={"augment", "train", "test"})
     data_folder = cache / "data" / cache_key({"data": table, "content": content}, data.name)
     write_data(data_folder, data)
     parts = _dealt(config, data, content)
-    registry = Registry.zoo()
-    if config.model.models is not None:
-        registry = registry.with_file(config.model.models)
-    model = Chosen.of(registry.get(config.model.arch), config.model.settings, data)
     place = Place(cache, stage)
     artifacts = export_tiers(model, config.model, place, registry.own)
     _require_fitting_data(config, data, artifacts)
@@ -109,6 +114,20 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
         weights.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(weights, initial_blob(model, config.model.weights, config.seed))
     return Prepared(artifacts, data_folder, parts, weights, model.settings, tuple(pairs))
+
+
+def _require_runnable(config: SimulationConfig, model: Chosen, own: Owned, data: Dataset) -> None:
+    """Refuse what cannot run, while nothing is written; errors as of `require_runnable`."""
+    # Nothing is read from these folders, which do not have the files yet.
+    fleet = config.fleet(artifacts=config.out, weights=config.out, test_set=config.out)
+    loss = recipe_of(config.model.recipe, own).loss
+    export = PlannedExport(
+        layout=model.layout,
+        tiers=model.tiers(config.model),
+        loss=loss.name,
+        counts=[metric.name for metric in loss.metrics],
+    )
+    require_runnable(config, fleet, export, data)
 
 
 def _load(config: SimulationConfig) -> Dataset:

@@ -31,7 +31,6 @@ from broker_server.store import RoundRecord, Store
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError
 from fleet_protocol.locks import held
 from fleet_protocol.noise import seeded
 from fleet_protocol.signals import on_signals
@@ -153,8 +152,6 @@ class _Simulation:
         runs = self._store.runs()
         run = runs[0].id if runs else new_run_id()
         context = prepare_run(run, self._fleet, artifacts, seeded)
-        has_own_models = self._config.own_models is not None
-        _require_matching_strategy(context, has_own_models=has_own_models)
         if not runs:
             self._store.add_run(context.initial_record(), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)
@@ -167,7 +164,11 @@ class _Simulation:
         )
         labels = np.load(self._prepared.data / "train_y.npy", mmap_mode="r")
         judges = chosen_judges(
-            self._config.evaluation, context, parts, labels, own_models=has_own_models
+            self._config.evaluation,
+            context,
+            parts,
+            labels,
+            own_models=self._config.own_models is not None,
         )
         rows = RowMaker(context, self._store, self._blobs, fleet, judges)
         records = self._store.rounds(context.run)
@@ -251,12 +252,3 @@ class _Simulation:
             tasks=() if own is None else tuple(model.labels for model in own.models),
             own_test=self._config.evaluation.local and own is not None,
         )
-
-
-def _require_matching_strategy(context: RunContext, *, has_own_models: bool) -> None:
-    """Raise a ConfigError unless devices have own models exactly where the strategy trains them."""
-    trains_own_models = context.instructions("train", 0).routine != "train"
-    if trains_own_models and not has_own_models:
-        raise ConfigError(f"strategy {context.strategy.name} needs [own_models]")
-    if has_own_models and not trains_own_models:
-        raise ConfigError(f"strategy {context.strategy.name} has no use for [own_models]")

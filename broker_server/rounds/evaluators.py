@@ -81,7 +81,8 @@ def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
     """
     evaluators = open_evaluators(context)
     config = context.config.model_copy(update={"contract": evaluators.terms})
-    return replace(context, config=config, contracts=evaluators.contracts), evaluators
+    method = replace(context.method, config=config)
+    return replace(context, method=method, contracts=evaluators.contracts), evaluators
 
 
 def _open_evaluator(

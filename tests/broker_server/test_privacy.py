@@ -410,7 +410,7 @@ def test_the_largest_entries_alone_need_a_memory_and_a_mean(config, strategy, me
 def test_the_share_of_the_largest_entries_reaches_the_devices(config):
     """As it is set, and 0.1 where it is not; none and more than all are refused."""
     for told, keep in (({}, 0.1), ({"keep": 0.25}, 0.25)):
-        asked = prepare(config, upload={"encoding": "topk", **told}).instructions("train", 0)
+        asked = prepare(config, upload={"encoding": "topk", **told}).method.instructions("train", 0)
         assert (asked.upload.keep, asked.upload.feedback) == (keep, True)
     for wrong in (0, 1.5):
         with pytest.raises((ConfigError, ValidationError), match=r"keep"):
@@ -420,9 +420,9 @@ def test_the_share_of_the_largest_entries_reaches_the_devices(config):
 def test_the_method_is_asked_to_look_at_no_samples(config):
     """Labels and numbers of samples count for nothing unless somebody says so, who is refused."""
     context = prepare(config, **CENTRAL, strategy={"name": "fedavg"})
-    assert context.instructions("train", 0).upload.hiding is None
+    assert context.method.instructions("train", 0).upload.hiding is None
     local = prepare(config, **LOCAL, upload={"encoding": "int8"})
-    assert local.instructions("train", 0).upload.hiding.deviation == 1.0
+    assert local.method.instructions("train", 0).upload.hiding.deviation == 1.0
     assert isinstance(local.config, FleetConfig)
     layout = tiny_layout()
     silent = update("a", 1.0, 1, labels=()).metrics

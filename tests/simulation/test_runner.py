@@ -587,6 +587,14 @@ def test_two_do_not_work_in_one_folder(cache, straight):
             "class 0 has 2 test samples for 6 shards",
         ),
         ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
+        ({"evaluation": {"matthews": True}}, ConfigError, "here are 10 labels"),
+        ({"evaluation": {"metric": "f1"}}, ConfigError, "have no 'f1', but loss, accuracy"),
+        ({"train": {"micro_batch": 4}}, PlanError, "recipe of conv is for whole batches"),
+        (
+            {"strategy": {"name": "fedmedian"}, "round": {"buffer": 2}},
+            PlanError,
+            "strategy fedmedian do not go together",
+        ),
         (
             {"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}},
             ConfigError,
@@ -603,10 +611,13 @@ def test_two_do_not_work_in_one_folder(cache, straight):
         ),
     ],
 )
-def test_what_cannot_begin_says_why(cache, tmp_path, tables, error, match):
-    """Wrong names and settings that do not go together are errors before anything is trained."""
+def test_what_cannot_begin_says_why(tmp_path, tables, error, match):
+    """Wrong names and settings that do not go together are errors before anything is exported."""
+    cache = tmp_path / "cache"
     with pytest.raises(error, match=match):
         simulate(settings(tmp_path / "out", cache, **tables))
+    assert not (cache / "artifacts").exists()
+    assert not (cache / "pairs").exists()
 
 
 @pytest.mark.slow
