@@ -14,6 +14,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from fleet_protocol.errors import ConfigError, RefusedError
+from fleet_protocol.hosts import is_loopback
 from fleet_protocol.spelling import without_login
 
 # Chunks that may wait for the broker's acknowledgement: 1.5 MB of the default size.
@@ -102,11 +103,6 @@ class BrokerAddress:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{bracket_host(self.host)}:{self.port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or address is reached from its own computer only."""
-    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def bracket_host(host: str) -> str:

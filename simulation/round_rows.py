@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from broker_server.rounds.run_context import RunContext
-from broker_server.settings.traits import Trait
 from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.queries import find_run
+from broker_server.strategies.traits import Trait
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.messages import Evaluation, TaskMetrics
 from simulation.judges import Judges

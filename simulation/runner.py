@@ -101,6 +101,8 @@ def simulate(
             running.
         ShoalError: it cannot begin; an OSError where its folder cannot be made.
     """
+    # Now, as an export may take minutes.
+    config.strategy.require_loadable()
     config.out.mkdir(parents=True, exist_ok=True, mode=0o700)
     refusal = (
         f"another simulation works in {config.out}: wait for it, or give this one an `out` of its "

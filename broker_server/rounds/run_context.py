@@ -13,9 +13,9 @@ from broker_server.rounds.run_checks import require_inputs, require_recipe
 from broker_server.rounds.run_method import RunMethod, build_method
 from broker_server.settings.combinations import keeps
 from broker_server.settings.fleet import FleetConfig
-from broker_server.settings.traits import Trait
 from broker_server.store.records import RunRecord
 from broker_server.strategies.strategy import Strategy
+from broker_server.strategies.traits import Trait
 from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fleet_protocol.frozen import STORED, FrozenModel
-from fleet_protocol.transport import is_loopback
+from fleet_protocol.hosts import is_loopback
 
 EMBEDDED = "embedded"
 MOSQUITTO = "mosquitto"

@@ -4,7 +4,7 @@ They are the table ``[data]`` of a board, ``[evaluation.data]`` of a server, and
 simulation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -68,6 +68,13 @@ class Source(FrozenModel):
         return tuple(
             name for name in (*self.transforms, *self.augment) if file_of(name) is not None
         )
+
+    def python_files(self) -> Iterator[Path]:
+        """Yield the files of these functions."""
+        for name in self.functions():
+            file = file_of(name)
+            if file is not None:
+                yield file
 
 
 class NpzData(Source):

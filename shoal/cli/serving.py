@@ -15,8 +15,8 @@ from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.fleet import FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config, validate_config
-from fleet_protocol.data.own_functions import require_own_functions
 from fleet_protocol.data.samples import print_predictions, read_request
+from fleet_protocol.own_code import require_own_code
 from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, say
 from shoal.cli.progress import RunDisplay
@@ -37,7 +37,7 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
             those that it lists.
     """
     config = load_config(path, FleetConfig).resolved(path.resolve().parent)
-    require_own_functions(config, path, config.code)
+    require_own_code(config, path, config.code)
     if broker is None:
         return config
     changed = {**config.broker.model_dump(exclude_unset=True), "url": broker}

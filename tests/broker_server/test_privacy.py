@@ -22,11 +22,11 @@ from broker_server.settings.combinations import features_of
 from broker_server.settings.feature_table import TABLE
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
-from broker_server.settings.traits import Trait
 from broker_server.store import Store, privacy_spent, queries
 from broker_server.store.machine import RoundState
 from broker_server.strategies.private_merge import private_merge
 from broker_server.strategies.strategy import Contribution, GlobalModel
+from broker_server.strategies.traits import Trait
 from fleet_protocol import control
 from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
@@ -342,9 +342,7 @@ def test_methods_that_take_a_plain_mean_are_asked_to_change_nothing(config, stra
     tables = {"strategy": strategy, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
     assert prepare(config, strategy=strategy, **LOCAL).strategy.name == strategy["name"]
     for keys in ({"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}):
-        with pytest.raises(
-            PlanError, match=r"strategy .* needs that the global model moves by the mean"
-        ):
+        with pytest.raises(PlanError, match=r"strategy .* needs that the server adds the mean"):
             prepare(config, **tables, **keys)
 
 
@@ -368,11 +366,11 @@ def test_the_page_shows_the_table():
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({**CENTRAL, "strategy": {"name": "fedmedian"}}, "moves by the mean, entry by entry"),
-        ({**CENTRAL, "strategy": {"name": "whalefl"}}, "do not choose their tier"),
-        ({**LOCAL, "strategy": {"name": "whalefl"}}, "do not choose their tier"),
+        ({**CENTRAL, "strategy": {"name": "fedmedian"}}, "adds the mean of the devices' changes"),
+        ({**CENTRAL, "strategy": {"name": "whalefl"}}, "no device chooses its tier"),
+        ({**LOCAL, "strategy": {"name": "whalefl"}}, "no device chooses its tier"),
         ({**CENTRAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
-        ({**SUMS, "strategy": {"name": "fedmedian"}}, "moves by the mean, entry by entry"),
+        ({**SUMS, "strategy": {"name": "fedmedian"}}, "adds the mean of the devices' changes"),
         ({**SUMS, "strategy": {"name": "federated_dropout"}}, "take heterofl with plan"),
         ({**SUMS, "strategy": {"plan": "random"}}, "take heterofl with plan"),
         ({**SUMS, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
@@ -390,12 +388,12 @@ def test_what_passes_the_noise_by_is_refused(config, tables, message):
     [
         (
             {"name": "fedrolex"},
-            "fedrolex, which moves the units of .* stay the same from round to round",
+            "fedrolex, which moves the units of .* keeps the same units in every round",
         ),
         ({"plan": "random"}, 'set upload.encoding = "int8"'),
         (
             {"name": "fedmedian"},
-            'encoding = "topk" needs that the global model moves by the mean',
+            'encoding = "topk" needs that the server adds the mean',
         ),
     ],
 )

@@ -180,6 +180,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/simulation.md", "shoal reproduce --all --scale small --budget 8h"): _HOURS,
     ("docs/simulation.md", "shoal reproduce heterofl-1 --scale smoke"): Scene("tables"),
     ("docs/simulation.md", "shoal simulate*"): Scene("simulations"),
+    ("docs/strategies.md", "shoal simulate*"): Elsewhere("tests/simulation/test_own_strategy.py"),
     ("docs/tutorial.md", "git clone REPOSITORY shoal"): _CLONE,
     ("docs/tutorial.md", "make -C shoal install"): _CLONE,
     ("docs/tutorial.md", "source shoal/.venv/bin/activate"): _CLONE,
