@@ -105,7 +105,10 @@ class Place:
 
 
 def export_tiers(
-    model: Chosen, table: ModelTable, place: Place, own: Owned = MappingProxyType({})
+    model: Chosen,
+    table: ModelTable,
+    place: Place,
+    own: Owned = MappingProxyType({}),
 ) -> Path:
     """Export the tiers of the global model, unless they are there.
 

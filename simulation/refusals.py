@@ -40,7 +40,10 @@ class PlannedExport:
 
 
 def require_runnable(
-    config: SimulationConfig, fleet: FleetConfig, export: PlannedExport, data: Dataset
+    config: SimulationConfig,
+    fleet: FleetConfig,
+    export: PlannedExport,
+    data: Dataset,
 ) -> None:
     """Check that a simulation can run.
 

@@ -36,7 +36,7 @@ from fleet_protocol.noise import seeded
 from fleet_protocol.signals import on_signals
 from simulation.claim import claim_folder
 from simulation.clock import load_clock
-from simulation.data.held import Parts
+from simulation.data.held import SampleSplit
 from simulation.engines import open_engine
 from simulation.judges import chosen_judges
 from simulation.orders import WorkerSetup
@@ -156,10 +156,10 @@ class _Simulation:
         context = prepare_run(run, self._fleet, artifacts, seeded)
         if not runs:
             self._store.add_run(context.initial_record(), first_version(context, self._blobs))
-        parts = Parts.load(self._prepared.parts)
+        split = SampleSplit.load(self._prepared.split)
         fleet = VirtualFleet.from_table(
             self._config.devices,
-            [len(indices) for indices in parts.train],
+            [len(indices) for indices in split.train],
             load_clock(self._config.clock),
             artifacts.layout,
             seed=self._config.seed,
@@ -168,7 +168,7 @@ class _Simulation:
         judges = chosen_judges(
             self._config.evaluation,
             context,
-            parts,
+            split,
             labels,
             own_models=self._config.own_models is not None,
         )
@@ -181,7 +181,7 @@ class _Simulation:
                 """Write the row of a closed round."""
                 row, devices = rows.make(record, history.rows[-1] if history.rows else None)
                 history.add(row, devices)
-                if judges.local is not None or judges.others:
+                if judges.local is not None or judges.further:
                     # The row cannot be made again once the version is gone that judges read.
                     history.flush()
                 self._watch(row)
@@ -240,7 +240,7 @@ class _Simulation:
             artifacts=self._prepared.artifacts,
             arch=self._config.model.arch,
             data=self._prepared.data,
-            parts=self._prepared.parts,
+            split=self._prepared.split,
             blobs=self._blobs.root,
             updates=self._updates.root,
             devices=self._folder / "devices",

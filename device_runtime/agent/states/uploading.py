@@ -66,12 +66,12 @@ class Uploading(DeviceState):
         self.ctx.kit.worker.cancel()
 
     def _mask_and_send(self) -> None:
-        """Mask the update and send it, if the others have dealt shares; else wait for them."""
+        """Mask the update and send it, if the members of its sum are known; else wait."""
         ctx = self.ctx
         task = ctx.need_task()
         update = task.record.update
         member = task.member
-        if update is None or member is None or not member.dealt or not self._unmasked:
+        if update is None or member is None or not member.partners or not self._unmasked:
             return
         try:
             masked = mask(ctx.kit.blobs, update, member)
