@@ -33,34 +33,43 @@ def sum_up(services: Services, collection: Collection) -> str:
     """
     needed = _quorum(collection)
     # A device may answer while its cohort is added up, so cohorts are chosen before the first is.
-    cohorts = []
-    for cohort in collection.cohorts():
-        if cohort.received:
-            cohorts.append(cohort)
-    lost = "no update came"
+    cohorts = [cohort for cohort in collection.cohorts() if cohort.received]
+    obstacles = _obstacles(services, cohorts)
+    lost = _last_reason(cohorts, obstacles)
     possible = 0
-    for cohort in cohorts:
-        obstacle = "" if _is_added(services, cohort) else services.dispatcher.sum_obstacle(cohort)
-        if obstacle:
-            lost = _reason(cohort, obstacle)
-        else:
-            possible += len(cohort.received)
+    for cohort, obstacle in zip(cohorts, obstacles, strict=True):
+        possible += 0 if obstacle else len(cohort.received)
     is_opened = services.dispatcher.has_begun_sums
     for cohort in cohorts:
         if _is_added(services, cohort):
             is_opened = True
-            continue
-        count = len(cohort.received)
-        if not is_opened and possible < needed:
-            # No share was revealed yet, so the boards may try again from the same version.
+        elif is_opened or possible >= needed:
+            count = len(cohort.received)
+            why = _sum_cohort(services, cohort)
+            is_opened = is_opened or not why
+            possible -= count if why else 0
+            lost = why or lost
+        else:
+            # No sum was opened yet, so the boards may try again from the same version.
             _settle(services, cohort.received, lost)
-            continue
-        why = _sum_cohort(services, cohort)
-        is_opened = is_opened or not why
-        if why:
-            lost = why
-            possible -= count
-    return "" if _received_count(cohorts) and is_opened else lost
+    return "" if any(cohort.received for cohort in cohorts) else lost
+
+
+def _obstacles(services: Services, cohorts: Sequence[Cohort]) -> list[str]:
+    """Return why the sum of each cohort cannot be opened; nothing where it can, or has been."""
+    obstacles = []
+    for cohort in cohorts:
+        is_added = _is_added(services, cohort)
+        obstacles.append("" if is_added else services.dispatcher.sum_obstacle(cohort))
+    return obstacles
+
+
+def _last_reason(cohorts: Sequence[Cohort], obstacles: Sequence[str]) -> str:
+    reason = "no update came"
+    for cohort, obstacle in zip(cohorts, obstacles, strict=True):
+        if obstacle:
+            reason = _reason(cohort, obstacle)
+    return reason
 
 
 def _quorum(collection: Collection) -> int:
@@ -72,10 +81,6 @@ def _is_added(services: Services, cohort: Cohort) -> bool:
     """Return whether a killed server had put the mean in the place of the updates of a cohort."""
     digest = cohort.received[0].record.update_digest
     return digest is not None and MASKED not in services.updates.tensors(digest)
-
-
-def _received_count(cohorts: Sequence[Cohort]) -> int:
-    return sum(len(cohort.received) for cohort in cohorts)
 
 
 def _sum_cohort(services: Services, cohort: Cohort) -> str:
