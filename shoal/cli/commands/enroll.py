@@ -59,18 +59,10 @@ def _enroll(
         if what_to_copy(folder):
             say(what_to_copy(folder))
         return
-<<<<<<< HEAD
     device_file = _write_device_file(path, name)
     say(f"{path}: copy it to the board; it is a secret")
     say(f"{device_file}: copy it there as device.toml, with the place of the board's data")
     say("on the board, in the folder of both: shoal device doctor, then shoal device run")
-    say("the broker of a server that is up lets it in within seconds")
-=======
-    say(
-        f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment "
-        f"{quote(path.name)}"
-    )
     say(what_to_copy(folder) or "the broker of a server that is up lets it in within seconds")
->>>>>>> next
     if before:
         say("the enrolment that this device had counts for nothing any more")
