@@ -50,6 +50,10 @@ class Backoff:
         # Full jitter, so that the boards of a fleet do not return at the same time.
         return self._draw(FIRST_SECONDS / 2, longest)
 
+    def forgive(self) -> None:
+        """Forget the failures so far: their cause is gone."""
+        self._failures.clear()
+
     def wait_lost(self, now: float) -> float:
         """Return the seconds to wait after the loss of a connection at a ``time.monotonic()``."""
         if self._connected_at is not None and now - self._connected_at >= STEADY_SECONDS:

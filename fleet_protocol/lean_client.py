@@ -33,6 +33,7 @@ PAHO_NAMES = frozenset(
         "_reset_sockets",
         # State that is read or written.
         "_in_packet",
+        "_inflight_messages",
         "_last_bytes_received",
         "_msgtime_mutex",
         "_out_message_mutex",
@@ -203,8 +204,9 @@ class LeanClient(paho.Client):
         """Forget messages that are not acknowledged, so that they are not sent again."""
         with self._out_message_mutex:
             for identifier in identifiers:
-                # The next connection counts anew how many are under way.
-                self._out_messages.pop(identifier, None)
+                message = self._out_messages.pop(identifier, None)
+                if message is not None and message.state == paho.mqtt_ms_wait_for_puback:
+                    self._inflight_messages -= 1
 
     def _loop(self, timeout: float = 1.0) -> MQTTErrorCode:
         """Run paho's loop; an error of a message's receiver ends the connection, not the thread."""

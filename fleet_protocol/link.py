@@ -203,11 +203,13 @@ class Link:
                 self._wait(self._backoff.wait_lost(time.monotonic()))
             return
         dropped = self._outstanding.drop_refused(code)
-        client.forget_messages(dropped)
+        if dropped:
+            # What the broker ended the connection for is not sent again.
+            client.forget_messages(dropped)
+            self._backoff.forgive()
         self._wait(self._backoff.wait_lost(time.monotonic()))
         self._inbox.put(Disconnected(why_ended(code, reason), code))
-        for packet in dropped.values():
-            self._note_refusal(packet.refused(PACKET_TOO_LARGE))
+        self._note_refusals(dropped.values())
 
     def _on_message(
         self,
@@ -232,30 +234,31 @@ class Link:
 
     def _on_publish(
         self,
-        _client: paho.Client,
+        client: Any,
         _data: object,
         mid: int,
         code: Any,
         _properties: Any,
     ) -> None:
-        self._note_refusal(self._outstanding.acknowledge(mid, code))
+        dropped = self._outstanding.acknowledge(mid, code)
+        client.forget_messages(dropped.keys() - {mid})  # paho finishes this one itself
+        self._note_refusals(dropped.values())
 
-    def _note_refusal(self, refused: Refused | None) -> None:
+    def _note_refusals(self, refusals: Iterable[Refused]) -> None:
         """Log what the broker refuses, and pass it on to the owner."""
-        if refused is None:
-            return
-        kind = "message" if refused.packet_bytes else "subscription"
-        self._lines.error(
-            f"{kind} {refused.code}",
-            f"the broker at {self.address} refuses {refused} {explain(refused.code)}",
-        )
-        self._inbox.put(refused)
+        for refused in refusals:
+            kind = "message" if refused.packet_bytes else "subscription"
+            self._lines.error(
+                f"{kind} {refused.code}",
+                f"the broker at {self.address} refuses {refused} {explain(refused.code)}",
+            )
+            self._inbox.put(refused)
 
     def _on_subscribe(
         self, client: Any, _data: object, mid: int, _reasons: Any, _properties: Any
     ) -> None:
         code = max(client.reasons, default=0)
-        self._note_refusal(self._subscriptions.answer(mid, code))
+        self._note_refusals(self._subscriptions.answer(mid, code))
 
     # Methods that the owner calls.
 
@@ -357,7 +360,8 @@ class Link:
             raise TransportError(f"cannot send to {topic}: {paho.error_string(info.rc)}")
         self._sent += size
         self._received += PUBACK_BYTES if qos else 0
-        self._note_refusal(self._outstanding.add(info.mid, SentPacket(topic, size)))
+        refused = self._outstanding.add(info.mid, SentPacket(topic, size))
+        self._note_refusals(refused.values())
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
         """Send many payloads without ever holding more than a window of them in memory."""

@@ -54,41 +54,53 @@ class Outstanding:
     def __len__(self) -> int:
         return len(self._packets)
 
-    def add(self, message: int, packet: SentPacket) -> Refused | None:
+    def add(self, message: int, packet: SentPacket) -> dict[int, Refused]:
         """Note a message that was handed over; return its refusal if that has come already."""
         with self.changed:
+            self._packets[message] = packet
             if message not in self._early:
-                self._packets[message] = packet
-                return None
-            code = self._early.pop(message)
-            return self._refusal(packet, code)
+                return {}
+            return self._finish(message, self._early.pop(message))
 
-    def acknowledge(self, message: int, code: int) -> Refused | None:
-        """Note the acknowledgement of a message; return its refusal, if it is one."""
+    def acknowledge(self, message: int, code: int) -> dict[int, Refused]:
+        """Note the acknowledgement of a message.
+
+        Returns:
+            The messages that are dropped because it is a refusal, by their ids.
+        """
         with self.changed:
-            packet = self._packets.pop(message, None)
-            if packet is None:
+            if message not in self._packets:
                 self._early[message] = code
-                return None
-            if message == self._suspect:
-                self._suspect = None
-            self.changed.notify_all()
-            return self._refusal(packet, code)
+                return {}
+            return self._finish(message, code)
 
-    def _refusal(self, packet: SentPacket, code: int) -> Refused | None:
-        if code < FIRST_FAILURE:
-            return None
+    def _finish(self, message: int, code: int) -> dict[int, Refused]:
+        if message == self._suspect:
+            self._suspect = None
         if code == PACKET_TOO_LARGE:
-            self.packet_bytes = min(self.packet_bytes, packet.size - 1)
-        return packet.refused(code)
+            return self._drop_large(self._packets[message].size)
+        packet = self._packets.pop(message)
+        self.changed.notify_all()
+        return {message: packet.refused(code)} if code >= FIRST_FAILURE else {}
+
+    def _drop_large(self, size: int) -> dict[int, Refused]:
+        """Drop all messages of so many bytes or more: they would be refused, too."""
+        self.packet_bytes = min(self.packet_bytes, size - 1)
+        dropped: dict[int, Refused] = {}
+        for message, packet in list(self._packets.items()):
+            if packet.size >= size:
+                del self._packets[message]
+                dropped[message] = packet.refused(PACKET_TOO_LARGE)
+        self.changed.notify_all()
+        return dropped
 
     def note_limit(self, announced: int) -> None:
         """Note the size that the broker announces with a connection."""
         with self.changed:
             self.packet_bytes = min(self.packet_bytes, announced)
 
-    def drop_refused(self, code: int | None) -> dict[int, SentPacket]:
-        """Drop the messages for which a connection was ended, and return them.
+    def drop_refused(self, code: int | None) -> dict[int, Refused]:
+        """Drop the messages for which a connection was ended, and return them by their ids.
 
         Args:
             code: why the broker ended the connection; None if it gave no reason.
@@ -98,15 +110,7 @@ class Outstanding:
             if largest is None or not self._is_to_blame(largest, code):
                 return {}
             self._suspect = None
-            # All that are as large would end the next connections.
-            limit = self._packets[largest].size
-            self.packet_bytes = min(self.packet_bytes, limit - 1)
-            dropped: dict[int, SentPacket] = {}
-            for message, packet in list(self._packets.items()):
-                if packet.size >= limit:
-                    dropped[message] = self._packets.pop(message)
-            self.changed.notify_all()
-            return dropped
+            return self._drop_large(self._packets[largest].size)
 
     def _largest(self) -> int | None:
         """Return the id of the largest message that some broker may take for too large."""

@@ -74,21 +74,21 @@ class Subscriptions:
         with self._changed:
             self._filters.pop(topic_filter, None)
 
-    def answer(self, packet: int, code: int) -> Refused | None:
+    def answer(self, packet: int, code: int) -> tuple[Refused, ...]:
         """Note the answer to a subscription.
 
         Returns:
-            The refusal of a subscription whose answer nobody waits for.
+            The refusal of a subscription whose answer nobody waits for; nothing otherwise.
         """
         with self._changed:
             topic_filter = self._under_way.pop(packet, None)
             if topic_filter is None:
-                return None
+                return ()
             if topic_filter in self._awaited:
                 self._awaited[topic_filter] = code
                 self._changed.notify_all()
-                return None
-        return Refused(topic_filter, code) if code >= FIRST_FAILURE else None
+                return ()
+        return (Refused(topic_filter, code),) if code >= FIRST_FAILURE else ()
 
     def _send(self, topic_filter: str) -> bool:
         # The lock is held, so that no answer comes before the request is noted.

@@ -84,6 +84,11 @@ class RunContext:
     sets: Callable[[str], Mapping[str, tuple[Manifest, BlobRef]]] = lambda _device: {}
     contracts: Mapping[str, DataContract] = field(default_factory=dict)
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Return the payload bytes of a chunk: as configured, or as many as the broker takes."""
+        return self.artifacts.full.ref.chunk_bytes
+
     def keeps(self, trait: Trait) -> bool:
         """Return whether a trait holds of the run, as far as its settings decide it."""
         return keeps(self.config, trait)

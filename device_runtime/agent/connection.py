@@ -1,37 +1,51 @@
-"""Keeps the time for which an agent's broker is away, and notices connections that end at once."""
+"""Keeps the time for which an agent's broker is away, and writes what its link reports to the log.
 
-from collections import deque
+Lines that repeat themselves are folded: a board whose connections end as soon as they are made must
+not fill its log.
+"""
 
-# So many losses in so short a time: something ends connections as soon as they are made.
-_LOSSES = 5
-_LOSSES_SECONDS = 30.0
+import logging
+
+from device_runtime.agent.journal import Journal
+from fleet_protocol.folded_lines import FoldedLines
+from fleet_protocol.transport import Connected, Disconnected
 
 
 class ConnectionLog:
     """The connection of an agent, as far as its link has reported.
+
+    Args:
+        journal: the log of the device.
 
     Attributes:
         gone_since: ``time.monotonic()`` of the loss of the connection; None while there is one.
         greeted: whether there has been a connection before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
         self.gone_since: float | None = None
         self.greeted = False
-        self._losses: deque[float] = deque(maxlen=_LOSSES)
 
-    def lose(self, now: float) -> bool:
-        """Note a loss; return whether connections end as soon as they are made."""
+        def write(level: int, line: str) -> None:
+            if level == logging.INFO:
+                journal.info(line)
+            else:
+                journal.warning(line)
+
+        self._lines = FoldedLines(write)
+
+    def lose(self, event: Disconnected, now: float) -> None:
+        """Note a loss."""
         if self.gone_since is None:
             self.gone_since = now
-        self._losses.append(now)
-        if len(self._losses) < _LOSSES or now - self._losses[0] >= _LOSSES_SECONDS:
-            return False
-        self._losses.clear()
-        return True
+        self._lines.warning(
+            f"lost {event.reason}", f"connection lost ({event.reason}); trying again"
+        )
 
-    def regain(self, now: float) -> float:
+    def regain(self, event: Connected, now: float) -> float:
         """Note a connection; return for how many seconds there was none."""
+        session = "kept" if event.session_present else "new"
+        self._lines.info("connected", f"connected, session {session}")
         if self.gone_since is None:
             return 0.0
         away_seconds = now - self.gone_since

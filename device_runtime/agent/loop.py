@@ -47,7 +47,14 @@ from fleet_protocol.messages import (
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
-from fleet_protocol.transport import Connected, Disconnected, OperatorNotice, Received, Rejected
+from fleet_protocol.transport import (
+    Connected,
+    Disconnected,
+    OperatorNotice,
+    Received,
+    Refused,
+    Rejected,
+)
 
 if TYPE_CHECKING:
     from device_runtime.predictions.service import PredictionService
@@ -88,7 +95,7 @@ class Agent:
             releases=Releases(config),
         )
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
-        self._connection = ConnectionLog()
+        self._connection = ConnectionLog(kit.journal)
         self._predictions: PredictionService | None = None
         self._service = ServiceNotifier()
 
@@ -225,6 +232,8 @@ class Agent:
             self._on_connected(item)
         elif isinstance(item, Disconnected):
             self._on_disconnected(item)
+        elif isinstance(item, Refused):
+            self._state.on_refused(item)
         elif isinstance(item, OperatorNotice):
             self._on_operator_news(item)
         elif isinstance(item, Rejected):
@@ -244,21 +253,13 @@ class Agent:
     # The connection.
 
     def _on_disconnected(self, item: Disconnected) -> None:
-        journal = self.ctx.kit.journal
-        journal.warning(f"connection lost ({item.reason}); trying again")
-        if self._connection.lose(time.monotonic()):
-            name = self.ctx.kit.config.device
-            journal.warning(
-                "connections end as soon as they are made: "
-                f"if another agent runs as {name!r}, give it another name"
-            )
+        self._connection.lose(item, time.monotonic())
 
     def _on_connected(self, item: Connected) -> None:
         ctx = self.ctx
-        away_seconds = self._connection.regain(time.monotonic())
+        away_seconds = self._connection.regain(item, time.monotonic())
         if ctx.task is not None:
             ctx.task.deadline += away_seconds
-        ctx.kit.journal.info(f"connected, session {'kept' if item.session_present else 'new'}")
         if not self._connection.greeted:
             self._connection.greeted = True
             return  # probing has waited for it, and the state after it has said all there is to say
