@@ -189,6 +189,7 @@ class OperatorNotice:
     # A `fleet_protocol.identity.release.Release` that it must install; None if there is none.
     release: object = None
     heard: int = 0  # number of the release with which the server has received its messages
+    revoked: bool = False  # its enrolment counts no more
 
 
 Event = Connected | Disconnected | Received | Refused | LoginRefused | Rejected | OperatorNotice
