@@ -7,6 +7,7 @@ TESTS_STAMP := $(VENV)/.installed-tests
 MUTANTS_STAMP := $(VENV)/.installed-mutants
 SCHEMATHESIS := .venv-schemathesis
 ZENSICAL := .venv-zensical
+DIST := .venv-dist
 EXTRAS := demo,simulate,view,dev
 TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
@@ -25,7 +26,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: proofs soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check readability format bench results-check docs site clean arm board card-tools
+.PHONY: proofs soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check readability format bench results-check docs site dist clean arm board card-tools
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -114,13 +115,14 @@ mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptiv
 
 fuzz: install  ## A million changed messages, chunks and files, none of which may crash, hang or be believed.
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+	$(BIN)/python -m tests.data_fuzz
 
 FILE ?= $(wildcard ../shared/vectors/vectors.json)
 conformance: $(STAMP)  ## Worked examples of the papers through this code: make conformance FILE=vectors.json
 	$(BIN)/python -m tests.conformance $(FILE)
 
 # Packages within the limits of readability, which `make check` holds.
-READABLE := broker_server device_runtime fleet_protocol models shoal trainer_export
+READABLE := broker_server device_runtime fleet_protocol models shoal simulation trainer_export
 check: $(STAMP)  ## Format, lint, types, and the limits of readability.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -154,6 +156,7 @@ docs: $(STAMP)  ## Documents that are generated from the code.
 	$(BIN)/python -m shoal.view.app > docs/openapi.json
 	$(BIN)/python -m tests.documents.reference docs/reference
 	$(BIN)/python -m tests.documents.platforms
+	$(BIN)/python -m tests.documents.pictures
 
 # It checks links to pages and anchors; the module, what the browser would load.
 $(ZENSICAL)/bin/zensical:
@@ -164,6 +167,16 @@ site: $(ZENSICAL)/bin/zensical  ## The documents as a site, in build/site; a bro
 	rm -rf build/site
 	$(ZENSICAL)/bin/zensical build --clean --strict
 	$(PYTHON) -m tests.site build/site
+
+$(DIST)/bin/twine:
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet build==1.3.0 twine==6.2.0
+
+dist: $(DIST)/bin/twine  ## Wheel and source distribution in dist/, with their metadata, README and contents checked.
+	rm -rf dist
+	$(DIST)/bin/python -m build --outdir dist
+	$(DIST)/bin/twine check --strict dist/*
+	$(PYTHON) -m tests.packaging.contents dist
 
 clean:
 	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage* .cache mutants

@@ -38,7 +38,7 @@ from models.registry import infer_layout
 from models.tier import Tier
 from models.zoo.layers import set_mode
 from reproduction.experiment import merged
-from simulation.data.held import Parts
+from simulation.data.held import SampleSplit
 from simulation.preparing import prepare
 from simulation.results.history import RoundRow, read_devices
 from simulation.runner import SimulationResult, simulate
@@ -145,7 +145,7 @@ def loop_seconds(config: SimulationConfig, result: SimulationResult) -> float:
     prepared = prepare(config)
     x = torch.from_numpy(np.load(prepared.data / "train_x.npy"))
     y = torch.from_numpy(np.load(prepared.data / "train_y.npy"))
-    samples = [torch.from_numpy(indices) for indices in Parts.load(prepared.parts).train]
+    samples = [torch.from_numpy(indices) for indices in SampleSplit.load(prepared.split).train]
     device_numbers = {name: number for number, name in enumerate(config.devices.ids)}
     arch = Registry.zoo().get("conv")
     layout = infer_layout(arch, prepared.settings)

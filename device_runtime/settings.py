@@ -15,12 +15,12 @@ from device_runtime.conditions import ConditionsConfig
 from device_runtime.training.accelerators import Accelerators
 from device_runtime.training.own_model_files import KEPT_RUNS
 from fleet_protocol.configuration import read_toml, validate_config
-from fleet_protocol.data.own_functions import require_own_functions
 from fleet_protocol.data.sources import DataConfig
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.member import Member
+from fleet_protocol.own_code import require_own_code
 from fleet_protocol.topics import NAME_PATTERN
 from fleet_protocol.transport import BrokerAddress
 
@@ -307,7 +307,7 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
         written=True,
     )
     config = config.resolved(folder)
-    require_own_functions(config, path, config.code)
+    require_own_code(config, path, config.code)
     # Now, so that a wrong one is found before the agent starts.
     config.address()  # raises where it is wrong
     return config

@@ -4,7 +4,7 @@ It is frozen, refuses unknown keys, and can be read from and written as JSON.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -79,6 +79,13 @@ class FrozenModel(BaseModel):
         is_default = getattr(self, key) == type(self).model_fields[key].default
         if not used and not is_default and info.context != STORED:
             raise ValueError(f"{key} has no effect {where}; set {instead}, or remove it")
+
+    def python_files(self) -> Iterable[Path]:
+        """Return the Python files of the user that this value itself names, and that will run.
+
+        Every table that names one overrides this method, see `fleet_protocol.own_code`.
+        """
+        return ()
 
     def resolved(self, base: Path) -> Self:
         """Return the value with relative paths joined to a folder, usually that of its file."""

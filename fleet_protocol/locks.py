@@ -4,6 +4,7 @@ The system lets go when all processes that hold one are dead.
 """
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -21,19 +22,60 @@ except ImportError:  # Windows has no such locks
 LOCKS = fcntl is not None
 _LOOK_SECONDS = 0.05
 _LOCKS_FILE = Path("/proc/locks")
+_FILE_IN_FOLDER = ".lock"
+"""The file that stands for a folder where the file system locks only what is open for writing."""
+_LOOK_PATIENCE_SECONDS = 0.25
+"""How long a lock is always waited for: `is_held` holds it for an instant."""
 
 
 def hold(path: Path) -> int:
     """Lock an existing file or folder, and return a descriptor that holds the lock until it closes.
 
+    NFS locks only what is open for writing, which a folder never is. There a file in the folder is
+    locked in its place.
+
     Raises:
         BlockingIOError: another process holds it.
         OSError: it cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    if path.is_file():
+        return _lock(path, os.O_RDWR)
+    try:
+        return _lock(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+    return _lock(path / _FILE_IN_FOLDER, os.O_RDWR | os.O_CREAT)
+
+
+def is_held(path: Path) -> bool | None:
+    """Return whether a process holds the lock on a folder or file; None if that cannot be known.
+
+    The answer may be out of date as soon as it is there.
+    """
+    if not LOCKS:
+        return None
+    places = [path]
+    stand_in = path / _FILE_IN_FOLDER
+    if stand_in.exists():
+        places.append(stand_in)
+    try:
+        for place in places:
+            os.close(_lock(place, os.O_RDONLY, exclusive=False))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def _lock(path: Path, flags: int, *, exclusive: bool = True) -> int:
+    """Open and lock a file or folder, without waiting."""
+    descriptor = os.open(path, flags, 0o600)
     try:
         if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         raise
@@ -65,7 +107,7 @@ def held(
     if not LOCKS:
         yield
         return
-    give_up = time.monotonic() + seconds
+    give_up = time.monotonic() + max(seconds, _LOOK_PATIENCE_SECONDS)
     while True:
         try:
             if not path.exists():

@@ -3,9 +3,6 @@
 Importing this module does not import torch; `Registry.zoo` and `infer_layout` do.
 """
 
-import hashlib
-import importlib.util
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any, ClassVar
 
 from fleet_protocol.discovery import modules_of
 from fleet_protocol.errors import ConfigError, ShoalError
+from fleet_protocol.python_files import run_file
 from fleet_protocol.spelling import did_you_mean
 from models.architecture import Architecture
 from models.layout import Layout
@@ -174,25 +172,13 @@ def _execute(path: Path) -> ModuleType:
     """Import a user's file as a module."""
     if not path.is_file():
         raise ConfigError(f"model file {path} does not exist; give the path of a Python file")
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    name = f"shoal_user_models_{digest}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"model file {path} is not a Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickling look their module up by name, so it has to be there while it runs.
-    sys.modules[name] = module
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # as for a script, but behind what is installed
     try:
-        spec.loader.exec_module(module)
+        return run_file(path, "models")
     except ShoalError as error:
         raise ConfigError(f"model file {path}: {error}") from error
     except (Exception, SystemExit) as error:
         where = _line_in(path, error)
         raise ConfigError(f"model file {path}{where} failed: {error!r}") from error
-    return module
 
 
 def _line_in(path: Path, error: BaseException) -> str:

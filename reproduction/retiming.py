@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from broker_server.settings.combinations import keeps
-from broker_server.settings.traits import Trait
 from broker_server.store import Store, TaskPhase
 from broker_server.strategies.registry import STRATEGIES
+from broker_server.strategies.traits import Trait
 from fleet_protocol.sizing import SizingConstants
 from models.tier import Tier
 from simulation.board_times import training_load

@@ -17,8 +17,20 @@ from shoal.packages import hidden_package
 if TYPE_CHECKING:
     from broker_server.store import Store
     from broker_server.store.export import load_version
-    from broker_server.strategies import accumulator
-    from fleet_protocol.errors import ShoalError
+    from broker_server.strategies import accumulator, heterofl
+    from broker_server.strategies.own import strategy
+    from broker_server.strategies.strategy import (
+        Basis,
+        Contribution,
+        GlobalModel,
+        Merge,
+        PlannedTier,
+        PlanRequest,
+        Strategy,
+    )
+    from broker_server.strategies.traits import Trait
+    from fleet_protocol.errors import PlanError, ShoalError
+    from fleet_protocol.frozen import FrozenModel
     from models.architecture import architecture, build
     from models.cut import Cut
     from models.layout import Layout
@@ -36,20 +48,31 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adapters",
+    "Basis",
     "Client",
+    "Contribution",
     "Cut",
+    "FrozenModel",
+    "GlobalModel",
     "Layout",
+    "Merge",
+    "PlanError",
+    "PlanRequest",
+    "PlannedTier",
     "Recipe",
     "Registry",
     "ShoalError",
     "SimulationConfig",
     "Store",
+    "Strategy",
     "Tier",
+    "Trait",
     "accumulator",
     "architecture",
     "build",
     "compile_plan",
     "export_architecture",
+    "heterofl",
     "infer_layout",
     "load_version",
     "loss",
@@ -57,26 +80,38 @@ __all__ = [
     "metric",
     "simulate",
     "slice_weights",
+    "strategy",
     "with_adapters",
 ]
 
 # Where each name is defined.
 _PLACES = {
     "Adapters": "models.zoo.adapters",
+    "Basis": "broker_server.strategies.strategy",
     "Client": "shoal.client",
+    "Contribution": "broker_server.strategies.strategy",
     "Cut": "models.cut",
+    "FrozenModel": "fleet_protocol.frozen",
+    "GlobalModel": "broker_server.strategies.strategy",
     "Layout": "models.layout",
+    "Merge": "broker_server.strategies.strategy",
+    "PlanError": "fleet_protocol.errors",
+    "PlanRequest": "broker_server.strategies.strategy",
+    "PlannedTier": "broker_server.strategies.strategy",
     "Recipe": "trainer_export.recipe",
     "Registry": "models.registry",
     "ShoalError": "fleet_protocol.errors",
     "SimulationConfig": "simulation.settings",
     "Store": "broker_server.store",
+    "Strategy": "broker_server.strategies.strategy",
     "Tier": "models.tier",
+    "Trait": "broker_server.strategies.traits",
     "accumulator": "broker_server.strategies",
     "architecture": "models.architecture",
     "build": "models.architecture",
     "compile_plan": "models.plan",
     "export_architecture": "trainer_export.artifact_set",
+    "heterofl": "broker_server.strategies",
     "infer_layout": "models.registry",
     "load_version": "broker_server.store.export",
     "loss": "trainer_export.losses.own",
@@ -84,6 +119,7 @@ _PLACES = {
     "metric": "trainer_export.metrics.own",
     "simulate": "simulation.runner",
     "slice_weights": "models.plan",
+    "strategy": "broker_server.strategies.own",
     "with_adapters": "models.zoo.adapters",
 }
 _EXTRAS = {"broker_server": "server", "shoal": "server", "simulation": "simulate"}

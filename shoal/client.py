@@ -24,6 +24,7 @@ from broker_server.rounds.advice import Advice
 from broker_server.rounds.best import VersionView
 from broker_server.service.rollout import RolloutView
 from broker_server.store import EventRecord, queries
+from broker_server.store.event_table import EVERY_LINE, LineFilter
 from broker_server.store.explaining import DeviceInRound
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 
@@ -62,7 +63,7 @@ class Client:
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
 
-    def ask(self, kind: type[_Answer], path: str, **query: Any) -> _Answer:
+    def ask(self, kind: type[_Answer], path: str, /, **query: Any) -> _Answer:
         """Return the answer of any path of ``docs/openapi.json``, as a value of `kind`.
 
         Args:
@@ -83,7 +84,7 @@ class Client:
         connection = HTTPConnection(host, self._url.port, timeout=self._seconds)
         if self._url.scheme == "https":
             connection = HTTPSConnection(host, self._url.port, timeout=self._seconds)
-        target = f"{self._url.path.rstrip('/')}/api/v1{path}?{urlencode(query)}"
+        target = f"{self._url.path.rstrip('/')}/api/v1{path}?{urlencode(query, doseq=True)}"
         try:
             connection.request(method, target, headers=self._headers)
             # Taken before the response is read, which may remove it from the connection.
@@ -151,12 +152,27 @@ class Client:
         path = f"/compare/{quote(one, safe='')}/{quote(other, safe='')}"
         return self.ask(queries.Comparison, path)
 
-    def log(self, last: int = 50, run: str = "", *, after: int = 0) -> list[EventRecord]:
+    def log(
+        self,
+        last: int = 50,
+        run: str = "",
+        *,
+        after: int = 0,
+        matching: LineFilter = EVERY_LINE,
+    ) -> list[EventRecord]:
         """Return the newest lines of the log with an id above `after`, oldest first.
 
-        They are those of a run, or of everything.
+        They are those of a run, or of everything, that pass a filter.
         """
-        query = {"run": run} if run else {}
+        query: dict[str, object] = {}
+        if run:
+            query["run"] = run
+        if matching.kinds:
+            query["kind"] = matching.kinds
+        if matching.without:
+            query["without"] = matching.without
+        if matching.device:
+            query["device"] = matching.device
         return self.ask(list[EventRecord], "/log", last=last, after=after, **query)
 
     def weights(

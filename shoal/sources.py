@@ -9,6 +9,7 @@ from pathlib import Path
 from broker_server.rounds.advice import Advice, find_advice
 from broker_server.rounds.best import VersionView, read_versions
 from broker_server.store import EventRecord, Store, following, queries
+from broker_server.store.event_table import EVERY_LINE, LineFilter
 from broker_server.store.explaining import DeviceInRound, explain_round
 from fleet_protocol.errors import ConfigError
 from shoal.client import Client, Verb
@@ -64,9 +65,16 @@ class LocalStore:
         """Return what differs between two runs."""
         return queries.compare(self.store, one, other)
 
-    def log(self, last: int = 50, run: str = "", *, after: int = 0) -> list[EventRecord]:
-        """Return the newest lines of the log with an id above `after`, oldest first."""
-        return queries.log(self.store, run or None, last=last, after=after)
+    def log(
+        self,
+        last: int = 50,
+        run: str = "",
+        *,
+        after: int = 0,
+        matching: LineFilter = EVERY_LINE,
+    ) -> list[EventRecord]:
+        """Return the newest lines that pass a filter, with an id above `after`, oldest first."""
+        return queries.log(self.store, run or None, last=last, after=after, matching=matching)
 
     def act(
         self, verb: Verb, run: str = "", *, version: int | None = None, device: str = ""

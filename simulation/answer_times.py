@@ -45,11 +45,12 @@ class AnswerTimes:
             board.index, record, task.instructions.train, board.examples
         )
         worked = self._seconds_since(record.round)
-        # A device that left in an earlier round was back with the next one.
-        if record.round in self._collected and record.round < max(self._collected):
-            share = self.leaving_share(task)
-            if share is not None:
-                worked -= max(0.0, self._collected[record.round] - share * whole)
+        has_ended = record.round in self._collected and record.round < max(self._collected)
+        share = self.leaving_share(task) if has_ended else None
+        if share is not None:
+            # A device that left in an earlier round was back with the next one.
+            away = self._collected[record.round] - share * whole
+            worked -= max(0.0, away)
         return max(0.0, whole - worked)
 
     def _seconds_since(self, first: int) -> float:

@@ -20,7 +20,10 @@ _FLOAT_BYTES = 4
 
 
 def training_load(
-    width: float, examples: int, train: TrainSettings | TrainConfig, size: int
+    width: float,
+    examples: int,
+    train: TrainSettings | TrainConfig,
+    size: int,
 ) -> Load:
     """Return what a device does in a round.
 
@@ -55,7 +58,11 @@ class BoardTimes:
     """
 
     def __init__(
-        self, clock: Clock, kinds: Sequence[DeviceGroup], layout: Layout, seed: int
+        self,
+        clock: Clock,
+        kinds: Sequence[DeviceGroup],
+        layout: Layout,
+        seed: int,
     ) -> None:
         self._clock = clock
         whole = layout.tier(1.0)
@@ -69,7 +76,13 @@ class BoardTimes:
         devices = [clock.device(kind.type, kind.link) for kind in kinds]
         self._conditions = Conditions(clock, devices, seed)
 
-    def step_seconds(self, index: int, number: int, tier: Tier, train: TrainSettings) -> float:
+    def step_seconds(
+        self,
+        index: int,
+        number: int,
+        tier: Tier,
+        train: TrainSettings,
+    ) -> float:
         """Return the time of one training step of a device in a round.
 
         Raises:

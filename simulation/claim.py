@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_server.settings.combinations import keeps
-from broker_server.settings.traits import Trait
+from broker_server.strategies.traits import Trait
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError
@@ -47,7 +47,12 @@ def claim_folder(config: SimulationConfig, *, begun: bool) -> None:
 
 def _digests(config: SimulationConfig) -> dict[str, str]:
     """Return the digests of the files that a configuration names."""
-    paths: list[Any] = [config.model.models, config.model.weights, config.clock.table]
+    paths: list[Any] = [
+        config.model.models,
+        config.model.weights,
+        config.clock.table,
+        config.strategy.file,
+    ]
     for change in config.data.changes:
         file, colon, _ = change.rpartition(":")
         if colon:

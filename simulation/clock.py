@@ -54,7 +54,7 @@ class DynamicsConfig(FrozenModel):
         stay: probability that a load, or a link, is that of the round before.
     """
 
-    loads: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(1.0,), min_length=1)
+    loads: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
     links: tuple[str | float, ...] = ()
     stay: float = Field(default=0.8, ge=0, le=1)
 
@@ -83,7 +83,8 @@ class ClockConfig(FrozenModel):
         """Return the table with `move` applied to the path of the device types."""
         if self.table == SHIPPED:
             return self
-        return self.model_copy(update={"table": str(move(Path(self.table)))})
+        path = move(Path(self.table))
+        return self.model_copy(update={"table": str(path)})
 
 
 class DeviceType(FrozenModel):
@@ -224,9 +225,10 @@ class Clock:
     ) -> float:
         """Return the time to send so many bytes, or the share of ``full_bits`` instead."""
         rate = device.mbps * _BITS_PER_MEGABIT
-        # The number of parameters grows with the square of the width, and with the blocks.
         if self.config.upload == "full_bits":
-            return self.config.full_bits / rate * load.width**2 * load.depth_share
+            whole_seconds = self.config.full_bits / rate
+            # The number of parameters grows with the square of the width, and with the blocks.
+            return whole_seconds * load.width**2 * load.depth_share
         if size_bytes is None:
             raise ConfigError(
                 'upload = "bytes" needs the size of the update; without it, use upload = '
@@ -242,16 +244,28 @@ class Clock:
             return times[width]
         for lower, upper in pairwise(sorted(times)):
             if lower < width < upper:
-                # On logarithmic scales a power law is a straight line.
-                share = math.log(width / lower) / math.log(upper / lower)
-                low = math.log(times[lower])
-                high = math.log(times[upper])
-                return math.exp((1 - share) * low + share * high)
+                return _interpolate(times, lower, upper, width)
+        least = min(times)
+        largest = max(times)
         raise ConfigError(
             f"device type {name} has no time for width {width:g}: its table goes from "
-            f'{min(times):g} to {max(times):g}; add "{width:g}" = <seconds> to '
+            f'{least:g} to {largest:g}; add "{width:g}" = <seconds> to '
             f"[types.{name}.seconds_per_sample] of the clock's table"
         )
+
+
+def _interpolate(
+    times: Mapping[float, float],
+    lower: float,
+    upper: float,
+    width: float,
+) -> float:
+    """Return the time at a width between two of a table's."""
+    # On logarithmic scales a power law is a straight line.
+    share = math.log(width / lower) / math.log(upper / lower)
+    low = math.log(times[lower])
+    high = math.log(times[upper])
+    return math.exp((1 - share) * low + share * high)
 
 
 def load_clock(config: ClockConfig) -> Clock:
@@ -261,7 +275,8 @@ def load_clock(config: ClockConfig) -> Clock:
         ConfigError: the table cannot be read, or there is something wrong in it.
     """
     if config.table == SHIPPED:
-        text = files("simulation").joinpath("clock.toml").read_text(encoding="utf-8")
+        shipped = files("simulation").joinpath("clock.toml")
+        text = shipped.read_text(encoding="utf-8")
         table = parse_config(text, ClockTable, source="simulation/clock.toml")
         return Clock(table, config)
     if not config.table.endswith(".toml"):

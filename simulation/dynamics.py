@@ -27,46 +27,52 @@ class Conditions:
     def __init__(self, clock: Clock, devices: Sequence[DeviceClock], seed: int) -> None:
         self._devices = tuple(devices)
         self._dynamics = clock.config.dynamics
-        self._rates = tuple(clock.mbps(link) for link in self._dynamics.links)
+        self._rates = [clock.mbps(link) for link in self._dynamics.links]
+        # A stream of draws for each device, so that its conditions do not depend on who is asked.
         self._traces: list[list[DeviceClock]] = []
         self._draws: list[np.random.Generator] = []
         for index in range(len(self._devices)):
+            draws = np.random.default_rng((seed, index))
             self._traces.append([])
-            self._draws.append(np.random.default_rng((seed, index)))
+            self._draws.append(draws)
 
     def of(self, index: int, number: int) -> DeviceClock:
         """Return a device's clock in a round, counted from 1."""
         trace = self._traces[index]
         while len(trace) < number:
-            trace.append(self._next(index, trace[-1] if trace else None))
+            before = trace[-1] if trace else None
+            trace.append(self._next(index, before))
         return trace[number - 1]
 
     def _next(self, index: int, before: DeviceClock | None) -> DeviceClock:
         """Return a device's clock in the round after that of another one, None for the first."""
         # Four numbers a round, used or not, so that loads do not depend on whether links change.
         move_load, new_load, move_link, new_link = self._draws[index].random(4)
+        stay = self._dynamics.stay
         loads = self._dynamics.loads
+        rates = self._rates
         own = self._devices[index]
         if before is None:
-            rate = own.mbps
-            if self._rates:
-                rate = _value_at(self._rates, new_link)
-            return replace(own, slowdown=_value_at(loads, new_load), mbps=rate)
+            slowdown = _value_at(loads, new_load)
+            rate = _value_at(rates, new_link) if rates else own.mbps
+            return replace(own, slowdown=slowdown, mbps=rate)
+
         slowdown = before.slowdown
+        if move_load >= stay:
+            slowdown = _another_value(loads, slowdown, new_load)
         rate = before.mbps
-        if move_load >= self._dynamics.stay:
-            slowdown = _other_value(loads, slowdown, new_load)
-        if self._rates and move_link >= self._dynamics.stay:
-            rate = _other_value(self._rates, rate, new_link)
+        if rates and move_link >= stay:
+            rate = _another_value(rates, rate, new_link)
         return replace(own, slowdown=slowdown, mbps=rate)
 
 
 def _value_at(values: Sequence[Value], share: float) -> Value:
     """Return the value at a share in [0, 1) of a sequence."""
-    return values[int(share * len(values))]
+    place = int(share * len(values))
+    return values[place]
 
 
-def _other_value(values: Sequence[Value], current: Value, share: float) -> Value:
+def _another_value(values: Sequence[Value], current: Value, share: float) -> Value:
     """Return a value that differs from the current one, if there is one."""
     candidates = [value for value in values if value != current]
     if not candidates:

@@ -22,6 +22,7 @@ from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture
 from models.layout import Layout
 from models.registry import infer_layout
+from models.tier import Tier
 from simulation.data.dataset import Dataset
 from simulation.tables import ModelTable
 
@@ -71,6 +72,14 @@ class Chosen:
         """The layout of the whole model."""
         return infer_layout(self.architecture, self.settings)
 
+    def tiers(self, table: ModelTable) -> tuple[Tier, ...]:
+        """Return the tiers of a table; a PlanError if the model cannot have one."""
+        tiers = []
+        for depth in table.depths or (None,):
+            for width in table.widths:
+                tiers.append(self.layout.tier(width, depth))
+        return tuple(tiers)
+
 
 @dataclass(frozen=True)
 class ModelPair:
@@ -96,7 +105,10 @@ class Place:
 
 
 def export_tiers(
-    model: Chosen, table: ModelTable, place: Place, own: Owned = MappingProxyType({})
+    model: Chosen,
+    table: ModelTable,
+    place: Place,
+    own: Owned = MappingProxyType({}),
 ) -> Path:
     """Export the tiers of the global model, unless they are there.
 
@@ -113,10 +125,7 @@ def export_tiers(
     from trainer_export.progress import Progress  # noqa: PLC0415
     from trainer_export.provenance import code_of  # noqa: PLC0415
 
-    tiers = []
-    for depth in table.depths or (None,):
-        for width in table.widths:
-            tiers.append(model.layout.tier(width, depth))
+    tiers = model.tiers(table)
     functions = [model.architecture.build, *(owned.function for owned in own.values())]
     facts = {
         "layout": json.loads(model.layout.to_json()),
@@ -131,11 +140,11 @@ def export_tiers(
     def progress(state: Progress) -> None:
         place.stage(f"exporting {table.arch} {state.tier}: {state.stage}")
 
-    recipe = _recipe(table.recipe, own)
+    recipe = recipe_of(table.recipe, own)
     export_architecture(
         model.architecture,
         model.settings,
-        tuple(tiers),
+        tiers,
         recipe,
         out,
         formats=("onnx",),
@@ -191,7 +200,7 @@ def export_pair(
     if not (out / key / exported.folder / "manifest.json").is_file():
         export_pairs(
             [exported],
-            _recipe(recipe, owned),
+            recipe_of(recipe, owned),
             out,
             name=key,
             seed=seed,
@@ -200,7 +209,8 @@ def export_pair(
     return out / key / exported.folder
 
 
-def _recipe(table: RecipeTable, own: Owned = MappingProxyType({})) -> "Recipe":
+def recipe_of(table: RecipeTable, own: Owned = MappingProxyType({})) -> "Recipe":
+    """Return the recipe that a table describes; a ConfigError if it cannot be."""
     from trainer_export.recipe import Recipe  # noqa: PLC0415  (torch)
 
     return Recipe.of(table, own)

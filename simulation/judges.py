@@ -21,10 +21,9 @@ from broker_server.store import VersionRecord
 from device_runtime.training.labels import label_mask, present_labels
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import DataSet
-from fleet_protocol.errors import ConfigError
 from fleet_protocol.metrics import RULES
 from fleet_protocol.targets import Targets
-from simulation.data.held import Parts
+from simulation.data.held import Indices, SampleSplit
 from simulation.settings import EvaluationTable
 
 Judge = Callable[[VersionRecord, BlobStore], float]
@@ -41,18 +40,18 @@ class Judges:
     Attributes:
         evaluator: of the judged tier on the test set; None where the global model cannot be judged.
         local: judges versions on the devices' own parts of the test set, if that is asked for.
-        others: further judges, by the name of their column.
+        further: more judges, by the name of their column.
     """
 
     evaluator: Evaluator | None = None
     local: Judge | None = None
-    others: Mapping[str, Judge] = field(default_factory=dict)
+    further: Mapping[str, Judge] = field(default_factory=dict)
 
 
 def chosen_judges(
     table: EvaluationTable,
     context: RunContext,
-    parts: Parts,
+    split: SampleSplit,
     labels: Targets,
     *,
     own_models: bool,
@@ -62,14 +61,16 @@ def chosen_judges(
     Args:
         table: what is asked for.
         context: the run.
-        parts: which samples each device holds.
+        split: which samples each device holds.
         labels: of all training samples.
         own_models: whether devices have models of their own. These are judged on their parts of the
             test set instead of the global model.
 
+    `simulation.refusals` has checked that the test set is one for them.
+
     Raises:
-        ConfigError: the test set is not one for a judge that is asked for.
-        DataError: it cannot be read.
+        ConfigError: the judged tier is not exported.
+        DataError: the test set cannot be read.
     """
     judging = context.config.evaluation
     if judging.data is None:
@@ -78,25 +79,22 @@ def chosen_judges(
     evaluator = Evaluator(
         context.judged, data, batch_size=judging.batch_size, threads=judging.threads
     )
-    others: dict[str, Judge] = {}
+    further: dict[str, Judge] = {}
     if table.matthews:
-        others["matthews"] = _by_correlation(context, evaluator, data)
+        further["matthews"] = _by_correlation(context, evaluator, data)
     if table.perplexity:
-        others["perplexity"] = _by_perplexity(context, evaluator, len(data), table.perplexity)
-    loss = context.judged.manifest.recipe.loss
-    if table.local and not own_models and "correct" not in loss.metrics:
-        raise ConfigError(
-            f"evaluation.local counts right answers, and the loss {loss.name} has none; leave it"
-            " off"
-        )
+        further["perplexity"] = _by_perplexity(context, evaluator, table.perplexity)
     local = None
     if table.local and not own_models:
-        local = _by_own_samples(context, evaluator, parts, labels)
-    return Judges(evaluator, local, others)
+        local = _by_own_samples(context, evaluator, split, labels)
+    return Judges(evaluator, local, further)
 
 
 def _by_own_samples(
-    context: RunContext, evaluator: Evaluator, parts: Parts, labels: Targets
+    context: RunContext,
+    evaluator: Evaluator,
+    split: SampleSplit,
+    labels: Targets,
 ) -> Judge:
     """Judge by the accuracy on every device's own part of the test set (specification 1.6, 2.7).
 
@@ -106,17 +104,23 @@ def _by_own_samples(
     classes = context.artifacts.layout.classes
     masked = context.config.train.mask_labels
     ignored = context.judged.manifest.recipe.loss.ignored
-    held: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
-    for train, test in zip(parts.train, parts.test, strict=True):
+    samples: list[Indices] = []
+    masks: list[NDArray[np.float32]] = []
+    for train, test in zip(split.train, split.test, strict=True):
         if len(test):
             own = labels[train]
             present = present_labels(own[own != ignored], classes)
-            held.append((test, label_mask(present, classes, masked=masked)))
+            samples.append(test)
+            masks.append(label_mask(present, classes, masked=masked))
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)
-        counts = [evaluator.hits(weights, statistics, test, mask) for test, mask in held]
-        correct, count = np.sum(counts, axis=0)
+        correct = 0
+        count = 0
+        for test, mask in zip(samples, masks, strict=True):
+            right, judged = evaluator.hits(weights, statistics, test, mask)
+            correct += right
+            count += judged
         return float(correct / count)
 
     return judge
@@ -124,53 +128,48 @@ def _by_own_samples(
 
 def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) -> Judge:
     """Judge by the correlation of predictions with two labels, as CoLA is (specification 3.8)."""
-    classes = context.artifacts.layout.classes
-    if classes != 2 or data.y.ndim != 1:
-        raise ConfigError(
-            f"evaluation.matthews is for 2 labels, one for each sample; here are {classes} labels;"
-            " leave it off"
-        )
-    members = (np.flatnonzero(data.y == 0), np.flatnonzero(data.y == 1))
+    negatives = np.flatnonzero(data.y == 0)
+    positives = np.flatnonzero(data.y == 1)
+    no_mask = np.ones(2, np.float32)
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)
-        mask = np.ones(2, np.float32)
-        right = [evaluator.hits(weights, statistics, chosen, mask)[0] for chosen in members]
-        return matthews((right[0], right[1]), (len(members[0]), len(members[1])))
+        right_negatives, _ = evaluator.hits(weights, statistics, negatives, no_mask)
+        right_positives, _ = evaluator.hits(weights, statistics, positives, no_mask)
+        return matthews(
+            (right_negatives, right_positives),
+            (len(negatives), len(positives)),
+        )
 
     return judge
 
 
-def matthews(found: tuple[int, int], present: tuple[int, int]) -> float:
+def matthews(correct: tuple[int, int], present: tuple[int, int]) -> float:
     """Compute the correlation of predictions with labels 0 and 1.
 
     Args:
-        found: how many samples of each label are predicted right.
+        correct: how many samples of each label are predicted right.
         present: how many samples of each label there are.
 
     Returns:
         In [-1, 1]; 0 where only one label is present or predicted.
     """
-    right = np.array(found, np.float64)
+    right = np.array(correct, np.float64)
     total = np.array(present, np.float64)
-    return RULES["matthews"](right, right + (total - right)[::-1], total)
+    wrong = total - right
+    # A label is predicted where it is right, and where the other one is wrong.
+    predicted = right + wrong[::-1]
+    return RULES["matthews"](right, predicted, total)
 
 
-def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, samples: int) -> Judge:
+def _by_perplexity(context: RunContext, evaluator: Evaluator, samples: int) -> Judge:
     """Judge by the perplexity (specification 1.8).
 
     Args:
         context: the run.
         evaluator: of the judged tier.
-        count: test samples.
-        samples: how many of them make a chunk: the rows of the test text.
+        samples: how many test samples make a chunk: the rows of the test text.
     """
-    if count % samples:
-        raise ConfigError(
-            f"evaluation.perplexity = {samples}, but the {count} test samples do not make chunks of"
-            f" {samples}; set it to the rows of the test text, and limit the text by"
-            " data.options.test_chunks, not test_limit"
-        )
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)
@@ -181,4 +180,5 @@ def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, sample
 
 def perplexity(losses: NDArray[np.floating]) -> float:
     """Return the mean over chunks of exp(mean cross entropy of the chunk, in nats)."""
-    return float(np.exp(np.asarray(losses, np.float64)).mean())
+    by_chunk = np.exp(np.asarray(losses, np.float64))
+    return float(by_chunk.mean())

@@ -15,7 +15,7 @@ class WorkerSetup(FrozenModel):
         artifacts: folder of the exported architecture.
         arch: its name.
         data: folder of the samples.
-        parts: file with the split.
+        split: file that says which samples each device holds.
         blobs: folder of the global versions and slices.
         updates: folder of what is trained.
         devices: folder for what single devices keep between rounds.
@@ -35,7 +35,7 @@ class WorkerSetup(FrozenModel):
     artifacts: Path
     arch: str
     data: Path
-    parts: Path
+    split: Path
     blobs: Path
     updates: Path
     devices: Path
@@ -50,13 +50,13 @@ class WorkerSetup(FrozenModel):
     own_test: bool = False
 
 
-class WorkItem(FrozenModel):
+class DeviceTask(FrozenModel):
     """One task of one virtual device.
 
     `weights` is the slice of the global version of that number.
     """
 
-    task: str
+    id: str
     run: str
     round: int
     device: str
@@ -71,7 +71,7 @@ class WorkItem(FrozenModel):
 class WorkOrder(FrozenModel):
     """Tasks that one worker does together, all of one tier and routine."""
 
-    items: tuple[WorkItem, ...]
+    tasks: tuple[DeviceTask, ...]
 
 
 class Finished(FrozenModel):

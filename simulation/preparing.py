@@ -29,13 +29,16 @@ from simulation.data.split import split_data
 from simulation.exporting import (
     Chosen,
     ModelPair,
+    Owned,
     Place,
     Stage,
     cache_key,
     export_pair,
     export_tiers,
     initial_blob,
+    recipe_of,
 )
+from simulation.refusals import PlannedExport, require_runnable
 from simulation.settings import SimulationConfig
 from simulation.tables import DataTable
 
@@ -47,7 +50,7 @@ class Prepared:
     Attributes:
         artifacts: folder of the exported tiers.
         data: folder of the samples.
-        parts: file that says which samples each device holds.
+        split: file that says which samples each device holds.
         weights: file of the initial global weights.
         settings: all settings of the architecture.
         pairs: artifact sets of the devices' own models, in the order in which they are dealt.
@@ -55,7 +58,7 @@ class Prepared:
 
     artifacts: Path
     data: Path
-    parts: Path
+    split: Path
     weights: Path
     settings: Mapping[str, Any]
     pairs: tuple[Path, ...] = ()
@@ -87,15 +90,17 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
     cache = config.cache or config.out
     stage(f"reading {config.data.name or 'your data'}")
     data = _load(config)
-    content = digest_of(data)
-    table = config.data.model_dump(mode="json", exclude={"augment", "train", "test"})
-    data_folder = cache / "data" / cache_key({"data": table, "content": content}, data.name)
-    write_data(data_folder, data)
-    parts = _dealt(config, data, content)
     registry = Registry.zoo()
     if config.model.models is not None:
         registry = registry.with_file(config.model.models)
     model = Chosen.of(registry.get(config.model.arch), config.model.settings, data)
+    _require_runnable(config, model, registry.own, data)
+
+    content = digest_of(data)
+    table = config.data.model_dump(mode="json", exclude={"augment", "train", "test"})
+    data_folder = cache / "data" / cache_key({"data": table, "content": content}, data.name)
+    write_data(data_folder, data)
+    split = _deal_samples(config, data, content)
     place = Place(cache, stage)
     artifacts = export_tiers(model, config.model, place, registry.own)
     _require_fitting_data(config, data, artifacts)
@@ -108,7 +113,26 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
     if not weights.is_file():
         weights.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(weights, initial_blob(model, config.model.weights, config.seed))
-    return Prepared(artifacts, data_folder, parts, weights, model.settings, tuple(pairs))
+    return Prepared(artifacts, data_folder, split, weights, model.settings, tuple(pairs))
+
+
+def _require_runnable(
+    config: SimulationConfig,
+    model: Chosen,
+    own: Owned,
+    data: Dataset,
+) -> None:
+    """Refuse what cannot run, while nothing is written; errors as of `require_runnable`."""
+    # Nothing is read from these folders, which do not have the files yet.
+    fleet = config.fleet(artifacts=config.out, weights=config.out, test_set=config.out)
+    loss = recipe_of(config.model.recipe, own).loss
+    export = PlannedExport(
+        layout=model.layout,
+        tiers=model.tiers(config.model),
+        loss=loss.name,
+        counts=[metric.name for metric in loss.metrics],
+    )
+    require_runnable(config, fleet, export, data)
 
 
 def _load(config: SimulationConfig) -> Dataset:
@@ -121,23 +145,24 @@ def _load(config: SimulationConfig) -> Dataset:
     return _limited(data, table)
 
 
-def _dealt(config: SimulationConfig, data: Dataset, content: str) -> Path:
+def _deal_samples(config: SimulationConfig, data: Dataset, content: str) -> Path:
     """Deal the samples to the devices, unless that was done, and return the file that says how."""
-    parts = config.out / f"parts-{content[:16]}.npz"
-    if any(other != parts for other in config.out.glob("parts*.npz")):
+    path = config.out / f"parts-{content[:16]}.npz"
+    # The name has the digest of the samples, so that a split never goes with other ones.
+    if set(config.out.glob("parts*.npz")) - {path}:
         raise ConfigError(
             f"the files of [data] changed since {config.out} was begun; take another `out`"
         )
-    if parts.is_file():
-        return parts
-    dealt = split_data(config, data)
-    if config.evaluation.local and not any(map(len, dealt.test)):
+    if path.is_file():
+        return path
+    split = split_data(config, data)
+    if config.evaluation.local and not any(map(len, split.test)):
         raise ConfigError(
             f"evaluation.local: of {len(data.test_y)} test samples partition.kind = "
             f'"{config.partition.kind}" gives no device any; take another kind, or more of them'
         )
-    dealt.save(parts)
-    return parts
+    split.save(path)
+    return path
 
 
 def _require_fitting_data(config: SimulationConfig, data: Dataset, artifacts: Path) -> None:
@@ -150,7 +175,12 @@ def _require_fitting_data(config: SimulationConfig, data: Dataset, artifacts: Pa
         fit_targets("[data.test]", data.test_y, manifest)
 
 
-def _pair(model: Chosen, own: Chosen, classes: int | None, config: StrategyConfig) -> ModelPair:
+def _pair(
+    model: Chosen,
+    own: Chosen,
+    classes: int | None,
+    config: StrategyConfig,
+) -> ModelPair:
     """Return a device's own model beside the global one.
 
     Both have the classes of the device's task, if it has one.
@@ -164,16 +194,20 @@ def _pair(model: Chosen, own: Chosen, classes: int | None, config: StrategyConfi
 
 def _limited(data: Dataset, table: DataTable) -> Dataset:
     """Return as many samples as the table allows, evenly from all."""
-    train = evenly(len(data.train_y), table.train_limit)
-    test = evenly(len(data.test_y), table.test_limit)
-    if len(train) == len(data.train_y) and len(test) == len(data.test_y):
-        return data
+    train_count = len(data.train_y)
+    test_count = len(data.test_y)
+    train = evenly(train_count, table.train_limit)
+    test = evenly(test_count, table.test_limit)
+    if len(train) == train_count and len(test) == test_count:
+        return data  # and not a copy
+    train_group = None if data.train_group is None else data.train_group[train]
+    test_group = None if data.test_group is None else data.test_group[test]
     return replace(
         data,
         train_x=data.train_x[train],
         train_y=data.train_y[train],
         test_x=data.test_x[test],
         test_y=data.test_y[test],
-        train_group=None if data.train_group is None else data.train_group[train],
-        test_group=None if data.test_group is None else data.test_group[test],
+        train_group=train_group,
+        test_group=test_group,
     )

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from broker_server.rounds.run_context import RunContext
-from broker_server.settings.traits import Trait
 from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.queries import find_run
+from broker_server.strategies.traits import Trait
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.messages import Evaluation, TaskMetrics
 from simulation.judges import Judges
@@ -54,7 +54,11 @@ class RowMaker:
             before: the row of the closed round before it, None for the first. What the rounds
                 between the two cost, which were given up, counts in this one.
         """
-        first = before.round + 1 if before else 1
+        first = 1
+        simulated_before = 0.0
+        if before is not None:
+            first = before.round + 1
+            simulated_before = before.simulated_total
         payload_bytes = 0
         tasks: list[TaskRecord] = []
         for number in range(first, record.number + 1):
@@ -78,7 +82,7 @@ class RowMaker:
             devices=len(devices),
             tiers=Counter(row.tier for row in devices),
             simulated_seconds=simulated,
-            simulated_total=(before.simulated_total if before else 0.0) + simulated,
+            simulated_total=simulated_before + simulated,
             seconds=self._real_seconds(record),
             payload_bytes=payload_bytes,
             local_accuracy=self._local_accuracy(record, tasks),
@@ -111,8 +115,13 @@ class RowMaker:
         """Return the emulated time of a round and of those before it, from `first`."""
         rounds = [record]
         if first < record.number:
-            rounds = [*self._store.rounds(record.run)[first - 1 : record.number - 1], record]
-        return sum(closed.collect_seconds or 0.0 for closed in rounds)
+            all_rounds = self._store.rounds(record.run)
+            given_up = all_rounds[first - 1 : record.number - 1]
+            rounds = [*given_up, record]
+        seconds = 0.0
+        for past in rounds:
+            seconds += past.collect_seconds or 0.0
+        return seconds
 
     def _real_seconds(self, record: RoundRecord) -> float:
         """Return the time that a round took in this process, or in the one that ended it."""
@@ -142,12 +151,15 @@ class RowMaker:
 
     def _judged(self, record: RoundRecord) -> dict[str, float]:
         """Return what further judges say of the version of a round, by column."""
-        if not self._judges.others or record.evaluation is None:
+        if not self._judges.further or record.evaluation is None:
             return {}
         version = self._store.version(record.run, record.version + 1)
         if version is None:
             return {}
-        return {name: judge(version, self._blobs) for name, judge in self._judges.others.items()}
+        columns = {}
+        for name, judge in self._judges.further.items():
+            columns[name] = judge(version, self._blobs)
+        return columns
 
     def _local_accuracy(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> float | None:
         """Return the accuracy on the devices' samples.

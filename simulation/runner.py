@@ -31,13 +31,12 @@ from broker_server.store import RoundRecord, Store
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError
 from fleet_protocol.locks import held
 from fleet_protocol.noise import seeded
 from fleet_protocol.signals import on_signals
 from simulation.claim import claim_folder
 from simulation.clock import load_clock
-from simulation.data.held import Parts
+from simulation.data.held import SampleSplit
 from simulation.engines import open_engine
 from simulation.judges import chosen_judges
 from simulation.orders import WorkerSetup
@@ -102,6 +101,8 @@ def simulate(
             running.
         ShoalError: it cannot begin; an OSError where its folder cannot be made.
     """
+    # Now, as an export may take minutes.
+    config.strategy.require_loadable()
     config.out.mkdir(parents=True, exist_ok=True, mode=0o700)
     refusal = (
         f"another simulation works in {config.out}: wait for it, or give this one an `out` of its "
@@ -153,21 +154,23 @@ class _Simulation:
         runs = self._store.runs()
         run = runs[0].id if runs else new_run_id()
         context = prepare_run(run, self._fleet, artifacts, seeded)
-        has_own_models = self._config.own_models is not None
-        _require_matching_strategy(context, has_own_models=has_own_models)
         if not runs:
             self._store.add_run(context.initial_record(), first_version(context, self._blobs))
-        parts = Parts.load(self._prepared.parts)
+        split = SampleSplit.load(self._prepared.split)
         fleet = VirtualFleet.from_table(
             self._config.devices,
-            [len(indices) for indices in parts.train],
+            [len(indices) for indices in split.train],
             load_clock(self._config.clock),
             artifacts.layout,
             seed=self._config.seed,
         )
         labels = np.load(self._prepared.data / "train_y.npy", mmap_mode="r")
         judges = chosen_judges(
-            self._config.evaluation, context, parts, labels, own_models=has_own_models
+            self._config.evaluation,
+            context,
+            split,
+            labels,
+            own_models=self._config.own_models is not None,
         )
         rows = RowMaker(context, self._store, self._blobs, fleet, judges)
         records = self._store.rounds(context.run)
@@ -178,7 +181,7 @@ class _Simulation:
                 """Write the row of a closed round."""
                 row, devices = rows.make(record, history.rows[-1] if history.rows else None)
                 history.add(row, devices)
-                if judges.local is not None or judges.others:
+                if judges.local is not None or judges.further:
                     # The row cannot be made again once the version is gone that judges read.
                     history.flush()
                 self._watch(row)
@@ -237,7 +240,7 @@ class _Simulation:
             artifacts=self._prepared.artifacts,
             arch=self._config.model.arch,
             data=self._prepared.data,
-            parts=self._prepared.parts,
+            split=self._prepared.split,
             blobs=self._blobs.root,
             updates=self._updates.root,
             devices=self._folder / "devices",
@@ -251,12 +254,3 @@ class _Simulation:
             tasks=() if own is None else tuple(model.labels for model in own.models),
             own_test=self._config.evaluation.local and own is not None,
         )
-
-
-def _require_matching_strategy(context: RunContext, *, has_own_models: bool) -> None:
-    """Raise a ConfigError unless devices have own models exactly where the strategy trains them."""
-    trains_own_models = context.instructions("train", 0).routine != "train"
-    if trains_own_models and not has_own_models:
-        raise ConfigError(f"strategy {context.strategy.name} needs [own_models]")
-    if has_own_models and not trains_own_models:
-        raise ConfigError(f"strategy {context.strategy.name} has no use for [own_models]")

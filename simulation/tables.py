@@ -5,6 +5,7 @@ They are the model to export, the data and its partition, the devices, and the e
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
@@ -16,6 +17,9 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
 
 Width = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Label = Annotated[int, Field(ge=-1)]
+"""What a label of the data set is to a device's own task; -1 for none of its own."""
 
 
 class ModelTable(FrozenModel):
@@ -37,7 +41,7 @@ class ModelTable(FrozenModel):
     models: Path | None = None
     weights: Path | None = None
     widths: tuple[Width, ...] = Field(default=(1.0,), min_length=1)
-    depths: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
+    depths: tuple[Count, ...] | None = Field(default=None, min_length=1)
     recipe: RecipeTable = RecipeTable()
 
 
@@ -69,11 +73,14 @@ class DataTable(FrozenModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataTable":
-        if bool(self.name) == bool(self.train) or (self.train is None) != (self.test is None):
+        has_name = bool(self.name)
+        has_train = self.train is not None
+        has_test = self.test is not None
+        if has_name == has_train or has_train != has_test:
             raise ValueError(
                 "name one of the data sets, or give [data.train] and [data.test] of your own"
             )
-        if self.train is not None and (self.augment or self.options or self.root):
+        if has_train and (self.augment or self.options or self.root):
             raise ValueError(
                 "root, options and augment are for a set by name; say what you need in [data.train]"
             )
@@ -86,8 +93,17 @@ class DataTable(FrozenModel):
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
         """Apply `move` to the files of the table, including those of functions."""
-        augment = tuple(relocated(move, name) for name in self.augment)
-        return super().relocated(move).model_copy(update={"augment": augment})
+        augment = []
+        for name in self.augment:
+            augment.append(relocated(move, name))
+        table = super().relocated(move)
+        return table.model_copy(update={"augment": tuple(augment)})
+
+
+_KIND_OF_KEY: Mapping[str, str] = MappingProxyType(
+    {"alpha": "dirichlet", "per_device": "shards", "as_released": "shards"}
+)
+"""Keys of ``[partition]``, with the only kind that reads them."""
 
 
 class PartitionTable(FrozenModel):
@@ -111,12 +127,9 @@ class PartitionTable(FrozenModel):
     @model_validator(mode="after")
     def _has_effect(self, info: ValidationInfo) -> "PartitionTable":
         where = f'on kind = "{self.kind}"'
-        for key, kind in (
-            ("alpha", "dirichlet"),
-            ("per_device", "shards"),
-            ("as_released", "shards"),
-        ):
-            self.refuse_idle(info, key, self.kind == kind, where=where, instead=f'kind = "{kind}"')
+        for key, kind in _KIND_OF_KEY.items():
+            has_effect = self.kind == kind
+            self.refuse_idle(info, key, has_effect, where=where, instead=f'kind = "{kind}"')
         return self
 
 
@@ -134,19 +147,22 @@ class OwnModel(FrozenModel):
 
     arch: str
     settings: Mapping[str, Any] = Field(default_factory=dict)
-    labels: tuple[Annotated[int, Field(ge=-1)], ...] | None = None
+    labels: tuple[Label, ...] | None = None
 
     @property
     def classes(self) -> int | None:
         """Labels of the task of its own, None without one."""
-        return None if self.labels is None else max(self.labels) + 1
+        if self.labels is None:
+            return None
+        return max(self.labels) + 1
 
     @model_validator(mode="after")
     def _has_labels(self) -> "OwnModel":
         if self.labels is None:
             return self
         largest = max(self.labels, default=-1)
-        if set(self.labels) - {-1} != set(range(largest + 1)):
+        own_labels = set(self.labels) - {-1}
+        if own_labels != set(range(largest + 1)):
             raise ValueError("labels must use every label from 0 to its largest")
         if largest < 1:
             raise ValueError("labels must leave a task of at least two labels")
@@ -200,23 +216,39 @@ class DevicesTable(FrozenModel):
 
     @model_validator(mode="after")
     def _counts_add_up(self) -> "DevicesTable":
-        counted = sum(group.count or 0 for group in self.types)
-        is_complete = all(group.count is not None for group in self.types)
-        if counted > self.count or (counted < self.count and is_complete):
+        counted = self._counted
+        is_wrong = counted != self.count
+        if self._open_groups:
+            # Groups without a count share what the others leave, which may be nothing.
+            is_wrong = counted > self.count
+        if is_wrong:
             raise ValueError(f"the types count {counted} devices, devices.count is {self.count}")
         return self
+
+    @property
+    def _counted(self) -> int:
+        """Devices of the groups that have a count."""
+        return sum(group.count or 0 for group in self.types)
+
+    @property
+    def _open_groups(self) -> int:
+        """How many groups have no count."""
+        return sum(group.count is None for group in self.types)
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Ids of the devices; their order as text is their order as numbers."""
         digits = len(str(self.count - 1))
-        return tuple(f"device-{index:0{digits}d}" for index in range(self.count))
+        ids = []
+        for index in range(self.count):
+            ids.append(f"device-{index:0{digits}d}")
+        return tuple(ids)
 
     @property
     def kinds(self) -> tuple[DeviceGroup, ...]:
         """The kind of every device, in the order of their ids."""
-        open_groups = sum(group.count is None for group in self.types)
-        remaining = self.count - sum(group.count or 0 for group in self.types)
+        open_groups = self._open_groups
+        remaining = self.count - self._counted
         kinds: list[DeviceGroup] = []
         for group in self.types:
             count = group.count
@@ -250,7 +282,8 @@ class EngineTable(FrozenModel):
 
     @model_validator(mode="after")
     def _go_together(self) -> "EngineTable":
-        if self.backend == "onnx" and (self.device != "cpu" or self.group != 1):
+        is_default = self.device == "cpu" and self.group == 1
+        if self.backend == "onnx" and not is_default:
             raise ValueError('device and group are for backend = "torch"')
         if self.kind == "local" and self.address is not None:
             raise ValueError('address is for kind = "ray"')

@@ -30,7 +30,7 @@ from fleet_protocol.foreign_files import read_within
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.noise import seeded
 from simulation.data.held import VirtualData
-from simulation.orders import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
+from simulation.orders import DeviceTask, Failed, Finished, WorkerSetup, WorkOrder
 
 if TYPE_CHECKING:
     from simulation.torch_backend.trainer import TorchTrainer
@@ -90,7 +90,7 @@ class VirtualDevices:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self._data = VirtualData(setup.data, setup.parts, setup.augment, setup.tasks)
+        self._data = VirtualData(setup.data, setup.split, setup.augment, setup.tasks)
         self._blobs = _SharedBlobs(setup.updates, [setup.artifacts, setup.blobs])
         self._sessions = _KeptSessions()
         self._manifests: dict[str, Manifest] = {}
@@ -105,37 +105,37 @@ class VirtualDevices:
 
         An error of a task concerns that task alone.
         """
-        first = order.items[0]
+        first = order.tasks[0]
         if self._setup.backend == "torch" and first.instructions.routine == "train":
-            return self._train_with_torch(order.items)
-        return [self._compute(item) for item in order.items]
+            return self._train_with_torch(order.tasks)
+        return [self._compute(task) for task in order.tasks]
 
-    def _manifest(self, item: WorkItem) -> Manifest:
+    def _manifest(self, task: DeviceTask) -> Manifest:
         """Return the manifest of a task's tier, which must not have changed on the disk."""
-        digest = item.artifact_set.digest
+        digest = task.artifact_set.digest
         if digest not in self._manifests:
             folder = self._setup.artifacts / self._setup.arch
-            data = read_within(folder, f"{item.tier}/manifest.json")
+            data = read_within(folder, f"{task.tier}/manifest.json")
             if not matches(data, digest):
                 raise BlobError(
-                    f"the manifest of {item.tier} in {folder} has changed; start the simulation "
+                    f"the manifest of {task.tier} in {folder} has changed; start the simulation "
                     "again"
                 )
             self._manifests[digest] = parse_manifest(data)
         return self._manifests[digest]
 
-    def _device_setup(self, item: WorkItem) -> DeviceSetup:
+    def _device_setup(self, task: DeviceTask) -> DeviceSetup:
         """Return what a device brings to a task."""
         own_model = None
         if self._setup.pairs:
-            folder = self._setup.devices / item.device
+            folder = self._setup.devices / task.device
             folder.mkdir(parents=True, exist_ok=True)
-            pair = self._setup.pairs[item.index % len(self._setup.pairs)]
+            pair = self._setup.pairs[task.index % len(self._setup.pairs)]
             own_model = OwnModel(pair, folder)
         if self._setup.own_test:
-            data, parts = self._data.with_test(item.index)
+            data, parts = self._data.with_test(task.index)
         else:
-            data = self._data.of(item.index)
+            data = self._data.of(task.index)
             parts = None
         return DeviceSetup(
             data=data,
@@ -146,95 +146,97 @@ class VirtualDevices:
             holdout=self._setup.holdout,
             own_model=own_model,
             sessions=self._sessions,
-            folder=self._setup.devices / item.device,
-            noise=seeded(f"{item.instructions.train.seed}/{item.device}/{item.round}"),
+            folder=self._setup.devices / task.device,
+            noise=seeded(f"{task.instructions.train.seed}/{task.device}/{task.round}"),
         )
 
-    def _compute(self, item: WorkItem) -> Finished | Failed:
+    def _compute(self, task: DeviceTask) -> Finished | Failed:
         """Do one task as a board does."""
         try:
-            manifest = self._manifest(item)
+            manifest = self._manifest(task)
             outcome = compute(
-                _task(item, manifest, self._tested),
-                self._device_setup(item),
+                _as_received(task, manifest, self._tested),
+                self._device_setup(task),
                 Hooks(report=self._note_self_test),
             )
         except ShoalError as error:
-            return _failed(item, error)
-        return Finished(task=item.task, update=outcome.update, metrics=outcome.metrics)
+            return _failed(task, error)
+        return Finished(task=task.id, update=outcome.update, metrics=outcome.metrics)
 
     def _note_self_test(self, report: object) -> None:
         """Remember a graph that was tested, so that it is not tested again."""
         if isinstance(report, SelfTested):
             self._tested |= {report.name}
 
-    def _trainer(self, item: WorkItem, manifest: Manifest) -> "TorchTrainer":
+    def _trainer(self, task: DeviceTask, manifest: Manifest) -> "TorchTrainer":
         """Return the trainer of a tier, which is made once."""
-        if item.tier not in self._trainers:
+        if task.tier not in self._trainers:
             from models.registry import Registry  # noqa: PLC0415
             from simulation.torch_backend.trainer import TorchTrainer  # noqa: PLC0415
 
             registry = Registry.zoo()
             if self._setup.models is not None:
                 registry = registry.with_file(self._setup.models)
-            self._trainers[item.tier] = TorchTrainer(
+            self._trainers[task.tier] = TorchTrainer(
                 registry.get(self._setup.arch),
                 json.loads(self._setup.settings),
                 manifest,
                 device=self._setup.device,
                 own=registry.own,
-                base=base_tensors(manifest, self._device_setup(item).blobs),
+                base=base_tensors(manifest, self._device_setup(task).blobs),
             )
-        return self._trainers[item.tier]
+        return self._trainers[task.tier]
 
-    def _train_with_torch(self, items: Sequence[WorkItem]) -> list[Finished | Failed]:
+    def _train_with_torch(self, tasks: Sequence[DeviceTask]) -> list[Finished | Failed]:
         """Train several devices of one tier by the torch backend."""
         from simulation.torch_backend.batches import TorchJob  # noqa: PLC0415  (torch)
 
         try:
-            manifest = self._manifest(items[0])
-            trainer = self._trainer(items[0], manifest)
-            setups = [self._device_setup(item) for item in items]
+            manifest = self._manifest(tasks[0])
+            trainer = self._trainer(tasks[0], manifest)
+            setups = [self._device_setup(task) for task in tasks]
             jobs = []
-            for item, setup in zip(items, setups, strict=True):
-                weights = read_weights(self._blobs.path(item.weights.digest), manifest)
-                jobs.append(TorchJob(weights, _task(item, manifest, self._tested).schedule(setup)))
+            for task, setup in zip(tasks, setups, strict=True):
+                weights = read_weights(self._blobs.path(task.weights.digest), manifest)
+                jobs.append(
+                    TorchJob(weights, _as_received(task, manifest, self._tested).schedule(setup))
+                )
             started = time.monotonic()
             results = trainer.train(jobs)
         except ShoalError as error:
-            return [_failed(item, error) for item in items]
-        seconds = (time.monotonic() - started) / len(items)
+            return [_failed(task, error) for task in tasks]
+        seconds = (time.monotonic() - started) / len(tasks)
         answers: list[Finished | Failed] = []
-        for item, setup, result in zip(items, setups, results, strict=True):
+        for task, setup, result in zip(tasks, setups, results, strict=True):
             if isinstance(result, ShoalError):
-                answers.append(_failed(item, result))
+                answers.append(_failed(task, result))
                 continue
             # All devices trained at the same time, so each took an equal share of it.
             figures = result.result
             trained = Result(
                 result.tensors, figures.steps, seconds, figures.loss, figures.mean_loss
             )
-            outcome = finish(_task(item, manifest, self._tested), setup, trained)
-            answers.append(Finished(task=item.task, update=outcome.update, metrics=outcome.metrics))
+            outcome = finish(_as_received(task, manifest, self._tested), setup, trained)
+            answers.append(Finished(task=task.id, update=outcome.update, metrics=outcome.metrics))
         return answers
 
 
-def _task(item: WorkItem, manifest: Manifest, tested: frozenset[str]) -> Task:
+def _as_received(task: DeviceTask, manifest: Manifest, tested: frozenset[str]) -> Task:
     """Return a task as a board receives it."""
     return Task(
-        run=item.run,
-        round=item.round,
-        id=item.task,
-        version=item.version,
-        tier=item.tier,
-        instructions=item.instructions,
+        run=task.run,
+        round=task.round,
+        id=task.id,
+        version=task.version,
+        tier=task.tier,
+        instructions=task.instructions,
         manifest=manifest,
-        weights=item.weights,
+        weights=task.weights,
         tested=tested,
     )
 
 
-def _failed(item: WorkItem, error: ShoalError) -> Failed:
+def _failed(task: DeviceTask, error: ShoalError) -> Failed:
     """Return an error as the result of a task."""
     reason = error.reason.value if isinstance(error, RefusedError) else ""
-    return Failed(task=item.task, reason=reason, detail=str(error), exit_code=error.exit_code)
+    return Failed(task=task.id, reason=reason, detail=str(error), exit_code=error.exit_code)

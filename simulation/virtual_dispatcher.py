@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.weights import MASKED
 from simulation.answer_times import AnswerTimes
-from simulation.orders import Engine, Failed, Finished, WorkItem, WorkOrder
+from simulation.orders import DeviceTask, Engine, Failed, Finished, WorkOrder
 from simulation.settings import NO_DEADLINE
 from simulation.tier_choices import TierChoices
 from simulation.virtual_fleet import VirtualFleet
@@ -42,6 +43,23 @@ PATIENCE_SECONDS = 0.5
 _COMMIT_SECONDS = 1.0  # a killed simulation computes again what it received in less than this
 
 Result = Finished | Failed
+
+
+class _Event(NamedTuple):
+    """What happens next to a device of a round.
+
+    Events are ordered by time, and by device where two happen at the same time. A device has one
+    at most, so that no two results are compared.
+
+    Attributes:
+        moment: seconds on the emulated clock.
+        device: its id.
+        result: of its task; None if it leaves.
+    """
+
+    moment: float
+    device: str
+    result: Result | None
 
 
 class SimulationError(ShoalError):
@@ -136,9 +154,7 @@ class VirtualDispatcher:
         self._computing: set[str] = set()
         self._in_order = False
         self._waiting: dict[str, Result] = {}  # of tasks that go on beyond a round
-        # Times with what happens then: the result of a device, or its leaving. A device has one
-        # entry, so results are never compared.
-        self._ahead: list[tuple[float, str, Result | None]] = []
+        self._ahead: list[_Event] = []  # a heap
 
     def _read_sent(self, digest: str) -> Tensors:
         return open_weights(self._records.blobs.path(digest))
@@ -175,7 +191,8 @@ class VirtualDispatcher:
         self._answer_times.begin(collection, self._records.store, self.reporter.run)
         for task in collection.tasks.values():
             record = task.record
-            if record.phase.answered:  # before the simulation was stopped
+            if record.phase.answered:
+                # It answered before the simulation was stopped.
                 task.answered = self._answer_times.seconds(task)
                 self._now = max(self._now, task.answered)
                 continue
@@ -183,7 +200,7 @@ class VirtualDispatcher:
             share = self._answer_times.leaving_share(task) if may_leave else None
             if share is not None:
                 moment = share * self._answer_times.seconds(task)
-                heapq.heappush(self._ahead, (moment, record.device, None))
+                heapq.heappush(self._ahead, _Event(moment, record.device, None))
             elif record.id in self._waiting:
                 self._in_order = True
                 self._finish_computing(collection, self._waiting.pop(record.id))
@@ -195,23 +212,24 @@ class VirtualDispatcher:
 
     def _orders(self, collection: Collection) -> list[WorkOrder]:
         """Return the tasks to compute, those of a tier in groups, the largest tier first."""
-        by_size: dict[tuple[int, str], list[WorkItem]] = {}
+        by_size: dict[tuple[int, str], list[DeviceTask]] = {}
         for task in collection.unanswered:
             if task.record.id in self._computing:
                 # A large task that came last would keep one worker long after the others.
-                place = -task.manifest.flops_per_sample, task.record.tier
-                by_size.setdefault(place, []).append(self._work_item(task))
+                place = (-task.manifest.flops_per_sample, task.record.tier)
+                by_size.setdefault(place, []).append(self._device_task(task))
         orders = []
         for place in sorted(by_size):
-            items = by_size[place]
-            for start in range(0, len(items), self._group):
-                orders.append(WorkOrder(items=tuple(items[start : start + self._group])))
+            tasks = by_size[place]
+            for start in range(0, len(tasks), self._group):
+                group = tasks[start : start + self._group]
+                orders.append(WorkOrder(tasks=tuple(group)))
         return orders
 
-    def _work_item(self, task: OpenTask) -> WorkItem:
+    def _device_task(self, task: OpenTask) -> DeviceTask:
         record = task.record
-        return WorkItem(
-            task=record.id,
+        return DeviceTask(
+            id=record.id,
             run=record.run,
             round=record.round,
             device=record.device,
@@ -230,8 +248,11 @@ class VirtualDispatcher:
         """
         digests = [str(task.record.update_digest) for task in cohort.received]
         cohort.require(len(digests), len(cohort.tasks))
-        vectors = (self._records.updates.tensors(digest)[MASKED] for digest in digests)
-        total: Words = sum(vectors, np.zeros((), np.uint32))
+        total: Words = np.zeros((), np.uint32)
+        for digest in digests:
+            tensors = self._records.updates.tensors(digest)
+            # Whole numbers modulo 2^32, so that no order of the devices changes a bit.
+            total = total + tensors[MASKED]
         return total
 
     def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002
@@ -241,19 +262,25 @@ class VirtualDispatcher:
             reason: for devices that still work.
             waits: whether answers that would come later are kept for later, or dropped.
         """
-        for _, device, result in self._ahead:
+        for event in self._ahead:
+            result = event.result
             if result is not None and waits:
                 self._waiting[result.task] = result
             elif isinstance(result, Finished):
                 self._records.updates.remove(result.update.digest)
-            self.fleet.receive(self._boards[device].status())
+            self._announce(event.device)
         if self._collection is not None:
             for task in self._collection.tasks.values():
-                self.fleet.receive(self._boards[task.record.device].status())
+                self._announce(task.record.device)
         self._collection = None
         self._computing = set()
         self._ahead = []
         self._now = 0.0
+
+    def _announce(self, device: str, *, online: bool = True) -> None:
+        """Let the fleet know that a device is there, or has left."""
+        board = self._boards[device]
+        self.fleet.receive(board.status(online=online))
 
     @property
     def stopping(self) -> bool:
@@ -272,7 +299,7 @@ class VirtualDispatcher:
         collection = self._collection
         if collection is not None and self._computing:
             self._receive_results(collection)
-        elif collection is not None and self._ahead and self._ahead[0][0] <= until:
+        elif collection is not None and self._ahead and self._ahead[0].moment <= until:
             self._go_on(collection)
         elif collection is not None and until >= NO_DEADLINE:
             # Devices that left are away until the end of the round.
@@ -293,15 +320,16 @@ class VirtualDispatcher:
 
     def _go_on(self, collection: Collection) -> None:
         """Let the next thing happen: a device leaves, or its result comes."""
-        moment, device, result = heapq.heappop(self._ahead)
-        self._now = max(self._now, moment)
+        event = heapq.heappop(self._ahead)
+        self._now = max(self._now, event.moment)
+        result = event.result
         if result is not None:
             self._receive(collection.tasks[result.task], result)
             return
-        self.fleet.receive(self._boards[device].status(online=False))
-        for task in collection.unanswered_of(device):
+        self._announce(event.device, online=False)
+        for task in collection.unanswered_of(event.device):
             # A simulation that goes on begins at its latest stored answer, which is later.
-            task.left = moment
+            task.left = event.moment
 
     def _finish_computing(self, collection: Collection, result: Result) -> None:
         """Take a result at once, or put it in its place in the order of time."""
@@ -315,7 +343,7 @@ class VirtualDispatcher:
             )
         moment = self._seconds_with(task, result)
         if self._in_order:
-            heapq.heappush(self._ahead, (moment, record.device, result))
+            heapq.heappush(self._ahead, _Event(moment, record.device, result))
             return
         self._now = max(self._now, moment)
         task.answered = moment
@@ -357,7 +385,13 @@ class VirtualDispatcher:
         self._upload_bytes += update.size
         self.reporter.received(before, update, result.metrics, log=False)
 
-    def _settle(self, task: OpenTask, phase: TaskPhase, reason: RefusalReason, text: str) -> None:
+    def _settle(
+        self,
+        task: OpenTask,
+        phase: TaskPhase,
+        reason: RefusalReason,
+        text: str,
+    ) -> None:
         record = task.record
         detail = f"{reason.value}: {text}"
         self._records.store.settle([record.id], phase, detail)

@@ -90,10 +90,10 @@ class VirtualFleet:
         Raises:
             ConfigError: the clock has no such type or link.
         """
-        boards = tuple(
-            VirtualBoard(name, index, count, kind.max_width, kind.max_depth, kind.dropout)
-            for index, (name, kind, count) in enumerate(
-                zip(table.ids, table.kinds, examples, strict=True)
+        boards: list[VirtualBoard] = []
+        for name, kind, count in zip(table.ids, table.kinds, examples, strict=True):
+            index = len(boards)
+            boards.append(
+                VirtualBoard(name, index, count, kind.max_width, kind.max_depth, kind.dropout)
             )
-        )
-        return cls(boards, BoardTimes(clock, table.kinds, layout, seed))
+        return cls(tuple(boards), BoardTimes(clock, table.kinds, layout, seed))

@@ -29,9 +29,9 @@ def main() -> int:
             answers = devices.work(order)
         except ShoalError as error:
             answers = []
-            for item in order.items:
+            for task in order.tasks:
                 detail = str(error)
-                answers.append(Failed(task=item.task, detail=detail, exit_code=error.exit_code))
+                answers.append(Failed(task=task.id, detail=detail, exit_code=error.exit_code))
         for result in answers:
             results.write(result.model_dump_json().encode() + b"\n")
     return 0

@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """A whole suite that passes leaves what it ran on for the README's table
+    """A whole suite that passes leaves what it ran on for the table of docs/support.md
     (`tests/documents/platforms.py`).
     """
     config = session.config

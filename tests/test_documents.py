@@ -38,7 +38,7 @@ TOML = [
     (name_of(path), text)
     for path in PAGES
     for kind, text in FENCE.findall(path.read_text())
-    if kind == "toml"
+    if kind == "toml" and not text.startswith("# pyproject.toml")
 ]
 PYTHON = [
     (name_of(path), text)
@@ -87,6 +87,7 @@ MINIMAL = {
 }
 # Programs of the pages, by their first line, and the test that runs them.
 PROGRAMS = {
+    "# fedpower.py": "tests/test_notebooks.py",
     "@architecture()": "tests/test_tutorial.py",
     "def noise(x, generator):": "tests/device_runtime/test_augment.py",
     "import base64, json, pathlib, socket": "tests/device_runtime/test_serving.py",

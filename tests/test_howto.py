@@ -71,7 +71,7 @@ def test_every_key_is_read(name, text):
 
 def test_no_block_is_left_out():
     """Each names its file."""
-    assert len(BLOCKS) == TEXT.count("```toml") == 4
+    assert len(BLOCKS) == TEXT.count("```toml") == 3
 
 
 def typed_in(title):
@@ -115,7 +115,7 @@ def started(words, folder):
 @pytest.mark.timeout(1800)
 def test_a_model_of_ones_own_is_explained(tmp_path):
     """Every tensor with what is cut from it, before anything is exported."""
-    init, export = typed_in("Use a model and data of your own")
+    init, export = typed_in("Use your own model and data")
     run(init, tmp_path)
     said = run(export, tmp_path / "my-project")
     assert "w0.50" in said or "0.5" in said

@@ -5,13 +5,13 @@ without any output.
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.own_strategies import block
 from tests.simulation.data_folder import FOLDER, needs, needs_minilm
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples" / "notebooks").glob("*.ipynb"))
@@ -82,16 +82,11 @@ def test_three_methods_learn(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_strategy_of_ones_own_is_found(tmp_path):
-    """In a process of its own, as strategies are looked for once; the file is the one of
-    CONTRIBUTING.md.
-    """
+    """In a process of its own; the file is the one of docs/strategies.md."""
     pytest.importorskip("fastapi")
     (path,) = [path for path in NOTEBOOKS if path.stem == "own_strategy"]
     sources = code_of(path)
-    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-    pattern = r"\*\*broker_server/strategies/fedpower.py\*\*:\n\n```python\n(.*?)^```$"
-    (example,) = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
-    assert ast.parse(sources[1]).body[0].value.args[0].value == example
+    assert ast.parse(sources[1]).body[0].value.args[0].value == block("fedpower.py")
     environment = {
         **os.environ,
         "MPLBACKEND": "Agg",

@@ -1,4 +1,4 @@
-"""The table of steps in `docs/graphs.md` is that of the stored benchmarks."""
+"""The table of steps in `docs/benchmarks/steps.md` is that of the stored benchmarks."""
 
 import csv
 from pathlib import Path
@@ -31,9 +31,9 @@ def entries():
 
 def table():
     section = (
-        (ROOT / "docs" / "graphs.md")
+        (ROOT / "docs" / "benchmarks" / "steps.md")
         .read_text()
-        .partition("## What a step takes")[2]
+        .partition("## Training steps")[2]
         .partition("\n## ")[0]
     )
     return [

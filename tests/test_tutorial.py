@@ -1,4 +1,4 @@
-"""The tutorial of the README, followed word for word by real processes."""
+"""The tutorial of docs/own-model.md, followed word for word by real processes."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ SHOAL = Path(sys.executable).with_name("shoal")
 
 
 def section() -> str:
-    return (ROOT / "README.md").read_text().split("## Ten minutes")[1].split("\n## ")[0]
+    return (ROOT / "docs" / "own-model.md").read_text().split("## Ten minutes")[1].split("\n## ")[0]
 
 
 def commands() -> list[list[str]]:
@@ -44,8 +44,8 @@ def wait_for_port(port: int, process: subprocess.Popen) -> None:
     pytest.fail("shoal up does not listen")
 
 
-def test_the_readme_shows_the_file_it_talks_about():
-    """The builder printed in the README is the one in the example, up to its docstring and
+def test_the_page_shows_the_file_it_talks_about():
+    """The builder printed on the page is the one in the example, up to its docstring and
     annotations.
     """
     shown = re.search(r"```python\n(.*?)```", section(), re.DOTALL).group(1)
@@ -56,7 +56,7 @@ def test_the_readme_shows_the_file_it_talks_about():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_tutorial_works_as_written(tmp_path):
-    """Export, data, server, three boards, a run, weights for torch: each command of the README, in
+    """Export, data, server, three boards, a run, weights for torch: each command of the page, in
     its order.
     """
     folder = tmp_path / "tutorial"

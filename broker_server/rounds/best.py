@@ -1,7 +1,7 @@
 """Finds the best version of a run by its metric, and decides which versions keep their weights."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker_server.settings.evaluation import EvaluationKeys
@@ -14,7 +14,6 @@ from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import label_accuracies
-from fleet_protocol.recipe_spec import RecipeSpec
 
 # Scores.
 
@@ -89,17 +88,27 @@ def reason_to_stop(config: EvaluationKeys, versions: Sequence[VersionRecord]) ->
     return f"{name} did not get better{by} in {since} evaluations; {record}"
 
 
-def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
-    """Check that evaluations with a recipe have the metric that counts.
+def metric_names(counts: Collection[str], further: Iterable[str]) -> list[str]:
+    """Return the names of what an evaluation reports.
+
+    Args:
+        counts: what it sums over samples for the loss.
+        further: metrics of the recipe beside the loss, by name.
+    """
+    accuracy = ["accuracy"] if "correct" in counts else []
+    return ["loss", *accuracy, *further]
+
+
+def require_metric(config: EvaluationKeys, metrics: Sequence[str]) -> None:
+    """Check that evaluations have the metric that counts.
+
+    Args:
+        config: names the metric.
+        metrics: what an evaluation reports, by name.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: it does not report that metric.
     """
-    metrics = ["loss"]
-    if "correct" in recipe.loss.metrics:
-        metrics.append("accuracy")
-    for metric in recipe.metrics:
-        metrics.append(metric.name)
     if config.metric is not None and config.metric not in metrics:
         raise ConfigError(
             f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(metrics)};"

@@ -21,10 +21,10 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.sent_weights import restore_sent_weights
 from broker_server.rounds.stopping import Halted
 from broker_server.rounds.training_round import TrainingRound
-from broker_server.settings.traits import Trait
 from broker_server.store import RoundRecord, TaskPhase
 from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL
+from broker_server.strategies.traits import Trait
 from fleet_protocol import control
 from fleet_protocol.errors import BlobError, ShoalError, StorageError, TransportError
 

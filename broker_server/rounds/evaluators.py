@@ -10,7 +10,7 @@ from broker_server.rounds.norm_statistics import has_statistics
 from broker_server.rounds.onnx_runtime import Halt
 from broker_server.rounds.run_context import RunContext
 from fleet_protocol.data.terms import ContractTerms, DataContract
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Evaluators:
             without: its workers have all cores, and its rows contain the judgements.
         contracts: of the boards' data, by tier.
         terms: the part of the contract that a resumed run keeps.
+        unreadable: why no version of a resumed run is judged although it has a test set; empty
+            where it can be read, or there is none.
     """
 
     judged: Evaluator | None = None
@@ -31,6 +33,7 @@ class Evaluators:
     apart: bool = False
     contracts: Mapping[str, DataContract] = field(default_factory=dict)
     terms: ContractTerms | None = None
+    unreadable: str = ""
 
 
 def open_evaluators(context: RunContext) -> Evaluators:
@@ -81,7 +84,26 @@ def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
     """
     evaluators = open_evaluators(context)
     config = context.config.model_copy(update={"contract": evaluators.terms})
-    return replace(context, config=config, contracts=evaluators.contracts), evaluators
+    method = replace(context.method, config=config)
+    return replace(context, method=method, contracts=evaluators.contracts), evaluators
+
+
+def reopen_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
+    """Do the same for a run that goes on, which needs no test set for that.
+
+    Where one cannot be read any more, the run keeps the names with which it began, and is not
+    judged. A run that begins needs its test set: the contract of its boards comes from it.
+
+    Raises:
+        ConfigError: as `open_evaluators`.
+    """
+    try:
+        return open_test_sets(context)
+    except DataError as error:
+        contracts = FleetContracts(context).by_tier()
+        terms = context.config.contract
+        unjudged = Evaluators(contracts=contracts, terms=terms, unreadable=str(error))
+        return replace(context, contracts=contracts), unjudged
 
 
 def _open_evaluator(

@@ -80,6 +80,7 @@ class Judge:
     def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
         self._context = context
         self._evaluator = evaluators.judged
+        self._unreadable = evaluators.unreadable
         self._beside = evaluators.beside
         self._apart = evaluators.apart
         self._query = StatisticsQuery(context, services)
@@ -100,8 +101,10 @@ class Judge:
             StopRequested: the server shall end.
         """
         self.finish()
-        if self._evaluator is None or not self._is_due(version):
+        if not self._is_due(version):
             return Judgement()
+        if self._evaluator is None:
+            return Judgement(note=self._unreadable)
         if version.evaluation is not None:
             return Judgement(version.evaluation)
         judged = self._put_judged_weights(version)

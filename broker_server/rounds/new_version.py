@@ -16,9 +16,9 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.planning import compiled_plans
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
-from broker_server.settings.traits import Trait
 from broker_server.store import Outcome, TaskRecord, VersionRecord
 from broker_server.strategies.strategy import GlobalModel
+from broker_server.strategies.traits import Trait
 from broker_server.updates.combine import Asked, choose_merge
 from broker_server.updates.folding import Folding
 from broker_server.updates.intake import MOST_SENT

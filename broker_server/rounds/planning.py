@@ -220,7 +220,7 @@ def open_collection(
     open_tasks = {}
     for task in tasks:
         if task.version not in instructions:
-            instructions[task.version] = context.instructions(kind, task.version)
+            instructions[task.version] = context.method.instructions(kind, task.version)
         open_tasks[task.id] = _open_task(context, task, instructions[task.version])
     # Tasks that are taken over from earlier rounds have the numbers of these.
     number = max(task.round for task in tasks)

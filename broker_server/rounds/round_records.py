@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from broker_server.rounds.run_context import RunContext
-from broker_server.settings.traits import Trait
 from broker_server.store import Store, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundState
+from broker_server.strategies.traits import Trait
 from fleet_protocol.errors import StorageError
 
 

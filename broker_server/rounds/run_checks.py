@@ -5,6 +5,7 @@ from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import TrainSettings
 from fleet_protocol.recipe import RecipeTable
+from fleet_protocol.recipe_spec import RecipeSpec
 
 
 def require_warmup(config: FleetConfig) -> None:
@@ -37,21 +38,26 @@ def require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:
         )
 
 
-def require_inputs(settings: TrainSettings, manifest: Manifest) -> None:
-    """Check that the graphs of a tier have the inputs that the settings of training need.
+def require_inputs(settings: TrainSettings, recipe: RecipeTable | RecipeSpec, model: str) -> None:
+    """Check that graphs have the inputs that the settings of training need.
+
+    Args:
+        settings: of training.
+        recipe: what the graphs are exported with.
+        model: names them in messages.
 
     Raises:
         PlanError: they lack one.
     """
-    if settings.micro_batch is not None and not manifest.recipe.accumulate:
+    if settings.micro_batch is not None and not recipe.accumulate:
         raise PlanError(
-            f"{manifest.arch} {manifest.tier} was exported for whole batches, and"
-            f" train.micro_batch = {settings.micro_batch}; export it with --accumulate, or"
-            " accumulate = true in [model.recipe]"
+            f"the recipe of {model} is for whole batches, and train.micro_batch ="
+            f" {settings.micro_batch}; export it with --accumulate, or accumulate = true in"
+            " [model.recipe]"
         )
-    if settings.proximal_mu and not manifest.recipe.proximal:
+    if settings.proximal_mu and not recipe.proximal:
         raise PlanError(
-            f"{manifest.arch} {manifest.tier} was exported without a proximal term, so"
+            f"the recipe of {model} is without a proximal term, so"
             f" proximal_mu = {settings.proximal_mu:g} would do nothing; export it with one"
             " (model.recipe.proximal = true)"
         )

@@ -9,10 +9,10 @@ import numpy as np
 from broker_server.rounds.round_records import read_version
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
-from broker_server.settings.traits import Trait
 from broker_server.store import Store, TaskRecord
 from broker_server.store.task_records import Alternative
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
+from broker_server.strategies.traits import Trait
 from broker_server.updates.distance import measure
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import matches

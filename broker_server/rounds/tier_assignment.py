@@ -10,6 +10,7 @@ from broker_server.settings.assignment import assign_dynamic, assign_fix, parse_
 from broker_server.settings.fleet import TiersConfig
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import Profile
+from models.tier import Tier
 
 _WIDTH_SLACK = 1e-9  # a device may write 0.3333 for a third
 _FULL_WIDTH = 1.0
@@ -23,29 +24,24 @@ class Assignment:
     tier: TierArtifacts
 
 
-def usable_tiers(
-    tiers: Mapping[str, TierArtifacts], config: TiersConfig
-) -> tuple[TierArtifacts, ...]:
-    """Return the tiers that a configuration allows, largest first.
+def usable_tiers(tiers: Sequence[Tier], config: TiersConfig) -> tuple[Tier, ...]:
+    """Return the tiers that a configuration allows, in their order.
 
     Raises:
         ConfigError: it names a tier that is not exported.
     """
     if config.allowed is None:
-        return tuple(tiers.values())
-    for tier in config.allowed:
-        if tier not in tiers:
+        return tuple(tiers)
+    names = [tier.id for tier in tiers]
+    for name in config.allowed:
+        if name not in names:
             raise ConfigError(
-                f"tiers.allowed: no tier {tier!r} is exported; there are {', '.join(tiers)}"
+                f"tiers.allowed: no tier {name!r} is exported; there are {', '.join(names)}"
             )
-    allowed = []
-    for tier, artifacts in tiers.items():
-        if tier in config.allowed:
-            allowed.append(artifacts)
-    return tuple(allowed)
+    return tuple(tier for tier in tiers if tier.id in config.allowed)
 
 
-def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
+def require_levels(tiers: Sequence[Tier], config: TiersConfig) -> None:
     """Check that there is a tier for every level.
 
     Raises:
@@ -54,14 +50,14 @@ def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
     if config.levels is None:
         return
     mix = parse_mix(config.levels)
-    widths = [tier.tier.width for tier in tiers]
     for level in mix.levels:
         width = mix.width(level.rate)
-        exported = any(abs(tier_width - width) <= _WIDTH_SLACK for tier_width in widths)
+        exported = any(abs(tier.width - width) <= _WIDTH_SLACK for tier in tiers)
         if level.weight and not exported:
             raise PlanError(
                 f"tiers.levels: level {level.name} is width {width:g} of the global model, but the"
-                f" tiers in use are {tier_names(tiers)}; export that width or change the levels"
+                f" tiers in use are {', '.join(tier.id for tier in tiers)}; export that width or"
+                " change the levels"
             )
 
 

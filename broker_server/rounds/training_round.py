@@ -23,10 +23,10 @@ from broker_server.rounds.round_records import (
 )
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.summing import sum_up
-from broker_server.settings.traits import Trait
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from broker_server.store.privacy_spent import epsilon_by_round
+from broker_server.strategies.traits import Trait
 from broker_server.updates.folding import Folding
 from fleet_protocol import control
 from fleet_protocol.errors import BlobError

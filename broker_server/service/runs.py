@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coordinator import Coordinator
 from broker_server.rounds.dispatch import Services
-from broker_server.rounds.evaluators import Evaluators, open_test_sets
+from broker_server.rounds.evaluators import Evaluators, open_test_sets, reopen_test_sets
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
@@ -117,7 +117,7 @@ class Runs:
             return self._continue(unfinished, config, request)
         self._control.followed = followed
         # Only a run that can begin ends the one before it.
-        context, evaluators = self._prepare(new_run_id(), config)
+        context, evaluators = open_test_sets(self._prepare(new_run_id(), config))
         if unfinished is not None:
             self._end_replaced(unfinished, context.run, changed)
         # A run without a version could not go on, so both are stored together.
@@ -156,14 +156,14 @@ class Runs:
     def _continue(self, record: RunRecord, config: FleetConfig, request: str | None) -> RunFinished:
         # Its followers may be anywhere where requests over MQTT are open.
         self._control.followed = self._control.open
-        context, evaluators = self._prepare(record.id, config)
+        context, evaluators = reopen_test_sets(self._prepare(record.id, config))
         self._store.record_config(
             record.id, context.initial_record().config
         )  # the folder may have moved
         return self._execute(context, evaluators, request)
 
-    def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
-        """Return the context of a run, with this server's store and broker, and its test sets."""
+    def _prepare(self, run: str, config: FleetConfig) -> RunContext:
+        """Return the context of a run, with this server's store and broker."""
         ours = {"store": self._store.folder.resolve(), "broker": self._resources.broker}
         config = config.model_copy(update=ours)
         wanted = config.round.chunk_bytes
@@ -182,7 +182,7 @@ class Runs:
         if self._resources.rollout is not None:
             # A board that has taken a release trains with the set of that release.
             context = replace(context, sets=self._resources.rollout.sets)
-        return open_test_sets(context)
+        return context
 
     def _execute(
         self, context: RunContext, evaluators: Evaluators, request: str | None
@@ -200,6 +200,10 @@ class Runs:
         version = self._store.version(context.run)
         report_start(context, reporter, request, version.number if version is not None else 0)
         note_undescribed(context.contracts, reporter)
+        if evaluators.unreadable:
+            why = f"this run goes on, and its versions are not judged: {evaluators.unreadable}"
+            _LOG.warning(why)
+            reporter.note("not-judged", why)
         try:
             finished = coordinator.run()
         except StopRequested:

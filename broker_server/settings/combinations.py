@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from broker_server.settings.feature_table import TABLE, Settings
-from broker_server.settings.traits import Feature, Trait
 from broker_server.strategies.strategy import Average, StrategySettings
+from broker_server.strategies.traits import Feature, Trait
 from fleet_protocol.errors import PlanError
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import DownloadConfig, RoundKeys, UploadConfig
-from broker_server.settings.traits import Feature, Trait
+from broker_server.strategies.traits import Feature, Trait
 
 
 class Settings(Protocol):

@@ -1,29 +1,47 @@
 """The tables of ``fleet.toml`` that choose the method: ``[strategy]``, and one table a method."""
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
-from broker_server.strategies.registry import STRATEGIES
+from broker_server.strategies.registry import STRATEGIES, find_strategy
 from broker_server.strategies.strategy import StrategySettings
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.configuration import validate_config
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.frozen import Free, FrozenModel
 
 
 class _StrategyKeys(FrozenModel):
     """How sub-models are cut and merged. A method's own keys are in a table of its name.
 
     Attributes:
-        name: of a strategy.
+        name: of a strategy: one of Shoal's, one that an installed package offers, or the name that
+            the strategy in ``file`` has in reports (that of the file, if it is left out).
+        file: a Python file beside this one with a strategy of your own; None for none. It runs when
+            a run starts.
         plan: which units a narrower sub-model keeps.
         weighting: every update alike, or by its number of samples; None takes the strategy's own.
         label_rule: take rows of label axes only for labels the device holds; None takes the
             strategy's own.
+        options: settings of a strategy of your own, or of a package's.
     """
 
-    name: str = "heterofl"
+    name: str = Field(default="heterofl", min_length=1)
+    file: Path | None = None
     plan: Literal["static", "rolling", "random"] = "static"
     weighting: Literal["uniform", "samples"] | None = None
     label_rule: bool | None = None
+    options: Mapping[str, Free] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_file(cls, document: Any) -> Any:
+        """Fill in the name of a strategy in a file: reports must not show the default's."""
+        if not isinstance(document, dict) or "name" in document or not document.get("file"):
+            return document
+        return {**document, "name": Path(str(document["file"])).stem}
 
     @model_validator(mode="after")
     def _of_this_method(self) -> "_StrategyKeys":
@@ -33,16 +51,65 @@ class _StrategyKeys(FrozenModel):
                 raise ValueError(
                     f"the table strategy.{name} has no effect on strategy {self.name!r}; remove it"
                 )
+        if self.name not in STRATEGIES:
+            return self
+        if self.file is not None:
+            raise ValueError(
+                f"strategy.file {self.file}: a strategy of Shoal has the name {self.name!r}; set"
+                " strategy.name to another one, or rename the file"
+            )
+        if self.options:
+            raise ValueError(
+                f"strategy.options has no effect on strategy {self.name!r}, whose own settings are"
+                f" in the table strategy.{self.name}; move them there, or remove the table"
+            )
         return self
+
+    def python_files(self) -> Iterator[Path]:
+        """Yield the user's file with the strategy."""
+        if self.file is not None:
+            yield self.file
+
+    def require_loadable(self) -> None:
+        """Check that the strategy can be loaded, and has the options that are set.
+
+        Raises:
+            ConfigError: it cannot, or has not.
+        """
+        self._method_options()
 
     @property
     def settings(self) -> StrategySettings[Any]:
-        """Return the same for the strategies, with the table of the method's own."""
-        method = STRATEGIES.get(self.name)
-        own = None
-        if method is not None and method.settings is not None:
-            own = getattr(self, self.name)
-        return StrategySettings(self.name, self.plan, self.weighting, self.label_rule, own)
+        """Return the same for the strategies, with the table of the method's own.
+
+        Raises:
+            ConfigError: a strategy of the user cannot be loaded, or has no such options.
+        """
+        return StrategySettings(
+            self.name,
+            self.plan,
+            self.weighting,
+            self.label_rule,
+            self._method_options(),
+            file=self.file,
+        )
+
+    def _method_options(self) -> FrozenModel | None:
+        method = find_strategy(self.name, self.file)
+        if self.name in STRATEGIES:
+            table: FrozenModel | None = getattr(self, self.name, None)
+            return table
+        if method.settings is None and self.options:
+            raise ConfigError(
+                f"strategy.options has no effect on strategy {self.name!r}, which has no options;"
+                " remove the table"
+            )
+        if method.settings is None:
+            return None
+        options: FrozenModel = validate_config(
+            self.options, method.settings, source="strategy.options", written=True
+        )
+        return options
 
 
 if TYPE_CHECKING:

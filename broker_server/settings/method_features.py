@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from broker_server.settings.feature_table import Settings
-from broker_server.settings.traits import Feature, Trait
 from broker_server.strategies.strategy import Strategy
+from broker_server.strategies.traits import Feature, Trait
 from fleet_protocol.messages import Instructions
 
 _OTHER = "take another strategy"
@@ -48,7 +48,16 @@ def method_features(run: Settings, method: Method) -> list[Feature]:
     merge = method.strategy.merge
     # A merge that `robust.merge` has put into a method is that feature's affair.
     replaced = run.robust.merge != "mean" and merge.average == run.robust.merge
-    return [*_broken_by(method, replaced=replaced), *_needed_of(method, replaced=replaced)]
+    return [
+        _stated(method.strategy),
+        *_broken_by(method, replaced=replaced),
+        *_needed_of(method, replaced=replaced),
+    ]
+
+
+def _stated(strategy: Strategy) -> Feature:
+    """Return what a strategy states of itself; the other features follow from what it does."""
+    return Feature(f"strategy {strategy.name}", _OTHER, strategy.needs, strategy.breaks)
 
 
 def _broken_by(method: Method, *, replaced: bool) -> list[Feature]:

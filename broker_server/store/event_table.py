@@ -5,6 +5,7 @@ Both are on the disk with the next commit.
 
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from sqlalchemy import func, insert, select
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -22,6 +23,24 @@ _COUNT_REFUSAL = _ADD_REFUSAL.on_conflict_do_update(
     index_elements=["run", "device", "reason", "by"],
     set_={"count": _REFUSALS.c.count + _ADD_REFUSAL.excluded.count},
 )
+
+
+@dataclass(frozen=True)
+class LineFilter:
+    """Which lines of a log are wanted.
+
+    Attributes:
+        kinds: only lines of these kinds; of all kinds where it is empty.
+        without: no lines of these kinds.
+        device: only lines about this device; about any where it is empty.
+    """
+
+    kinds: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    device: str = ""
+
+
+EVERY_LINE = LineFilter()
 
 
 class EventTable(Database):
@@ -82,6 +101,7 @@ class EventTable(Database):
         *,
         last: int | None = None,
         after: int = 0,
+        matching: LineFilter = EVERY_LINE,
     ) -> list[EventRecord]:
         """Return lines of the log, oldest first.
 
@@ -89,11 +109,18 @@ class EventTable(Database):
             run: id of the run; None for lines of all runs, and of none.
             last: only the last so many.
             after: only lines after the one with this id.
+            matching: only lines that pass this filter.
         """
         self.flush()
         query = select(_EVENTS).where(_EVENTS.c.id > after).order_by(_EVENTS.c.id.desc())
         if run is not None:
             query = query.where(_EVENTS.c.run == run)
+        if matching.kinds:
+            query = query.where(_EVENTS.c.kind.in_(matching.kinds))
+        if matching.without:
+            query = query.where(_EVENTS.c.kind.not_in(matching.without))
+        if matching.device:
+            query = query.where(_EVENTS.c.device == matching.device)
         return self._all(EventRecord, query.limit(last))[::-1]
 
     def marked_rounds(

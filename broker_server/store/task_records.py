@@ -166,11 +166,13 @@ class DevicePart:
         measured: its newest training task with measurements, if any.
         totals: ``merged`` and ``missed`` rounds, mean ``train_seconds`` and ``fetch_seconds``,
             largest ``resident_bytes``.
+        received_at: when its newest update came, in seconds since the epoch; None before the first.
     """
 
     newest: TaskRecord
     measured: TaskRecord | None
     totals: Mapping[str, Any]
+    received_at: float | None = None
 
 
 class PlannedTask(NamedTuple):

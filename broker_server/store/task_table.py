@@ -77,6 +77,8 @@ _TOTALS = {
     "resident_bytes": func.max(_measurement("resident_bytes", Integer)),
 }
 
+_NEWEST_UPDATE = func.max(cast(_TASKS.c.received_at, Float))
+
 
 class TaskTable(Database):
     """The tasks of a store."""
@@ -178,13 +180,16 @@ class TaskTable(Database):
         """
         in_run = (_TASKS.c.run == run) & _IS_TRAINING
         totals = [value.label(name) for name, value in _TOTALS.items()]
-        query = select(_TASKS.c.device, *totals).where(in_run).group_by(_TASKS.c.device)
+        columns = (_TASKS.c.device, _NEWEST_UPDATE, *totals)
+        query = select(*columns).where(in_run).group_by(_TASKS.c.device)
         newest = self._newest_tasks(in_run)
         measured = self._newest_tasks(in_run & _TASKS.c.metrics.is_not(None))
         device_parts = {}
-        for device, *values in self._rows(query):
+        for device, received_at, *values in self._rows(query):
             device_totals = dict(zip(_TOTALS, values, strict=True))
-            device_parts[device] = DevicePart(newest[device], measured.get(device), device_totals)
+            device_parts[device] = DevicePart(
+                newest[device], measured.get(device), device_totals, received_at
+            )
         return device_parts
 
     def choose_tier(self, task: TaskRecord) -> None:

@@ -1,13 +1,21 @@
-"""List the strategies by name, and build the configured one.
+"""Find the configured strategy, and build it.
 
-`STRATEGIES` joins the constants of that name of all modules in this package, so a new strategy is a
-new file.
+`STRATEGIES` joins the constants of that name of all modules in this package. A user's strategy is
+in a file that the configuration names, or in an installed package (`broker_server.strategies.own`).
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from broker_server.strategies.optimizer_rules import OptimizerSettings
+from broker_server.strategies.own import (
+    GROUP,
+    installed_names,
+    installed_strategies,
+    load_file,
+    load_installed,
+)
 from broker_server.strategies.strategy import Basis, Method, Strategy, StrategySettings
 from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ConfigError
@@ -16,6 +24,40 @@ from models.layout import Layout
 from models.tier import Tier
 
 STRATEGIES: Mapping[str, Method[Any]] = discover("broker_server.strategies", "STRATEGIES")
+
+
+def find_strategy(name: str, file: Path | None = None) -> Method[Any]:
+    """Return the strategy of a name.
+
+    Args:
+        name: of one of Shoal's, or of one that an installed package offers.
+        file: the user's file that has it; None for none. It is run, so it must be trusted.
+
+    Raises:
+        ConfigError: there is none, there are several, or it cannot be loaded; the message says
+            what to do.
+    """
+    if file is not None:
+        return load_file(file)
+    packages = installed_strategies(name)
+    method = STRATEGIES.get(name)
+    offers = [f"package {entry.dist.name if entry.dist else '?'}" for entry in packages]
+    if method is not None:
+        offers.insert(0, "Shoal")
+    if len(offers) > 1:
+        raise ConfigError(
+            f"strategy.name: {' and '.join(offers)} each have a strategy {name!r}; let the package"
+            f" rename its entry point in the group {GROUP}, or uninstall it"
+        )
+    if method is not None:
+        return method
+    if packages:
+        return load_installed(packages[0])
+    names = (*STRATEGIES, *installed_names())
+    raise ConfigError(
+        f"strategy.name: no strategy {name!r}{did_you_mean(name, names)}; there are"
+        f" {', '.join(names)}; strategy.file names a file with one of your own"
+    )
 
 
 def build_strategy(
@@ -27,13 +69,8 @@ def build_strategy(
     """Build the configured strategy for a run.
 
     Raises:
-        ConfigError: there is no strategy of that name.
+        ConfigError: there is no strategy of that name, or a user's strategy cannot be loaded.
         PlanError: settings, model, tiers and optimizer do not fit together.
     """
-    method = STRATEGIES.get(settings.name)
-    if method is None:
-        hint = did_you_mean(settings.name, STRATEGIES)
-        raise ConfigError(
-            f"strategy.name: no strategy {settings.name!r}{hint}; there are {', '.join(STRATEGIES)}"
-        )
+    method = find_strategy(settings.name, settings.file)
     return method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))

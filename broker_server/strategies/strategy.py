@@ -13,6 +13,7 @@ Most methods set a few fields and take `broker_server.strategies.heterofl` for t
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.server_optimizer import server_step
+from broker_server.strategies.traits import Trait
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions, TaskMetrics
 from models.layout import Layout
@@ -55,6 +57,7 @@ class StrategySettings(Generic[OptionsT_co]):
         average: how the values of an entry become one.
         faulty: share of the devices that may be bad, in [0, 0.5); the trimmed mean leaves out so
             many at either end.
+        file: of the user, which has the strategy; None for one of Shoal's or of a package.
     """
 
     name: str
@@ -64,6 +67,7 @@ class StrategySettings(Generic[OptionsT_co]):
     options: OptionsT_co
     average: Average = "mean"
     faulty: float = 0.2
+    file: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +227,11 @@ class Strategy:
         stays: parameters that stay on the devices: each trains its own, and they are in no update.
         renews_units: whether the kept units mean something else in each round although the plan
             stays the same, so that devices cannot keep anything of them.
+        needs: traits without which the method does not do what it promises, beside those that
+            follow from the other fields.
+        breaks: traits that a run with the method does not have, beside those that follow from the
+            other fields: where devices choose or keep something, plans move, or a merge is no mean
+            of changes.
     """
 
     name: str
@@ -236,6 +245,8 @@ class Strategy:
     instruct: Callable[[Instructions, int], Instructions] = _same_instructions
     stays: tuple[str, ...] = ()
     renews_units: bool = False
+    needs: frozenset[Trait] = frozenset()
+    breaks: frozenset[Trait] = frozenset()
 
 
 @dataclass(frozen=True)

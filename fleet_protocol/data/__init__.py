@@ -21,7 +21,7 @@ from fleet_protocol.data.sources import NpzData as NpzData
 from fleet_protocol.data.sources import PythonData as PythonData
 from fleet_protocol.data.stamps import REPLACING, list_paths, stamps_of
 from fleet_protocol.data.tables import read_csv
-from fleet_protocol.errors import DataChangedError
+from fleet_protocol.errors import DataChangedError, DataError
 
 _READS = 3
 """Attempts to read a source whose files change meanwhile, before it is refused."""
@@ -62,6 +62,8 @@ def load_data(
             data = _make(config, _read(config, labelled=labelled), labelled=labelled)
         except Exception as error:  # noqa: BLE001 - half of a file may cause any error
             failure = error
+        if isinstance(failure, MemoryError):
+            failure = DataError(f"the samples of {_source_of(config)} do not fit into memory")
         after = before.current()
         changes = before.changes(after)
         if not changes and failure is not None:
@@ -100,8 +102,10 @@ def _make(
 ) -> DataSet:
     """Build a data set from the result of a reader."""
     samples, targets, facts = reading
-    source = config.entry_point if isinstance(config, PythonData) else str(config.path)
+    source = _source_of(config)
     x, inputs = join_arrays(source, samples)
+    if x.ndim:
+        config.bounds.check(source, "samples", len(x))
     if labelled:
         y, outputs = join_arrays(source, targets)
     else:
@@ -120,6 +124,11 @@ def _make(
     )
     facts = replace(facts, columns_by_place=bool(config.transforms and facts.columns))
     return replace(data, parts=(inputs, outputs), facts=facts)
+
+
+def _source_of(config: DataConfig) -> str:
+    """Return the name of a source for messages."""
+    return config.entry_point if isinstance(config, PythonData) else str(config.path)
 
 
 def _first_rows(values: Samples, count: int) -> Samples:

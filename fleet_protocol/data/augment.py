@@ -4,7 +4,6 @@ The first two are those of specification 1.8.
 """
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from fleet_protocol.errors import DataError
+from fleet_protocol.python_files import run_file
 
 FunctionName = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
 """``file.py:function``, a function of the user."""
@@ -107,14 +107,11 @@ def _load(name: str, stamp: tuple[int, ...]) -> Callable[..., Any]:
     del stamp
     file, _, function_name = name.rpartition(":")
     path = Path(file)
-    spec = importlib.util.spec_from_file_location(f"shoal_data_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    if not path.is_file():
         raise DataError(f"the data file {path} does not exist, or is not a Python file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        function: Callable[..., Any] = getattr(module, function_name)
-    except Exception as error:  # the user's code may raise anything
+        function: Callable[..., Any] = getattr(run_file(path, "data"), function_name)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
     return function
 

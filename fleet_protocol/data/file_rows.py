@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_protocol.data.bounds import ReadBounds
 from fleet_protocol.errors import DataChangedError, DataError
 from fleet_protocol.free_memory import free_bytes
 
@@ -245,13 +246,13 @@ def _picks_rows(key: Any) -> bool:
     return not (isinstance(key, np.ndarray) and key.dtype == np.bool_ and key.ndim != 1)
 
 
-def read_npy(path: Path) -> Samples:
+def read_npy(path: Path, bounds: ReadBounds | None = None) -> Samples:
     """Read the array of an ``.npy`` file; a large one stays in its file (see `MEMORY_BYTES`).
 
     Values that are not stored row by row (Fortran's order) are always read into memory.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or exceeds a bound.
         ValueError: it is not such a file, or too short for its array.
     """
     source = _opened(path)
@@ -271,6 +272,7 @@ def read_npy(path: Path) -> Samples:
         )
     # Stored column by column, so that its rows are scattered over the file.
     if fortran or not shape:
+        (bounds or ReadBounds()).check_bytes(path, needed - offset)
         stored: NDArray[Any] = np.asarray(
             FileRows(
                 source,

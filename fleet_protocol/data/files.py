@@ -1,16 +1,43 @@
-"""Opens data files, packed or not, reads them by lines, and reports missing ones."""
+"""Opens data files, packed or not, reads them by lines, and reports missing and damaged ones."""
 
 import csv
 import gzip
 import io
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from fleet_protocol.errors import DataError
+from fleet_protocol.data.bounds import LONGEST_LINE, ReadBounds
+from fleet_protocol.errors import DataError, ShoalError
 
 _GZIP_MAGIC = b"\x1f\x8b"
+
+
+@contextmanager
+def decoding(path: Path, kind: str) -> Iterator[None]:
+    """Name the file in whatever error a decoder raises, because a damaged file may cause any.
+
+    Args:
+        path: of the file that is decoded.
+        kind: what the file should be, as in ``an image``.
+
+    Raises:
+        DataError: the decoder failed.
+    """
+    try:
+        yield
+    except ShoalError:
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+        if isinstance(error, MemoryError):
+            raise DataError(f"{path} does not fit into memory: {reason}") from error
+        raise DataError(
+            f"{path} is not {kind}, or is truncated or damaged: {reason}; copy it again"
+        ) from error
 
 
 def open_file(path: Path) -> IO[bytes]:
@@ -29,26 +56,39 @@ def open_file(path: Path) -> IO[bytes]:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def table_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+def table_rows(
+    path: Path, bounds: ReadBounds, delimiter: str = ","
+) -> Iterator[tuple[int, list[str]]]:
     """Yield the lines of a table that are not empty, plain or gzipped, each with its number.
 
     Raises:
-        DataError: the file cannot be read, or is damaged.
+        DataError: the file cannot be read, is damaged, or exceeds a bound.
     """
-    try:
-        with open_file(path) as raw:
-            text = io.TextIOWrapper(
-                raw,
-                "utf-8-sig",
-                errors="replace",
-                newline="",
+    with decoding(path, "a table"), open_file(path) as raw:
+        text = io.TextIOWrapper(
+            raw,
+            "utf-8-sig",
+            errors="replace",
+            newline="",
+        )
+        lines = csv.reader(_bounded_lines(text, path), delimiter=delimiter)
+        for row in lines:
+            # Empty lines count too: a packed file may have any number of them.
+            bounds.check(path, "samples", lines.line_num - 1)
+            bounds.check(path, "columns", len(row))
+            if row:
+                yield lines.line_num, row
+
+
+def _bounded_lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
+    """Yield the lines of a text; a packed file may have one that fills the memory."""
+    while line := text.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise DataError(
+                f"{path} has a line of more than {LONGEST_LINE:,} characters, so it is damaged, or "
+                "not a table"
             )
-            lines = csv.reader(text, delimiter=delimiter)
-            for row in lines:
-                if row:
-                    yield lines.line_num, row
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise DataError(f"{path} is truncated or damaged: {error}; copy it again") from error
+        yield line
 
 
 def need(path: Path, *, folder: bool = False) -> None:

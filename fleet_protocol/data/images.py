@@ -1,8 +1,8 @@
 """Reads images: a folder for each label, or a table that lists each image with its numbers."""
 
 import importlib
+import math
 import os
-import struct
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_protocol.data.bounds import MOST_PIXELS
 from fleet_protocol.data.facts import SourceFacts, label_place, plain_name
-from fleet_protocol.data.files import need, table_rows
+from fleet_protocol.data.files import decoding, need, table_rows
 from fleet_protocol.data.sources import ImagesData
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.foreign_files import name_problem, quoted
@@ -47,18 +48,18 @@ _EMPTY = "folders without images"
 _LOOSE = "images outside label folders"
 _NO_IMAGE = "files that are not images"
 _ORIENTATION = 274  # EXIF tag: how the camera was held
-_UPRIGHT = 1
-# Errors of Pillow's EXIF parser for damaged metadata; the pixels may be intact.
-_DAMAGED_NOTES = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
+# How to turn a picture of each orientation of EXIF, by Pillow's names; 1 is upright.
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+# Pillow would run other programs for some formats, whatever the ending of the name is.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,29 @@ def read_images(
     else:
         listing = _list_by_folder(config)
     facts = listing.facts
-    samples: list[NDArray[np.uint8]] = []
-    targets = []
-    for path, target in listing.images:
-        pixels = read_image(path, config)
-        if samples and pixels.shape != samples[0].shape:
-            raise DataError(
-                f"image {path} has shape {list(pixels.shape)}, the others "
-                f"{list(samples[0].shape)}; set `size = [height, width]` in [data]"
-            )
-        samples.append(pixels)
-        targets.append(target)
-    if not samples:
+    if not listing.images:
         left_out = f" (left out: {facts.left_out_text})" if facts.left_out else ""
         raise DataError(f"{config.path} is empty: expected <label>/<image> files in it{left_out}")
-    return np.stack(samples), np.array(targets), facts
+    targets = [target for _, target in listing.images]
+    return _read_all([path for path, _ in listing.images], config), np.array(targets), facts
+
+
+def _read_all(paths: Sequence[Path], config: ImagesData) -> NDArray[np.uint8]:
+    """Read images of one size, ``[N, channels, height, width]``."""
+    config.bounds.check(config.path, "samples", len(paths))
+    first = read_image(paths[0], config)
+    config.bounds.check_bytes(config.path, first.nbytes * len(paths))
+    samples = np.empty((len(paths), *first.shape), np.uint8)
+    samples[0] = first
+    for place, path in enumerate(paths[1:], start=1):
+        pixels = read_image(path, config)
+        if pixels.shape != first.shape:
+            raise DataError(
+                f"image {path} has shape {list(pixels.shape)}, the others {list(first.shape)}; "
+                "set `size = [height, width]` in [data]"
+            )
+        samples[place] = pixels
+    return samples
 
 
 def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
@@ -111,27 +120,39 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
 
     Raises the errors of `read_images`.
     """
-    try:
-        with _image_module().open(path) as opened:
-            if opened.mode[0] in "IF":
-                raise DataError(
-                    f"{path} has more than 8 bits a channel, which would be lost; save its "
-                    "numbers as .npz"
-                )
-            picture = _on_white(_upright(opened))
-            picture = picture.convert("L" if config.channels == 1 else "RGB")
-            if config.size is not None:
-                height, width = config.size
-                picture = picture.resize((width, height))
-            pixels = np.asarray(picture, np.uint8)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the image {path}: {error}") from error
+    module = _image_module()
+    with decoding(path, "an image"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pillow, about damaged metadata and large images
+        try:
+            opened = module.open(path, formats=_FORMATS)
+        except module.DecompressionBombError:
+            raise DataError(
+                f"{path} has more than {MOST_PIXELS:,} pixels, the most that can be read; make it "
+                "smaller"
+            ) from None
+        with opened:
+            config.bounds.check(path, "pixels", math.prod(opened.size))
+            pixels = _decode(opened, path, config)
     return pixels[None] if config.channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _image_module(name: str = "Image") -> Any:
+def _decode(opened: Any, path: Path, config: ImagesData) -> NDArray[np.uint8]:
+    """Return the pixels of an open image, ``[height, width]`` or ``[height, width, channels]``."""
+    if opened.mode[0] in "IF":
+        raise DataError(
+            f"{path} has more than 8 bits a channel, which would be lost; save its numbers as .npz"
+        )
+    picture = _on_white(_upright(opened))
+    picture = picture.convert("L" if config.channels == 1 else "RGB")
+    if config.size is not None:
+        height, width = config.size
+        picture = picture.resize((width, height))
+    return np.asarray(picture, np.uint8)
+
+
+def _image_module() -> Any:
     try:
-        return importlib.import_module(f"PIL.{name}")
+        return importlib.import_module("PIL.Image")
     except ImportError as error:
         raise ConfigError(
             "reading a folder of images needs Pillow: pip install 'shoal[images]' (or convert the "
@@ -142,12 +163,12 @@ def _image_module(name: str = "Image") -> Any:
 def _upright(picture: Any) -> Any:
     """Rotate a picture as viewers show it: a camera records its rotation beside the pixels."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # including those about damaged metadata
-            orientation = picture.getexif().get(_ORIENTATION, _UPRIGHT)
-    except _DAMAGED_NOTES:
+        turn = _TURNS.get(picture.getexif().get(_ORIENTATION))
+    except Exception:  # noqa: BLE001 - metadata may be damaged in any way, and pixels intact
+        turn = None
+    if turn is None:
         return picture
-    return picture if orientation == _UPRIGHT else _image_module("ImageOps").exif_transpose(picture)
+    return picture.transpose(_image_module().Transpose[turn])
 
 
 def _on_white(picture: Any) -> Any:
@@ -248,7 +269,7 @@ def _list_by_table(config: ImagesData, table: Path) -> _Listing:
     labels = tuple(map(plain_name, config.labels or ()))
     images: list[tuple[Path, Any]] = []
     count = 0  # numbers of each image
-    for line, row in table_rows(table):
+    for line, row in table_rows(table, config.bounds):
         where = f"line {line} of {table}"
         try:
             numbers = [float(field) for field in row[1:]]

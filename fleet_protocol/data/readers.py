@@ -3,7 +3,6 @@
 import math
 import struct
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data.augment import user_function
+from fleet_protocol.data.bounds import ReadBounds
 from fleet_protocol.data.file_rows import Samples, read_npy, unmapped
-from fleet_protocol.data.files import need, open_file
+from fleet_protocol.data.files import decoding, need, open_file
 from fleet_protocol.data.sources import IdxData, NpzData, PythonData
-from fleet_protocol.errors import DataError
+from fleet_protocol.errors import BlobError, DataError
+from fleet_protocol.foreign_archives import Bounds, open_archive
+from fleet_protocol.foreign_files import quoted
 
 ArrayOrNamed = Samples | Mapping[str, NDArray[Any]]
 """One array ``[N, ...]``, or several by name."""
@@ -33,7 +35,7 @@ _IDX_DTYPES = {
 }
 _NPY_MAGIC = b"\x93NUMPY"
 _ZIP_MAGIC = b"PK"
-_ARCHIVE_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile)
+_NUMPY_FILE = "a numpy file of plain arrays, without Python objects"
 
 
 def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
@@ -46,7 +48,7 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
     Raises:
         DataError: a file or an array is missing, or holds something else than plain arrays.
     """
-    loaded = _load_numpy(config.path)
+    loaded = _load_numpy(config.path, config.bounds)
     if isinstance(loaded, np.lib.npyio.NpzFile):
         with loaded:
             return _read_archive(config, loaded, labelled=labelled)
@@ -56,7 +58,7 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
         raise DataError(
             f"{config.path} holds samples only; name the file with the labels as `y_path`"
         )
-    labels = _load_numpy(config.y_path)
+    labels = _load_numpy(config.y_path, config.bounds)
     if isinstance(labels, np.lib.npyio.NpzFile):
         raise DataError(f"{config.y_path} is not an .npy file")
     return loaded, np.asarray(labels)
@@ -64,35 +66,37 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
 
 def read_idx(config: IdxData) -> Arrays:
     """Read a pair of IDX files; errors as of `read_idx_file`."""
-    return read_idx_file(config.path), read_idx_file(config.labels)
+    bounds = config.bounds
+    return read_idx_file(config.path, bounds), read_idx_file(config.labels, bounds)
 
 
-def read_idx_file(path: Path) -> NDArray[Any]:
+def read_idx_file(path: Path, bounds: ReadBounds | None = None) -> NDArray[Any]:
     """Return the array of an IDX file, plain or gzipped, in the shape that the file announces.
 
     Raises:
-        DataError: it is another file, or damaged.
+        DataError: it is another file, damaged, or exceeds a bound.
     """
     need(path)
-    try:
-        with open_file(path) as file:
-            zeros, code, dimensions = struct.unpack(">HBB", file.read(4))
-            if zeros or code not in _IDX_DTYPES:
-                raise DataError(
-                    f"{path} is not an IDX file: it starts with {zeros:#06x} {code:#04x}"
-                )
-            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            data = file.read()
-    except (struct.error, OSError, EOFError) as error:
-        raise DataError(f"{path} is not an IDX file, or is truncated: {error}") from error
-    dtype = np.dtype(_IDX_DTYPES[code])
-    if len(data) != math.prod(shape) * dtype.itemsize:
-        raise DataError(
-            f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but holds "
-            f"{len(data)} bytes; it is truncated or damaged"
-        )
-    # IDX is big-endian; later arithmetic is faster in the order of the machine.
-    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    bounds = bounds or ReadBounds()
+    with decoding(path, "an IDX file"), open_file(path) as file:
+        zeros, code, dimensions = struct.unpack(">HBB", file.read(4))
+        if zeros or code not in _IDX_DTYPES:
+            raise DataError(f"{path} is not an IDX file: it starts with {zeros:#06x} {code:#04x}")
+        shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+        dtype = np.dtype(_IDX_DTYPES[code])
+        size = math.prod(shape) * dtype.itemsize
+        bounds.check_bytes(path, size)
+        # One byte more shows that there are others; a packed file may have any number of them.
+        data = file.read(size + 1)
+        if len(data) != size:
+            held = f"{len(data)} bytes" if len(data) < size else "more"
+            raise DataError(
+                f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but holds "
+                f"{held}; it is truncated or damaged"
+            )
+        # IDX is big-endian; later arithmetic is faster in the order of the machine.
+        values = np.frombuffer(data, dtype).reshape(shape)
+        return values.astype(dtype.newbyteorder("="), copy=False)
 
 
 def read_python(config: PythonData) -> Arrays:
@@ -123,24 +127,36 @@ def read_python(config: PythonData) -> Arrays:
         ) from error
 
 
-def _load_numpy(path: Path) -> Any:
+def _load_numpy(path: Path, bounds: ReadBounds) -> Any:
     """Return the array of an ``.npy`` file, or an open ``.npz`` file."""
     need(path)
-    try:
+    with decoding(path, _NUMPY_FILE):
         # Opened here, because np.load leaves a damaged archive open.
         with path.open("rb") as file:
             start = file.read(len(_NPY_MAGIC))
-            is_partial = start.startswith(_ZIP_MAGIC) and not zipfile.is_zipfile(file)
+            is_archive = start.startswith(_ZIP_MAGIC)
+            is_partial = is_archive and not zipfile.is_zipfile(file)
         if is_partial:
             raise DataError(
                 f"{path} is the beginning of an archive: it is copied in part, or still being "
                 "written"
             )
         if start == _NPY_MAGIC:
-            return read_npy(path)
+            return read_npy(path, bounds)
+        if is_archive:
+            _check_archive(path, bounds)
         return np.load(path, allow_pickle=False)
-    except _ARCHIVE_ERRORS as error:
-        raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
+
+
+def _check_archive(path: Path, bounds: ReadBounds) -> None:
+    """Check what an archive unpacks to, before anything in it is unpacked."""
+    # Arrays of one number are packed to a thousandth, so a bound on the ratio means nothing here.
+    unlimited = Bounds(unpacked_bytes=2**63, ratio=math.inf)
+    try:
+        with open_archive(path, unlimited) as archive:
+            bounds.check_bytes(path, sum(archive.members.values()))
+    except BlobError as error:
+        raise DataError(f"{error}; write the file again") from error
 
 
 def _read_archive(
@@ -158,14 +174,20 @@ def _read_archive(
                 f"{config.path} has no array {key!r} (it has "
                 f"{', '.join(archive.files) or 'none'}); set `x_key` and `y_key`"
             )
-    try:
-        x = {key: archive[key] for key in x_keys}
-        y = {key: archive[key] for key in y_keys}
-    except (*_ARCHIVE_ERRORS, zlib.error) as error:
-        raise DataError(f"{config.path} is damaged or holds Python objects: {error}") from error
+    with decoding(config.path, _NUMPY_FILE):
+        x = {key: _array_in(archive, key, config.path) for key in x_keys}
+        y = {key: _array_in(archive, key, config.path) for key in y_keys}
     samples: ArrayOrNamed = x if len(x) > 1 else x[x_keys[0]]
     targets: ArrayOrNamed = y if len(y) != 1 else y[y_keys[0]]
     return samples, targets
+
+
+def _array_in(archive: Any, key: str, path: Path) -> NDArray[Any]:
+    """Return an array of an archive; numpy returns the bytes of a member that is none."""
+    array = archive[key]
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{quoted(key)} in {path} is not an array; save it with numpy.savez")
+    return array
 
 
 def _as_tuple(key: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from fleet_protocol.errors import DataError
 from fleet_protocol.logs import print_line
 from fleet_protocol.manifest import Manifest
 
-_SHARED_KEYS = ("scale", "mean", "std", "transforms")
+_SHARED_KEYS = ("scale", "mean", "std", "transforms", "bounds")
 """Keys of the board's own source that also apply to a file of another kind."""
 
 
@@ -36,9 +36,9 @@ def read_samples(
 
     Args:
         samples: an ``.npz`` or ``.npy`` file, a table, an image, or arrays.
-        source: the board's own data. Its scale, mean, deviation and transforms apply to every
-            file; its names of arrays and columns, its channels and its size apply to a file of its
-            kind.
+        source: the board's own data. Its scale, mean, deviation, transforms and bounds apply to
+            every file; its names of arrays and columns, its channels and its size apply to a file
+            of its kind.
         manifest: of the model.
         contract: of the fleet, whose order the columns of a table are put into.
 

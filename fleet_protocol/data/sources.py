@@ -4,7 +4,7 @@ They are the table ``[data]`` of a board, ``[evaluation.data]`` of a server, and
 simulation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from fleet_protocol.data.augment import Augment, FunctionName, file_of, relocated
+from fleet_protocol.data.bounds import ReadBounds
 from fleet_protocol.frozen import Free, FrozenModel
 
 PerChannel = float | tuple[float, ...]
@@ -41,6 +42,7 @@ class Source(FrozenModel):
                 the model does, and numpy's generator of the step, from which alone it may draw.
         black: a black pixel as the source has it, before scaling; a number, or one per channel.
         limit: use only the first samples; None for all.
+        bounds: the most that is read; what exceeds them is refused.
     """
 
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
@@ -52,6 +54,7 @@ class Source(FrozenModel):
     augment: Augment = ()
     black: PerChannel = 0.0
     limit: int | None = Field(default=None, ge=1)
+    bounds: ReadBounds = ReadBounds()
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
         """Apply `move` to the files of the source, including those of functions."""
@@ -68,6 +71,13 @@ class Source(FrozenModel):
         return tuple(
             name for name in (*self.transforms, *self.augment) if file_of(name) is not None
         )
+
+    def python_files(self) -> Iterator[Path]:
+        """Yield the files of these functions."""
+        for name in self.functions():
+            file = file_of(name)
+            if file is not None:
+                yield file
 
 
 class NpzData(Source):

@@ -113,7 +113,7 @@ def _status(path: Path | os.DirEntry[str]) -> os.stat_result | None:
     """Return the system's status of a file, or of a link's target; None if there is no file."""
     try:
         return path.stat()
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL names no file
         return None
 
 
@@ -191,7 +191,7 @@ def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
     """Yield the images of a folder and those below, or of a table, each with its file status."""
     if config.targets is not None:
         with contextlib.suppress(DataError):  # the reader reports errors of the table
-            for _, row in table_rows(config.targets):
+            for _, row in table_rows(config.targets, config.bounds):
                 yield str(config.path / row[0]), _status(config.path / row[0])
         return
     visited: set[tuple[int, int]] = set()

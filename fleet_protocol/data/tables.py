@@ -32,11 +32,9 @@ def read_csv(
             number; a value is missing without a rule; or the header is a sample.
     """
     need(config.path)
-    rows = table_rows(config.path, config.delimiter)
+    rows = table_rows(config.path, config.bounds, config.delimiter)
     layout, lines = read_layout(config, rows, labelled=labelled)
-    # Arrays of numbers, because lists of a large table would not fit into the memory of a board.
-    values = array("f")
-    line_numbers = array("q")
+    inputs = _Inputs(config)
     target_numbers = array("d")
     listed = None if config.labels is None else tuple(map(plain_name, config.labels))
     labels = LabelColumn(listed)
@@ -44,8 +42,7 @@ def read_csv(
         where = f"line {line} of {config.path}"
         if len(row) != layout.width:
             raise DataError(f"{where} has {len(row)} fields instead of {layout.width}")
-        values.extend(_read_inputs(layout, line, row))
-        line_numbers.append(line)
+        inputs.add(line, _read_inputs(layout, line, row))
         if not labelled:
             continue
         if config.label_columns is None:
@@ -53,14 +50,14 @@ def read_csv(
             continue
         for place in layout.targets:
             target_numbers.append(parse_label_number(row[place], where))
-    if not values:
+    if not inputs.values:
         raise DataError(f"{config.path} is empty: it holds no line of data")
-    x = np.frombuffer(values, np.float32).reshape(-1, len(layout.inputs))
+    x = np.frombuffer(inputs.values, np.float32).reshape(-1, len(layout.inputs))
     x, filled = _fill_missing(
         config,
         layout,
         x,
-        line_numbers,
+        inputs.lines,
     )
     facts = SourceFacts(columns=layout.input_names, columns_left_out=layout.left_out, filled=filled)
     if not labelled:
@@ -75,6 +72,33 @@ def read_csv(
         labels_nameable=not label_names,
     )
     return x, y, facts
+
+
+class _Inputs:
+    """The inputs of the lines that were read, within the bound of bytes.
+
+    Args:
+        config: of the table.
+
+    Attributes:
+        values: of all lines, one line after the other.
+        lines: the number of each line.
+    """
+
+    def __init__(self, config: CsvData) -> None:
+        # Arrays of numbers, because lists of a large table would not fit into a board's memory.
+        self.values = array("f")
+        self.lines = array("q")
+        self._config = config
+        self._most_values = config.bounds.most_bytes() // self.values.itemsize
+
+    def add(self, line: int, numbers: Sequence[float]) -> None:
+        """Add the inputs of a line; raise a DataError beyond the bound."""
+        self.values.extend(numbers)
+        self.lines.append(line)
+        if len(self.values) > self._most_values:
+            size = len(self.values) * self.values.itemsize
+            self._config.bounds.check_bytes(self._config.path, size)
 
 
 def _read_inputs(

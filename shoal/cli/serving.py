@@ -14,8 +14,8 @@ from broker_server.service.visiting import Home
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
-from fleet_protocol.data.own_functions import require_own_functions
 from fleet_protocol.data.samples import print_predictions, read_request
+from fleet_protocol.own_code import require_own_code
 from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, say
 from shoal.cli.progress import RunDisplay
@@ -36,7 +36,7 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
             those that it lists.
     """
     config = load_config(path, FleetConfig).resolved(path.resolve().parent)
-    require_own_functions(config, path, config.code)
+    require_own_code(config, path, config.code)
     if broker is None:
         return config
     return config.model_copy(update={"broker": config.broker.model_copy(update={"url": broker})})

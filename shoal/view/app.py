@@ -8,7 +8,7 @@ The API answers with the values that the command line prints with ``--json``.
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing, suppress
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_version import stored_context
 from broker_server.service.rollout import RolloutView, read_rollouts
 from broker_server.store import EventRecord, Store, TaskRecord, queries
+from broker_server.store.event_table import LineFilter
 from broker_server.store.explaining import DeviceInRound, explain_round
 from broker_server.store.following import LOOK_SECONDS, file_states
 from fleet_protocol.errors import ConfigError, PlanError, ShoalError
@@ -43,6 +44,9 @@ _EVENTS_AT_ONCE = 10_000
 First = Annotated[int, Query(ge=1, description="None before this round.")]
 Lines = Annotated[int, Query(ge=1, le=_EVENTS_AT_ONCE)]
 After = Annotated[int, Query(ge=0, lt=2**63, description="None up to that of this id.")]
+Kinds = Annotated[
+    Sequence[str], Query(max_length=64, description="Kinds of lines; may be repeated.")
+]
 Last = Annotated[int | None, Query(ge=0, description="None after this round.")]
 
 
@@ -217,8 +221,16 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
         return answer_of(queries.compare, one, other)
 
     @get("/log", list[EventRecord], "Lines of the log, oldest first.")
-    def _log(run: str | None = None, last: Lines = 50, after: After = 0) -> JSONResponse:
-        return answer_of(queries.log, run, last=last, after=after)
+    def _log(  # noqa: PLR0913  (a parameter for each part of the filter)
+        run: str | None = None,
+        last: Lines = 50,
+        after: After = 0,
+        kind: Kinds = (),
+        without: Kinds = (),
+        device: Annotated[str, Query(max_length=64)] = "",
+    ) -> JSONResponse:
+        matching = LineFilter(tuple(kind), tuple(without), device)
+        return answer_of(queries.log, run, last=last, after=after, matching=matching)
 
     @api.get(
         "/events",

@@ -14,6 +14,8 @@ _MOST_LEVELS = 8
 _MOST_BYTES = 10_000_000
 """Bound on the size of a table; the longest so far has 50 kB."""
 _HEADER = "table,scale,arm,figure,"
+NOTE = "note"
+"""Name of the cell that says which data stands for the paper's; a table has no such column."""
 
 
 def store_of(folder: Path) -> Path:
@@ -61,7 +63,25 @@ def _read_table(path: Path) -> Rows | None:
         if path.stat().st_size > _MOST_BYTES or not file.readline().startswith(_HEADER):
             return None
         file.seek(0)
-        return [_named_cells(row) for row in csv.DictReader(file)]
+        rows = [_named_cells(row) for row in csv.DictReader(file)]
+    note = _note(path.with_suffix(".md"))
+    if note:
+        for row in rows:
+            row[NOTE] = note
+    return rows
+
+
+def _note(page: Path) -> str:
+    """Return what the page of a table says of data that stands for the paper's; empty if nothing.
+
+    The reports print it in bold, as a paragraph of its own.
+    """
+    notes = []
+    with suppress(OSError, ValueError):
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if line.startswith("**") and " stands for " in line:
+                notes.append(line.strip("*"))
+    return " ".join(notes)
 
 
 def _named_cells(row: dict[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ takes 740 MB.
 
 import importlib
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,19 @@ _CLASSES = 100  # of CIFAR-100
 _LABELS = 2  # bytes of a record of CIFAR-100: a coarse and a fine label
 _RECORD = _LABELS + 3 * _SIDE * _SIDE
 _TENS = 10
-CIFAR_TASKS = ((*range(_TENS), *[-1] * _CLASSES), (*[-1] * _TENS, *range(_CLASSES)))
+_NOT_THEIRS = -1
+_EVEN_TASK = (*range(_TENS), *[_NOT_THEIRS] * _CLASSES)
+_ODD_TASK = (*[_NOT_THEIRS] * _TENS, *range(_CLASSES))
+CIFAR_TASKS = (_EVEN_TASK, _ODD_TASK)
 """What each label of the joint set is to the devices of even and of odd number.
 
 -1 for none of theirs.
 """
+
+_Images = NDArray[np.float32]  # [n, channels, height, width]
+_Labels = NDArray[np.int64]  # [n]
+_Split = tuple[_Images, _Labels]
+_Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -45,21 +54,29 @@ class Scale:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def normalised(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+    def normalised(self, raw: _Array) -> _Images:
         """Normalise images of values up to 255, [n, channels, height, width].
 
         Images that are float32 are changed in place.
         """
-        images: NDArray[np.float32] = raw.astype(np.float32, copy=False)
+        # In this order and in place: another order rounds otherwise, and a copy of CIFAR's
+        # training images would take 600 MB more.
+        images: _Images = raw.astype(np.float32, copy=False)
         images /= 255.0
-        images -= np.array(self.mean, np.float32)[:, None, None]
-        images /= np.array(self.std, np.float32)[:, None, None]
+        images -= _per_channel(self.mean)
+        images /= _per_channel(self.std)
         return images
 
     @property
     def black(self) -> tuple[float, ...]:
         """Return a black pixel, normalised."""
-        return tuple((-np.array(self.mean, np.float32) / np.array(self.std, np.float32)).tolist())
+        pixel = -_per_channel(self.mean) / _per_channel(self.std)
+        return tuple(pixel.ravel().tolist())
+
+
+def _per_channel(values: Sequence[float]) -> _Images:
+    """Return a number for each channel, so that it spreads over the pixels of an image."""
+    return np.array(values, np.float32)[:, None, None]
 
 
 _MNIST = Scale((0.1307,), (0.3081,))
@@ -74,15 +91,26 @@ def digits(_root: Path | None) -> Dataset:
     Returns:
         1,438 and 359 images, float32 [n, 1, 8, 8], 10 classes.
     """
-    # Seconds to import, needed for this set alone.
-    bunch: Any = importlib.import_module("sklearn.datasets").load_digits()
-    images = (bunch.images[:, None] / 16.0).astype(np.float32)
+    # Scikit-learn takes seconds to import, and only this set needs it.
+    datasets: Any = importlib.import_module("sklearn.datasets")
+    bunch = datasets.load_digits()
+    # In float64 as scikit-learn has them, and then rounded.
+    images = bunch.images[:, None] / 16.0
+    images = images.astype(np.float32)
     labels = bunch.target.astype(np.int64)
+    # A seed of its own: all simulations of digits have the same test set.
     order = np.random.default_rng(0).permutation(len(labels))
     cut = int(len(labels) * _DIGITS_TEST_SHARE)
     test = order[:cut]
     train = order[cut:]
-    return Dataset("digits", images[train], labels[train], images[test], labels[test], 10)
+    return Dataset(
+        "digits",
+        images[train],
+        labels[train],
+        images[test],
+        labels[test],
+        classes=10,
+    )
 
 
 def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
@@ -97,18 +125,23 @@ def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
     holds = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the two t10k files"
     folder = dataset_folder(root, "mnist", holds)
 
-    def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def read_split(stem: str) -> _Split:
         raw = read_idx_file(folder / f"{stem}-images-idx3-ubyte.gz")
         labels = read_idx_file(folder / f"{stem}-labels-idx1-ubyte.gz")
-        if len(raw) != len(labels):
+        count = len(raw)
+        label_count = len(labels)
+        if count != label_count:
             raise DataError(
-                f"{folder} has {len(raw)} images and {len(labels)} labels of {stem}; fetch MNIST"
-                " again"
+                f"{folder} has {count} images and {label_count} labels of {stem}; fetch MNIST again"
             )
         kept = evenly(len(labels), limit)
-        return _MNIST.normalised(raw[kept][:, None]), labels[kept].astype(np.int64)
+        images = raw[kept][:, None]
+        kept_labels = labels[kept].astype(np.int64)
+        return _MNIST.normalised(images), kept_labels
 
-    return Dataset("mnist", *split("train"), *split("t10k"), 10, black=_MNIST.black[0])
+    train = read_split("train")
+    test = read_split("t10k")
+    return Dataset("mnist", *train, *test, classes=10, black=_MNIST.black[0])
 
 
 def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
@@ -124,20 +157,33 @@ def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
     """
     folder = dataset_folder(root, "cifar10", "train.npz and test.npz")
 
-    def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def read_split(stem: str) -> _Split:
         path = folder / f"{stem}.npz"
         jpeg, offset, label = read_arrays(path, ("jpeg", "offset", "label"))
         kept = evenly(len(label), limit)
-        images = np.empty((len(kept), 3, _SIDE, _SIDE), np.float32)
+        shape = (len(kept), 3, _SIDE, _SIDE)
+        images = np.empty(shape, np.float32)
         for position, index in enumerate(kept):
-            code = jpeg[offset[index] : offset[index + 1]].tobytes()
-            images[position] = _decoded(code, f"image {index} of {path}").transpose(2, 0, 1)
-        return CIFAR.normalised(images), label[kept].astype(np.int64)
+            first = offset[index]
+            end = offset[index + 1]
+            code = jpeg[first:end].tobytes()
+            pixels = _decode(code, f"image {index} of {path}")
+            images[position] = pixels.transpose(2, 0, 1)
+        kept_labels = label[kept].astype(np.int64)
+        return CIFAR.normalised(images), kept_labels
 
-    return Dataset("cifar10", *split("train"), *split("test"), 10, black=CIFAR.black)
+    train = read_split("train")
+    test = read_split("test")
+    return Dataset("cifar10", *train, *test, classes=10, black=CIFAR.black)
 
 
-def _decoded(code: bytes, what: str) -> NDArray[np.uint8]:
+def _decode(code: bytes, source: str) -> NDArray[np.uint8]:
+    """Return the pixels of a JPEG image, [side, side, 3]; a DataError if it is none of that size.
+
+    Args:
+        code: the file.
+        source: names it in messages.
+    """
     try:
         pillow: Any = importlib.import_module("PIL.Image")
     except ModuleNotFoundError as error:
@@ -148,9 +194,10 @@ def _decoded(code: bytes, what: str) -> NDArray[np.uint8]:
         with pillow.open(io.BytesIO(code)) as image:
             pixels = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, ValueError) as error:
-        raise DataError(f"{what} is not a JPEG image: {error}") from error
-    if pixels.shape != (_SIDE, _SIDE, 3):
-        raise DataError(f"{what} has shape {pixels.shape}, not {_SIDE}x{_SIDE}")
+        raise DataError(f"{source} is not a JPEG image: {error}") from error
+    shape = pixels.shape
+    if shape != (_SIDE, _SIDE, 3):
+        raise DataError(f"{source} has shape {shape}, not {_SIDE}x{_SIDE}")
     return pixels
 
 
@@ -168,17 +215,21 @@ def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
     """
     folder = dataset_folder(root, "cifar100", "train.bin and test.bin")
 
-    def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        records = _records(folder / f"{stem}.bin")
+    def read_split(stem: str) -> _Split:
+        records = _read_records(folder / f"{stem}.bin")
         kept = records[evenly(len(records), limit)]
-        pixels = kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)
-        fine_labels = kept[:, _LABELS - 1].astype(np.int64)
-        return CIFAR.normalised(pixels), fine_labels
+        colours = kept[:, _LABELS:]
+        fine_labels = kept[:, _LABELS - 1]
+        images = colours.reshape(-1, 3, _SIDE, _SIDE)
+        return CIFAR.normalised(images), fine_labels.astype(np.int64)
 
-    return Dataset("cifar100", *split("train"), *split("test"), _CLASSES, black=CIFAR.black)
+    train = read_split("train")
+    test = read_split("test")
+    return Dataset("cifar100", *train, *test, classes=_CLASSES, black=CIFAR.black)
 
 
-def _records(path: Path) -> NDArray[Any]:
+def _read_records(path: Path) -> _Array:
+    """Read the records of CIFAR-100, uint8 [n, bytes of a record]."""
     raw = read_packed(path)
     if not raw or len(raw) % _RECORD:
         raise DataError(
@@ -186,7 +237,8 @@ def _records(path: Path) -> NDArray[Any]:
             " again"
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
-    if records[:, _LABELS - 1].max() >= _CLASSES:
+    fine_labels = records[:, _LABELS - 1]
+    if fine_labels.max() >= _CLASSES:
         raise DataError(
             f"{path} has a label above {_CLASSES - 1}; it is no binary file of CIFAR-100"
         )
@@ -216,21 +268,27 @@ def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None
         raise ConfigError(f"cifar_tasks: {devices} devices cannot have both tasks; take at least 2")
     tens = cifar10(root, limit=limit)
     hundreds = cifar100(root, limit=limit)
+    train_y = np.concatenate([tens.train_y, hundreds.train_y + _TENS])
+    test_y = np.concatenate([tens.test_y, hundreds.test_y + _TENS])
+    train_owners = _owners(len(tens.train_y), len(hundreds.train_y), devices)
+    test_owners = _owners(len(tens.test_y), len(hundreds.test_y), devices)
     return Dataset(
         "cifar_tasks",
         np.concatenate([tens.train_x, hundreds.train_x]),
-        np.concatenate([tens.train_y, hundreds.train_y + _TENS]),
+        train_y,
         np.concatenate([tens.test_x, hundreds.test_x]),
-        np.concatenate([tens.test_y, hundreds.test_y + _TENS]),
-        _TENS + _CLASSES,
-        train_group=_dealt(len(tens.train_y), len(hundreds.train_y), devices),
-        test_group=_dealt(len(tens.test_y), len(hundreds.test_y), devices),
+        test_y,
+        classes=_TENS + _CLASSES,
+        train_group=train_owners,
+        test_group=test_owners,
         black=tens.black,
     )
 
 
-def _dealt(tens: int, hundreds: int, devices: int) -> NDArray[np.int64]:
+def _owners(tens: int, hundreds: int, devices: int) -> _Labels:
     """Return the device of each sample: in turn among those that share the task."""
     even = np.arange(0, devices, 2, dtype=np.int64)
     odd = np.arange(1, devices, 2, dtype=np.int64)
-    return np.concatenate([even[np.arange(tens) % len(even)], odd[np.arange(hundreds) % len(odd)]])
+    owners_of_tens = even[np.arange(tens) % len(even)]
+    owners_of_hundreds = odd[np.arange(hundreds) % len(odd)]
+    return np.concatenate([owners_of_tens, owners_of_hundreds])

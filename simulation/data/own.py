@@ -1,5 +1,6 @@
 """Reads the user's own files as the data set of a simulation."""
 
+import glob
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,17 +52,20 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
     train_x, train_y = _samples_and_targets(train_sets)
     test_x, test_y = _samples_and_targets(test_sets)
     _require_equal_shapes((train_x, train_y), (test_x, test_y))
-    are_numbers = train_y.dtype.kind == "f" or test_y.dtype.kind == "f"
+    # One file may have whole numbers only by chance.
+    are_numbers = "f" in (train_y.dtype.kind, test_y.dtype.kind)
     kind = np.float32 if are_numbers else np.int64
     train_y = train_y.astype(kind, copy=False)
     test_y = test_y.astype(kind, copy=False)
-    if are_numbers:
-        counted_classes = math.prod(train_y.shape[1:])
-    else:
-        counted_classes = 1 + max(_largest(train_y, ignored), _largest(test_y, ignored))
+    classes = train.classes or len(contract.labels)
+    if not classes and are_numbers:
+        classes = math.prod(train_y.shape[1:])
+    elif not classes:
+        classes = 1 + max(_largest(train_y, ignored), _largest(test_y, ignored))
     tokens = 0
     if train_x.dtype.kind in "iu":
         tokens = 1 + max(int(train_x.max()), int(test_x.max()))
+    # All sets have the scaling of one table, so the first one speaks for all.
     first = train_sets[0]
     for data in (*train_sets, *test_sets):
         check_parts(data.source, data.parts, first.parts)
@@ -74,7 +78,7 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
         train_y,
         test_x,
         test_y,
-        train.classes or len(contract.labels) or counted_classes,
+        classes,
         tokens=tokens,
         train_group=_groups(train_sets),
         test_group=_groups(test_sets),
@@ -86,14 +90,20 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
 
 def _read(config: DataConfig, table: str) -> list[DataSet]:
     """Read the sources of a table, which errors name."""
+    sets = []
     with naming_table(table):
-        return [load_data(source) for source in _sources(config)]
+        for source in _sources(config):
+            sets.append(load_data(source))
+    return sets
 
 
 def _reconciled(sets: Sequence[DataSet], contract: DataContract, table: str) -> list[DataSet]:
     """Return the samples of a table in the form of the contract."""
+    reconciled = []
     with naming_table(table):
-        return [reconcile(data, contract) for data in sets]
+        for data in sets:
+            reconciled.append(reconcile(data, contract))
+    return reconciled
 
 
 def _sources(config: DataConfig) -> list[DataConfig]:
@@ -101,21 +111,31 @@ def _sources(config: DataConfig) -> list[DataConfig]:
     matches = {}
     for name, value in config:
         if isinstance(value, Path) and "*" in str(value):
-            root = Path(value.anchor)
-            matches[name] = sorted(root.glob(str(value.relative_to(root))))
+            matches[name] = _matches(value)
     if not matches:
         return [config]
-    counts = {len(paths) for paths in matches.values()}
-    if min(counts) == 0 or len(counts) > 1:
-        by_name = ", ".join(f"{len(paths)} for {name}" for name, paths in matches.items())
+    counts = set()
+    by_name = []
+    for name, paths in matches.items():
+        counts.add(len(paths))
+        by_name.append(f"{len(paths)} for {name}")
+    if 0 in counts or len(counts) > 1:
+        path = getattr(config, "path", "")
         raise DataError(
-            f"{getattr(config, 'path', '')} must match at least one file, and each path as many: "
-            f"{by_name}"
+            f"{path} must match at least one file, and each path as many: {', '.join(by_name)}"
         )
     sources = []
-    for paths in zip(*matches.values(), strict=True):
-        sources.append(config.model_copy(update=dict(zip(matches, paths, strict=True))))
+    for matching in zip(*matches.values(), strict=True):
+        update = dict(zip(matches, matching, strict=True))
+        sources.append(config.model_copy(update=update))
     return sources
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """Return the files that a path with stars matches, sorted; other signs are themselves."""
+    root = Path(pattern.anchor)
+    between_stars = str(pattern.relative_to(root)).split("*")
+    return sorted(root.glob("*".join(map(glob.escape, between_stars))))
 
 
 def _samples_and_targets(sets: Sequence[DataSet]) -> tuple[Array, Array]:
@@ -130,7 +150,9 @@ def _samples_and_targets(sets: Sequence[DataSet]) -> tuple[Array, Array]:
 
 def _samples(data: DataSet) -> Array:
     """Return normalised samples; integers that are not changed stay integers."""
-    is_unchanged = data.scale == 1 and not data.mean.any() and bool((data.std == 1).all())
+    is_shifted = data.mean.any()
+    is_scaled = data.scale != 1 or (data.std != 1).any()
+    is_unchanged = not (is_shifted or is_scaled)
     if is_unchanged and data.x.dtype.kind in "iu":
         return np.asarray(data.x)
     samples, *_ = data.batch(slice(None), "float32")
@@ -139,20 +161,27 @@ def _samples(data: DataSet) -> Array:
 
 def _joined(arrays: Sequence[Array], sources: Sequence[DataSet]) -> Array:
     """Return the arrays of several files one after the other; a DataError if shapes differ."""
+    first_shape = _sample_shape(arrays[0])
     for array, data in zip(arrays, sources, strict=True):
-        if array.shape[1:] != arrays[0].shape[1:]:
+        shape = _sample_shape(array)
+        if shape != first_shape:
             raise DataError(
-                f"{data.source} has shape {list(array.shape[1:])} per sample, {sources[0].source} "
-                f"{list(arrays[0].shape[1:])}; all files need the same"
+                f"{data.source} has shape {shape} per sample, {sources[0].source} {first_shape};"
+                " all files need the same"
             )
     return np.concatenate(arrays)
+
+
+def _sample_shape(array: Array) -> list[int]:
+    """Return the shape of one sample, as messages write it."""
+    return list(array.shape[1:])
 
 
 def _require_equal_shapes(train: tuple[Array, Array], test: tuple[Array, Array]) -> None:
     """Raise a DataError if samples or targets of the test set have another shape."""
     texts = []
     for x, y in (train, test):
-        texts.append(f"{list(x.shape[1:])} with targets {list(y.shape[1:])}")
+        texts.append(f"{_sample_shape(x)} with targets {_sample_shape(y)}")
     if texts[0] != texts[1]:
         raise DataError(
             f"training samples have shape {texts[0]}, those of the test set {texts[1]}; say the "
@@ -167,4 +196,6 @@ def _largest(labels: Array, ignored: int | None) -> int:
 
 def _groups(sets: Sequence[DataSet]) -> NDArray[np.int64]:
     """Return the number of the file that each sample comes from."""
-    return np.repeat(np.arange(len(sets)), [len(data) for data in sets])
+    numbers = np.arange(len(sets))
+    counts = list(map(len, sets))
+    return np.repeat(numbers, counts)

@@ -9,10 +9,14 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.targets import Targets
 
+Indices = NDArray[np.int64]
+ByDevice = list[Indices]
+"""Indices of the samples of each device."""
+
 _TRIES = 1000
 
 
-def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
+def iid(samples: int, devices: int, seed: int) -> ByDevice:
     """Draw equal disjoint parts (specification 1.8).
 
     Returns:
@@ -25,16 +29,21 @@ def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
     if share == 0:
         raise ConfigError(f"{samples} samples cannot be shared among {devices} devices")
     order = np.random.default_rng(seed).permutation(samples)
-    by_device: list[NDArray[np.int64]] = []
-    for device in range(devices):
-        first = device * share
-        by_device.append(np.sort(order[first : first + share]))
+    by_device: ByDevice = []
+    for first in range(0, devices * share, share):
+        drawn = order[first : first + share]
+        by_device.append(np.sort(drawn))
     return by_device
 
 
 def dirichlet(
-    labels: Targets, devices: int, alpha: float, seed: int, *, at_least: int = 10
-) -> list[NDArray[np.int64]]:
+    labels: Targets,
+    devices: int,
+    alpha: float,
+    seed: int,
+    *,
+    at_least: int = 10,
+) -> ByDevice:
     """Share every class among the devices by proportions drawn from Dirichlet(alpha).
 
     A small concentration means that each class sits on few devices. The draw is repeated until
@@ -51,7 +60,8 @@ def dirichlet(
     rng = np.random.default_rng(seed)
     for _ in range(_TRIES):
         by_device = _draw_dirichlet(rng, labels, devices, alpha)
-        if min(map(len, by_device)) >= at_least:
+        fewest = min(map(len, by_device))
+        if fewest >= at_least:
             return by_device
     raise ConfigError(
         f"no Dirichlet({alpha}) split of {len(labels)} samples gives {devices} devices {at_least}"
@@ -60,48 +70,71 @@ def dirichlet(
 
 
 def _draw_dirichlet(
-    rng: np.random.Generator, labels: Targets, devices: int, alpha: float
-) -> list[NDArray[np.int64]]:
-    shares: list[list[NDArray[np.int64]]] = [[] for _ in range(devices)]
+    rng: np.random.Generator,
+    labels: Targets,
+    devices: int,
+    alpha: float,
+) -> ByDevice:
+    """Draw once; the draws are, for each label in order, its samples and then the proportions."""
+    by_label: list[ByDevice] = []
+    # By label in ascending order; the draws of one follow those of the label before.
     for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
+        members = np.flatnonzero(labels == label)
+        shuffled = rng.permutation(members)
         proportions = rng.dirichlet(np.full(devices, alpha))
-        cuts = (np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
-        for share, piece in zip(shares, np.split(members, cuts), strict=True):
-            share.append(piece)
-    return _sorted_parts(shares)
+        # Rounded down, so that the last device has what the roundings leave.
+        ends = np.cumsum(proportions) * len(members)
+        cuts = ends[:-1].astype(np.int64)
+        by_label.append(np.split(shuffled, cuts))
+    return _join_labels(by_label)
 
 
 def in_proportion(
-    parts: Sequence[NDArray[np.int64]], labels: Targets, others: Targets, seed: int
-) -> list[NDArray[np.int64]]:
-    """Share further samples so that a device gets the share of each class that its part holds.
+    by_device: Sequence[Indices],
+    labels: Targets,
+    further: Targets,
+    seed: int,
+) -> ByDevice:
+    """Share further samples so that a device gets the share of each class that it holds.
 
     Samples whose label no device holds go to nobody.
 
     Args:
-        parts: indices of each device's samples.
-        labels: of the samples that the parts index, ``[n]``.
-        others: labels of the further samples, ``[m]``.
+        by_device: indices of each device's samples.
+        labels: of the samples that they index, ``[n]``.
+        further: labels of the further samples, ``[m]``.
         seed: of the draw.
 
     Returns:
         One sorted array of indices of the further samples per device.
     """
     rng = np.random.default_rng(seed)
-    dealt: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in parts]
+    nothing = np.zeros(0, np.int64)
+    # Devices have nothing of a test set whose labels none of them holds.
+    by_label: list[ByDevice] = [[nothing] * len(by_device)]
     for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(others == label))
-        held = np.cumsum([np.count_nonzero(labels[part] == label) for part in parts])
-        cuts = np.rint(held[:-1] / held[-1] * len(members)).astype(np.int64)
-        for share, piece in zip(dealt, np.split(members, cuts), strict=True):
-            share.append(piece)
-    return _sorted_parts(dealt)
+        members = np.flatnonzero(further == label)
+        shuffled = rng.permutation(members)
+        counts = []
+        for indices in by_device:
+            counts.append(np.count_nonzero(labels[indices] == label))
+        ends = np.cumsum(counts)
+        shares = ends[:-1] / ends[-1]
+        cuts = np.rint(shares * len(members)).astype(np.int64)
+        by_label.append(np.split(shuffled, cuts))
+    return _join_labels(by_label)
 
 
-def _sorted_parts(shares: Sequence[Sequence[NDArray[np.int64]]]) -> list[NDArray[np.int64]]:
-    """Return the indices of each device, sorted."""
-    return [np.sort(np.concatenate(share)) for share in shares]
+def _join_labels(by_label: Sequence[Sequence[Indices]]) -> ByDevice:
+    """Return the samples of each device, sorted.
+
+    Args:
+        by_label: for each label the share of every device.
+    """
+    by_device: ByDevice = []
+    for shares in zip(*by_label, strict=True):
+        by_device.append(np.sort(np.concatenate(shares)))
+    return by_device
 
 
 @dataclass(frozen=True)
@@ -116,9 +149,7 @@ class Shards:
     labels: tuple[tuple[int, ...], ...]  # the labels of each device, one for each of its shards
     counts: tuple[int, ...]  # shards that each class is cut into
 
-    def split(
-        self, targets: Targets, seed: int, *, of: str = "training"
-    ) -> list[NDArray[np.int64]]:
+    def split(self, targets: Targets, seed: int, *, of: str = "training") -> ByDevice:
         """Cut every class into shards and deal them at random, each to one device.
 
         Args:
@@ -132,13 +163,15 @@ class Shards:
         Raises:
             ConfigError: a label is outside the classes, or a class has fewer samples than shards.
         """
-        if len(targets) and not 0 <= targets.min() <= targets.max() < len(self.counts):
-            raise ConfigError(
-                f"labels {targets.min()} to {targets.max()} are outside the {len(self.counts)}"
-                " classes"
-            )
+        classes = len(self.counts)
+        if len(targets):
+            least = targets.min()
+            largest = targets.max()
+            if least < 0 or largest >= classes:
+                raise ConfigError(f"labels {least} to {largest} are outside the {classes} classes")
         rng = np.random.default_rng(seed)
-        stacks: list[list[NDArray[np.int64]]] = []
+        # The shards of each label in the order in which they are dealt, the last one first.
+        stacks: list[list[Indices]] = []
         for label, count in enumerate(self.counts):
             members = np.flatnonzero(targets == label)
             if len(members) < count:
@@ -146,15 +179,17 @@ class Shards:
                     f"class {label} has {len(members)} {of} samples for {count} shards; take fewer"
                     " devices or shards"
                 )
-            pieces = cut_shards(members, count)
-            stacks.append([pieces[place] for place in rng.permutation(count)])
-        dealt: list[list[NDArray[np.int64]]] = []
-        for held in self.labels:
-            dealt.append([stacks[label].pop() for label in held])
-        return _sorted_parts(dealt)
+            shards = cut_shards(members, count)
+            order = rng.permutation(count)
+            stacks.append([shards[place] for place in order])
+        by_device: ByDevice = []
+        for labels in self.labels:
+            dealt = [stacks[label].pop() for label in labels]
+            by_device.append(np.sort(np.concatenate(dealt)))
+        return by_device
 
 
-def cut_shards(members: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
+def cut_shards(members: Indices, count: int) -> list[Indices]:
     """Cut the samples of a class into equal consecutive shards.
 
     What remains goes one each to the first shards.
@@ -163,7 +198,12 @@ def cut_shards(members: NDArray[np.int64], count: int) -> list[NDArray[np.int64]
 
 
 def deal_shards(
-    classes: int, devices: int, per_device: int, seed: int, *, as_released: bool = False
+    classes: int,
+    devices: int,
+    per_device: int,
+    seed: int,
+    *,
+    as_released: bool = False,
 ) -> Shards:
     """Deal shards of single classes to devices, the non-IID split of HeteroFL (specification 1.8).
 
@@ -184,31 +224,32 @@ def deal_shards(
             class.
     """
     total = devices * per_device
-    least, more = divmod(total, classes)
+    least, remaining = divmod(total, classes)
     if per_device < 1 or least < 1:
         raise ConfigError(
             f"{devices} devices with {per_device} shards each cannot cover {classes} classes; take"
             " more shards"
         )
-    if as_released and more:
+    if as_released and remaining:
         raise ConfigError(
             f"{total} shards are no multiple of {classes} classes, as the released split needs;"
             " change the devices or shards, or leave as_released off"
         )
     rng = np.random.default_rng(seed)
     counts = np.full(classes, least, np.int64)
-    counts[rng.choice(classes, size=more, replace=False)] += 1
-    dealt = rng.permutation(np.repeat(np.arange(classes), counts)).reshape(devices, per_device)
+    favoured = rng.choice(classes, size=remaining, replace=False)
+    counts[favoured] += 1
+    stack = np.repeat(np.arange(classes), counts)
+    dealt = rng.permutation(stack).reshape(devices, per_device)
     labels: list[tuple[int, ...]] = []
     for row in dealt:
+        # As released, a device has a label once, however often it draws it.
         held = np.unique(row) if as_released else np.sort(row)
         labels.append(tuple(held.tolist()))
     return Shards(tuple(labels), tuple(counts.tolist()))
 
 
-def by_subject(
-    groups: NDArray[np.int64] | Sequence[int], devices: int | None = None
-) -> list[NDArray[np.int64]]:
+def by_subject(groups: Indices | Sequence[int], devices: int | None = None) -> ByDevice:
     """Give every device the samples of one subject, or of a few.
 
     Args:
@@ -230,7 +271,7 @@ def by_subject(
             f"{len(subjects)} subjects cannot be shared among {count} devices; take at most one for"
             " each"
         )
-    by_device: list[NDArray[np.int64]] = []
+    by_device: ByDevice = []
     for share in np.array_split(subjects, count):
         by_device.append(np.flatnonzero(np.isin(owners, share)))
     return by_device

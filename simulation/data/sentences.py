@@ -102,7 +102,13 @@ def cola(
     return _encoded("cola", (train, (texts, np.concatenate(labels))), tokens, length, vocab)
 
 
-def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
+def _read(
+    path: Path,
+    *,
+    columns: int,
+    text: int,
+    label: int,
+) -> _Labelled:
     texts = []
     labels = []
     for number, line in enumerate(read_lines(path), 1):
@@ -122,7 +128,11 @@ def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
 
 
 def _encoded(
-    name: str, parts: Sequence[_Labelled], tokens: Tokens, length: int, vocab: int
+    name: str,
+    parts: Sequence[_Labelled],
+    tokens: Tokens,
+    length: int,
+    vocab: int,
 ) -> Dataset:
     """Return the training and the test part as token ids; the options are those of `sst2`."""
     train, test = parts

@@ -75,8 +75,10 @@ class Vocabulary:
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(split_words(text))
-        kept = sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
-        return cls(MappingProxyType({word: number for number, word in enumerate(kept, 2)}))
+        by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+        kept = by_frequency[: size - 2]
+        ids = dict(zip(kept, range(2, size), strict=False))
+        return cls(MappingProxyType(ids))
 
     def __len__(self) -> int:
         return len(self.ids) + 2
@@ -85,8 +87,9 @@ class Vocabulary:
         """Turn texts into ids, int64 [texts, length]; longer texts are cut, shorter ones padded."""
         encoded = np.full((len(texts), length), PAD, np.int64)
         for row, text in zip(encoded, texts, strict=True):
-            ids = [self.ids.get(word, UNKNOWN) for word in split_words(text)[:length]]
-            row[: len(ids)] = ids
+            words = split_words(text)[:length]
+            for place, word in enumerate(words):
+                row[place] = self.ids.get(word, UNKNOWN)
         return encoded
 
 
@@ -100,7 +103,9 @@ def encode_pieces(texts: Sequence[str], length: int) -> NDArray[np.int64]:
         ConfigError: the tokenizers library or the MiniLM package is missing.
     """
     encoded = _tokenizer(length).encode_batch(list(texts))
-    return np.array([encoding.ids for encoding in encoded], np.int64).reshape(len(texts), length)
+    ids = [encoding.ids for encoding in encoded]
+    # Without texts there is no row that would say how long it is.
+    return np.array(ids, np.int64).reshape(len(texts), length)
 
 
 def _tokenizer(length: int) -> Any:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.dataset import Dataset, dataset_folder, read_arrays
 
-_Windows = NDArray[np.float32]
+_Array = NDArray[np.float32]
+_Numbers = NDArray[np.int64]
 
 
-def windows(signal: NDArray[np.float32], size: int, step: int) -> NDArray[np.float32]:
+def windows(signal: _Array, size: int, step: int) -> _Array:
     """Cut a recording into windows.
 
     Args:
@@ -31,7 +32,8 @@ def windows(signal: NDArray[np.float32], size: int, step: int) -> NDArray[np.flo
     """
     if len(signal) < size:
         return np.empty((0, signal.shape[1], size), np.float32)
-    return np.lib.stride_tricks.sliding_window_view(signal, size, axis=0)[::step].astype(np.float32)
+    every_window = np.lib.stride_tricks.sliding_window_view(signal, size, axis=0)
+    return every_window[::step].astype(np.float32)
 
 
 def watch(
@@ -61,7 +63,8 @@ def watch(
         ConfigError: an option is out of range.
         DataError: the file is missing or damaged.
     """
-    if window < 1 or step < 1 or not 0.0 < holdout < 1.0:
+    is_share = 0.0 < holdout < 1.0
+    if window < 1 or step < 1 or not is_share:
         raise ConfigError(
             f"windows of {window} each {step} steps and a holdout of {holdout} cannot be cut"
         )
@@ -83,13 +86,15 @@ def watch(
         )
     first_subject = min(recording.subject for recording in recordings)
     train_x = np.concatenate(train.windows)
+    test_x = np.concatenate(test.windows)
+    # Of the training windows only: a server does not know the test set of a fleet.
     mean = train_x.mean((0, 2), keepdims=True)
     deviation = train_x.std((0, 2), keepdims=True)
     return Dataset(
         "watch",
         (train_x - mean) / deviation,
         train.labels,
-        (np.concatenate(test.windows) - mean) / deviation,
+        (test_x - mean) / deviation,
         test.labels,
         classes=max(recording.label for recording in recordings) + 1,
         train_group=train.subjects - first_subject,
@@ -101,7 +106,7 @@ def watch(
 class _Recording:
     """One person doing one exercise."""
 
-    signal: NDArray[np.float32]  # [time, 6]
+    signal: _Array  # [time, 6]
     label: int
     subject: int
 
@@ -110,10 +115,10 @@ class _Recording:
 class _Side:
     """The windows that are trained on, or tested on, by recording."""
 
-    windows: list[_Windows] = field(default_factory=list)
+    windows: list[_Array] = field(default_factory=list)
     recordings: list[_Recording] = field(default_factory=list)
 
-    def add(self, windows: _Windows, recording: _Recording) -> None:
+    def add(self, windows: _Array, recording: _Recording) -> None:
         self.windows.append(windows)
         self.recordings.append(recording)
 
@@ -122,17 +127,18 @@ class _Side:
         return sum(map(len, self.windows))
 
     @property
-    def labels(self) -> NDArray[np.int64]:
+    def labels(self) -> _Numbers:
         """Return the label of each window."""
         return self._for_windows([recording.label for recording in self.recordings])
 
     @property
-    def subjects(self) -> NDArray[np.int64]:
+    def subjects(self) -> _Numbers:
         """Return the person of each window."""
         return self._for_windows([recording.subject for recording in self.recordings])
 
-    def _for_windows(self, values: Sequence[int]) -> NDArray[np.int64]:
-        return np.repeat(np.array(values, np.int64), list(map(len, self.windows)))
+    def _for_windows(self, values: Sequence[int]) -> _Numbers:
+        counts = list(map(len, self.windows))
+        return np.repeat(np.array(values, np.int64), counts)
 
 
 def _read(root: Path | None) -> list[_Recording]:
@@ -145,7 +151,8 @@ def _read(root: Path | None) -> list[_Recording]:
     ends = np.cumsum(lengths)
     recordings = []
     for end, length, label, subject in zip(ends, lengths, labels, subjects, strict=True):
-        recordings.append(_Recording(signal[end - length : end], int(label), int(subject)))
+        own_signal = signal[end - length : end]
+        recordings.append(_Recording(own_signal, int(label), int(subject)))
     return recordings
 
 

@@ -59,7 +59,10 @@ def chunks(
 
 
 def mask_tokens(
-    tokens: NDArray[np.int64], rate: float, symbol: int, seed: int
+    tokens: NDArray[np.int64],
+    rate: float,
+    symbol: int,
+    seed: int,
 ) -> NDArray[np.int64]:
     """Replace each token by the mask symbol with some probability.
 

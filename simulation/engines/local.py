@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from device_runtime.board import available_cores
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ShoalError
-from simulation.orders import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
+from simulation.orders import DeviceTask, Failed, Finished, WorkerSetup, WorkOrder
 
 _ORDERS_PER_WORKER = 2
 """Orders that a worker has at once, so that it does not wait for the store between two of them."""
@@ -50,6 +50,15 @@ class _Worker:
     orders: deque[WorkOrder] = field(default_factory=deque)
     unread: bytes = b""
     answered: set[str] = field(default_factory=set)
+
+    @property
+    def open_tasks(self) -> list[DeviceTask]:
+        """Tasks of the first order whose results have not come."""
+        tasks = []
+        for task in self.orders[0].tasks:
+            if task.id not in self.answered:
+                tasks.append(task)
+        return tasks
 
     @property
     def output(self) -> IO[bytes]:
@@ -140,8 +149,7 @@ class LocalEngine:
         results = [_RESULT.validate_json(line) for line in lines]
         for result in results:
             worker.answered.add(result.task)
-            tasks = {item.task for item in worker.orders[0].items}
-            if tasks <= worker.answered:
+            if not worker.open_tasks:
                 worker.orders.popleft()
                 worker.answered.clear()
         return results
@@ -154,19 +162,20 @@ class LocalEngine:
         del self._workers[place]
         orders = list(worker.orders)
         if orders:
-            items = [item for item in orders[0].items if item.task not in worker.answered]
-            self._count_loss(items, code)
-            orders[0] = WorkOrder(items=tuple(items))
+            tasks = worker.open_tasks
+            self._count_loss(tasks, code)
+            orders[0] = WorkOrder(tasks=tuple(tasks))
         self._waiting.extendleft(reversed(orders))
         self._workers.insert(place, self._start())
         self._hand_out()
 
-    def _count_loss(self, items: Sequence[WorkItem], code: int) -> None:
+    def _count_loss(self, tasks: Sequence[DeviceTask], code: int) -> None:
         """Note that a worker died over some work; a WorkerDiedError if it was the second time."""
-        first = items[0]
-        self._losses[first.task] = self._losses.get(first.task, 0) + 1
-        if self._losses[first.task] > 1:
-            devices = ", ".join(item.device for item in items)
+        first = tasks[0]
+        losses = self._losses.get(first.id, 0) + 1
+        self._losses[first.id] = losses
+        if losses > 1:
+            devices = ", ".join(task.device for task in tasks)
             raise WorkerDiedError(
                 f"a worker died twice over round {first.round}, {devices} ({first.tier}), the last "
                 f"time with {_describe(code)}"

@@ -20,10 +20,10 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     Raises:
         DataError: one of them is missing.
     """
-    files = {f"data/{name}": setup.data / name for name in _SAMPLES}
-    if setup.own_test:
-        files[f"data/{_TEST}"] = setup.data / _TEST
-    files["parts.npz"] = setup.parts
+    files = {}
+    for name in (*_SAMPLES, _TEST) if setup.own_test else _SAMPLES:
+        files[f"data/{name}"] = setup.data / name
+    files["parts.npz"] = setup.split
     if setup.models is not None:
         files["models.py"] = setup.models
     for change, place in _function_places(setup).items():
@@ -34,7 +34,8 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     for place, folder in trees.items():
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                files[f"{place}/{path.relative_to(folder).as_posix()}"] = path
+                name = path.relative_to(folder).as_posix()
+                files[f"{place}/{name}"] = path
     for path in files.values():
         if not path.is_file():
             raise DataError(f"{path} is missing; start the simulation again")
@@ -66,14 +67,18 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
             augment.append(f"{shared / places[change]}:{function}")
         else:
             augment.append(change)
+    models = None if setup.models is None else shared / "models.py"
+    pairs = []
+    for number in range(len(setup.pairs)):
+        pairs.append(shared / f"pairs/{number}")
     return setup.model_copy(
         update={
             "artifacts": shared / "artifacts",
             "data": shared / "data",
-            "parts": shared / "parts.npz",
-            "models": None if setup.models is None else shared / "models.py",
+            "split": shared / "parts.npz",
+            "models": models,
             "augment": tuple(augment),
-            "pairs": tuple(shared / "pairs" / str(number) for number in range(len(setup.pairs))),
+            "pairs": tuple(pairs),
             "blobs": own / "blobs",
             "updates": own / "updates",
             "devices": own / "devices",

@@ -173,11 +173,12 @@ class RayEngine:
 
     def _count_loss(self, actor: _Actor, error: Exception) -> None:
         """Note that an actor died over its first order; an error if it was the second time."""
-        work_items = actor.orders[0].order.items
-        first = work_items[0]
-        self._losses[first.task] = self._losses.get(first.task, 0) + 1
-        if self._losses[first.task] > 1:
-            devices = ", ".join(task.device for task in work_items)
+        tasks = actor.orders[0].order.tasks
+        first = tasks[0]
+        losses = self._losses.get(first.id, 0) + 1
+        self._losses[first.id] = losses
+        if losses > 1:
+            devices = ", ".join(task.device for task in tasks)
             raise WorkerDiedError(
                 f"a worker died twice over round {first.round}, {devices} ({first.tier}), the last "
                 f"time on {actor.machine}: {error}; with too little memory take fewer workers "
@@ -212,7 +213,7 @@ class RayEngine:
         states: dict[str, dict[str, bytes]] = {}
         if not actor.shares:
             weights = self._objects.weights(_weight_digests(order))
-            for task in order.items:
+            for task in order.tasks:
                 states[task.device] = read_state(self._setup.devices / task.device)
         message = order.model_dump_json().encode()
         answer = actor.handle.work.remote(message, weights, states)
@@ -324,7 +325,7 @@ def _check_versions(greeting: Greeting) -> None:
 
 def _weight_digests(order: WorkOrder) -> list[str]:
     """Return the digests of the weights that an order needs, each once, in its order."""
-    return list(dict.fromkeys(task.weights.digest for task in order.items))
+    return list(dict.fromkeys(task.weights.digest for task in order.tasks))
 
 
 def _is_program_error(error: Exception) -> bool:

@@ -83,7 +83,7 @@ class RayWorker:
             Path(marker),
             self._setup.artifacts,
             self._setup.data,
-            self._setup.parts,
+            self._setup.split,
             self._setup.blobs,
         )
         greeting = Greeting(
@@ -135,11 +135,9 @@ class RayWorker:
             self._devices = self._devices or VirtualDevices(self._setup)
             results += self._devices.work(work_order)
         except ShoalError as error:
-            for work_item in work_order.items:
+            for task in work_order.tasks:
                 detail = str(error)
-                results.append(
-                    Failed(task=work_item.task, detail=detail, exit_code=error.exit_code)
-                )
+                results.append(Failed(task=task.id, detail=detail, exit_code=error.exit_code))
         messages = tuple(result.model_dump_json().encode() for result in results)
         if shares:
             return Answer(messages)

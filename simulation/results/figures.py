@@ -60,7 +60,11 @@ def tick_rounds(axes: Axes) -> None:
 
 
 def add_legend(
-    axes: Axes, handles: Sequence[Artist], labels: Sequence[str], *, title: str | None
+    axes: Axes,
+    handles: Sequence[Artist],
+    labels: Sequence[str],
+    *,
+    title: str | None,
 ) -> None:
     """Put a legend to the right of the axes, where it hides no data.
 

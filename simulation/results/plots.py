@@ -4,9 +4,11 @@ A curve is a method or a setting, with one history for each seed: its line is th
 goes from the lowest to the highest.
 """
 
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -35,6 +37,7 @@ _LABEL_LETTERS = 24  # in a line of the label of an axis
 _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 """From so many seconds on, an axis shows multiples of so many seconds, by their name."""
 
+_Axis: TypeAlias = Literal["time", "bytes"]
 _Values: TypeAlias = NDArray[np.float64]
 
 
@@ -83,9 +86,7 @@ def over_rounds(
     return figure
 
 
-def accuracy_over(
-    what: Literal["time", "bytes"], curves: Sequence[Curve], *, title: str = ""
-) -> Figure:
+def accuracy_over(spent_on: _Axis, curves: Sequence[Curve], *, title: str = "") -> Figure:
     """Plot test accuracy over emulated time, or over megabytes of weights and updates.
 
     Seeds reach a round at different times, so their accuracies are interpolated between rounds, and
@@ -94,18 +95,15 @@ def accuracy_over(
     Raises:
         DataError: no curve has an evaluated round.
     """
-    if what == "bytes":
+    spent: Callable[[Sequence[Judged]], _Values]
+    if spent_on == "bytes":
         label = "MB of payload"
-        figure = _plot_panels(curves, lambda curve: _by_spent(curve, _megabytes), ACCURACY, title)
+        spent = _megabytes
     else:
         scale, unit = _time_unit(curves)
         label = f"simulated time, {unit}"
-        figure = _plot_panels(
-            curves,
-            lambda curve: _by_spent(curve, lambda rows: _times(rows, scale)),
-            ACCURACY,
-            title,
-        )
+        spent = partial(_times, scale=scale)
+    figure = _plot_panels(curves, lambda curve: _by_spent(curve, spent), ACCURACY, title)
     for axes in figure.axes:
         axes.set_xlabel(label)
         axes.set_xlim(left=0)
@@ -127,7 +125,10 @@ def plot_run(folder: Path, rows: Sequence[RoundRow], *, title: str = "") -> tupl
         curve = Curve("accuracy", (rows,))
         figures["accuracy.png"] = over_rounds((curve,), title=title)
         figures["accuracy_time.png"] = accuracy_over("time", (curve,), title=title)
-    return tuple(save(figure, folder / name) for name, figure in sorted(figures.items()))
+    paths = []
+    for name in sorted(figures):
+        paths.append(save(figures[name], folder / name))
+    return tuple(paths)
 
 
 # Places on the horizontal axis.
@@ -150,7 +151,10 @@ def _time_unit(curves: Sequence[Curve]) -> tuple[float, str]:
         for rows in curve.histories:
             if rows:
                 longest = max(longest, rows[-1].simulated_total)
-    return next((scale, unit) for least, scale, unit in _UNITS if longest >= least)
+    for least, scale, unit in _UNITS:
+        if longest >= least:
+            return scale, unit
+    raise AssertionError("the last unit begins at 0")
 
 
 def _by_round(curve: Curve, quantity: Quantity) -> _Band:
@@ -163,11 +167,15 @@ def _by_round(curve: Curve, quantity: Quantity) -> _Band:
             if value is not None:
                 evaluated[row.round] = value
         seeds.append(evaluated)
-    common = sorted(set.intersection(*map(set, seeds))) if seeds else []
+    common: list[int] = []
+    if seeds:
+        rounds_of_seeds = map(set, seeds)
+        common = sorted(set.intersection(*rounds_of_seeds))
     values: list[list[float]] = []
     for evaluated in seeds:
         values.append([evaluated[number] for number in common])
-    return _Band(np.array(common, dtype=np.float64), np.array(values, dtype=np.float64))
+    places = np.array(common, dtype=np.float64)
+    return _Band(places, np.array(values, dtype=np.float64))
 
 
 def _by_spent(curve: Curve, spent: Callable[[Sequence[Judged]], _Values]) -> _Band:
@@ -175,19 +183,39 @@ def _by_spent(curve: Curve, spent: Callable[[Sequence[Judged]], _Values]) -> _Ba
 
     It goes from where the last seed has its first value to the end of the shortest.
     """
-    seeds = [_accuracy_points(rows, spent(rows)) for rows in curve.histories]
+    seeds: list[_Values] = []
+    for rows in curve.histories:
+        seeds.append(_accuracy_points(rows, spent(rows)))
     nothing = _Band(np.empty(0), np.empty((len(seeds), 0)))
     if not seeds or min(map(len, seeds)) == 0:
         return nothing
-    first = max(points[0, 0] for points in seeds)
-    last = min(points[-1, 0] for points in seeds)
-    if first > last:
+    grid = _common_grid(seeds)
+    if not grid.size:
         return nothing
-    grid = seeds[0][:, 0]  # one seed keeps its own points
-    if len(seeds) > 1:
-        grid = np.unique(np.linspace(first, last, _GRID_POINTS))
-    values = [np.interp(grid, points[:, 0], points[:, 1]) for points in seeds]
+    values: list[_Values] = []
+    for points in seeds:
+        places = points[:, 0]
+        accuracies = points[:, 1]
+        values.append(np.interp(grid, places, accuracies))
     return _Band(grid, np.array(values))
+
+
+def _common_grid(seeds: Sequence[_Values]) -> _Values:
+    """Return places that all seeds reach; none where one ends before another begins.
+
+    Args:
+        seeds: places and accuracies of each, ``[rounds, 2]``.
+    """
+    if len(seeds) == 1:
+        return seeds[0][:, 0]  # it keeps its own points
+    first = -math.inf
+    last = math.inf
+    for points in seeds:
+        first = max(first, points[0, 0])
+        last = min(last, points[-1, 0])
+    if first > last:
+        return np.empty(0)
+    return np.unique(np.linspace(first, last, _GRID_POINTS))
 
 
 def _accuracy_points(rows: Sequence[Judged], places: _Values) -> _Values:
@@ -203,24 +231,36 @@ def _accuracy_points(rows: Sequence[Judged], places: _Values) -> _Values:
 
 
 def _plot_panels(
-    curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity, title: str
+    curves: Sequence[Curve],
+    band_of: _BandOf,
+    quantity: Quantity,
+    title: str,
 ) -> Figure:
     """Draw curves that follow each other with the same panel into the same axes."""
-    panels: list[tuple[str, list[Curve]]] = []
+    names: list[str] = []
+    panels: list[list[Curve]] = []
     for name, group in groupby(curves, lambda curve: curve.panel):
-        panels.append((name, list(group)))
-    if not panels:
-        panels = [("", [])]
+        names.append(name)
+        panels.append(list(group))
+    if not curves:
+        # An empty panel is refused where it is drawn.
+        names = [""]
+        panels = [[]]
     figure, all_axes = new_figure(title, len(panels))
-    for axes, (name, panel_curves) in zip(all_axes, panels, strict=True):
-        _draw_curves(axes, panel_curves, band_of, quantity)
-        _draw_targets(axes, panel_curves, quantity)
+    for axes, name, panel in zip(all_axes, names, panels, strict=True):
+        _draw_curves(axes, panel, band_of, quantity)
+        _draw_targets(axes, panel, quantity)
         axes.set_title(name, loc="left", fontsize=9)
-        _label_panel(axes, panel_curves, quantity)
+        _label_panel(axes, panel, quantity)
     return figure
 
 
-def _draw_curves(axes: Axes, curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity) -> None:
+def _draw_curves(
+    axes: Axes,
+    curves: Sequence[Curve],
+    band_of: _BandOf,
+    quantity: Quantity,
+) -> None:
     drawn = 0
     for number, curve in enumerate(curves):
         band = band_of(curve)
@@ -234,9 +274,18 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], band_of: _BandOf, quantity
         )
 
 
-def _draw_curve(axes: Axes, curve: Curve, band: _Band, number: int, quantity: Quantity) -> None:
+def _draw_curve(
+    axes: Axes,
+    curve: Curve,
+    band: _Band,
+    number: int,
+    quantity: Quantity,
+) -> None:
     """Draw the line, the published value and the band of a curve."""
     colour = COLOURS[number % len(COLOURS)]
+    line = LINES[number % len(LINES)]
+    # A line through a single point would not be seen.
+    marker = "o" if band.places.size == 1 else None
     seeds = len(band.values)
     label = f"{curve.label} ({seeds} seeds)" if seeds > 1 else curve.label
     if curve.published is not None:
@@ -245,9 +294,9 @@ def _draw_curve(axes: Axes, curve: Curve, band: _Band, number: int, quantity: Qu
         band.places,
         band.values.mean(axis=0),
         color=colour,
-        linestyle=LINES[number % len(LINES)],
+        linestyle=line,
         linewidth=1.8,
-        marker="o" if band.places.size == 1 else None,
+        marker=marker,
         label=label,
     )
     if curve.published is not None:
@@ -288,9 +337,14 @@ def _label_panel(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> Non
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) < 2:
         return
+    most_seeds = 0
+    has_published = False
+    for curve in curves:
+        most_seeds = max(most_seeds, len(curve.histories))
+        has_published = has_published or curve.published is not None
     notes = []
-    if any(len(curve.histories) > 1 for curve in curves):
+    if most_seeds > 1:
         notes.append("line: mean of the seeds\nband: lowest to highest")
-    if any(curve.published is not None for curve in curves):
+    if has_published:
         notes.append("triangle: published")
     add_legend(axes, handles, labels, title="\n".join(notes) or None)

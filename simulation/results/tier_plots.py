@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -30,6 +32,9 @@ _DEVICE_HEIGHT = 0.1  # inches
 _LIGHTEST = 0.92  # of the colours in order: beyond it they are faint on white
 
 
+_Values: TypeAlias = NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class Widths:
     """Which width every device trained in every round of a run.
@@ -51,11 +56,14 @@ def widths_by_device(runs: Sequence[Widths], *, title: str = "") -> Figure:
     Wide is dark, absent white.
     """
     widths = _all_widths(runs)
-    heights = [max(len(run.devices) * _DEVICE_HEIGHT, 1.0) for run in runs]
-    height = sum(heights) + MARGIN * (len(runs) + 1) / 2
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    heights = []
+    for run in runs:
+        heights.append(max(len(run.devices) * _DEVICE_HEIGHT, 1.0))
+    margins = MARGIN * (len(runs) + 1) / 2
+    figure = Figure(figsize=(WIDTH, sum(heights) + margins), layout="constrained")
     add_title(figure, title)
-    column = figure.subplots(len(runs), squeeze=False, height_ratios=heights)[:, 0]
+    pictures = figure.subplots(len(runs), squeeze=False, height_ratios=heights)
+    column = pictures[:, 0]
     for axes, run in zip(column, runs, strict=True):
         mesh = _draw_widths(axes, run, widths)
         _label_devices(axes, run)
@@ -63,58 +71,59 @@ def widths_by_device(runs: Sequence[Widths], *, title: str = "") -> Figure:
         tick_rounds(axes)
     axes.set_xlabel("round")
     bar = figure.colorbar(mesh, ax=figure.axes, label="width", ticks=range(len(widths)))
-    bar.ax.set_yticklabels([f"{width:g}" for width in widths])
+    names = [f"{width:g}" for width in widths]
+    bar.ax.set_yticklabels(names)
     return figure
 
 
 def _all_widths(runs: Iterable[Widths]) -> list[float]:
-    widths: set[float] = set()
+    widths: set[float | None] = set()
     for run in runs:
         for row in run.by_round.values():
-            for width in row:
-                if width is not None:
-                    widths.add(width)
-    return sorted(widths)
+            widths.update(row)
+    return sorted(width for width in widths if width is not None)
 
 
-def _edges(run: Widths) -> NDArray[np.float64]:
+def _edges(run: Widths) -> _Values:
     """Return the borders between rounds, each of which is drawn around its number."""
-    return np.array([*run.by_round, max(run.by_round) + 1]) - 0.5
+    numbers = [*run.by_round, max(run.by_round) + 1]
+    return np.array(numbers) - 0.5
 
 
 def _draw_widths(axes: Axes, run: Widths, widths: Sequence[float]) -> QuadMesh:
     """Draw a field for each device and round, with the colour of its place among all widths."""
-    index = {width: float(place) for place, width in enumerate(widths)}
+    # NaN stays white: a device that did not take part.
     places = np.full((len(run.by_round), len(run.devices)), np.nan)
-    for row, in_round in enumerate(run.by_round.values()):
-        for device, width in enumerate(in_round):
+    for row, widths_of_round in zip(places, run.by_round.values(), strict=True):
+        for device, width in enumerate(widths_of_round):
             if width is not None:
-                places[row, device] = index[width]
-    colours = ListedColormap(ORDERED(np.linspace(_LIGHTEST, 0.0, len(widths))))
+                row[device] = widths.index(width)
+    shades = np.linspace(_LIGHTEST, 0.0, len(widths))
     borders = np.arange(len(widths) + 1) - 0.5
     return axes.pcolormesh(
         _edges(run),
         np.arange(len(run.devices) + 1),
         places.T,
-        cmap=colours,
+        cmap=ListedColormap(ORDERED(shades)),
         norm=BoundaryNorm(borders, max(len(widths), 1)),
     )
 
 
 def _label_devices(axes: Axes, run: Widths) -> None:
     """Separate the kinds of devices by white lines, and label each in its middle."""
-    starts: list[int] = []
-    for position, kind in enumerate(run.devices):
-        if position == 0 or run.devices[position - 1] != kind:
-            starts.append(position)
-    ends = [*starts[1:], len(run.devices)]
-    edges = _edges(run)
-    axes.hlines(starts[1:], edges[0], edges[-1], color="white", linewidth=1.0)
+    borders: list[int] = []
     middles: list[float] = []
     kinds: list[str] = []
-    for start, end in zip(starts, ends, strict=True):
+    start = 0
+    for kind, devices in groupby(run.devices):
+        end = start + len(list(devices))
+        borders.append(end)
         middles.append((start + end) / 2)
-        kinds.append(run.devices[start])
+        kinds.append(kind)
+        start = end
+    edges = _edges(run)
+    # The last border is that of the picture.
+    axes.hlines(borders[:-1], edges[0], edges[-1], color="white", linewidth=1.0)
     axes.set_yticks(middles)
     axes.set_yticklabels(kinds)
     axes.invert_yaxis()
@@ -133,11 +142,14 @@ def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
     size = -(-len(rows) // _BARS)
     starts = range(0, len(rows), size)
     # A bar is as wide as the distance to the next one, and a round is drawn around its number.
-    edges = np.array([*(rows[start].round for start in starts), rows[-1].round + 1]) - 0.5
+    borders = [rows[start].round for start in starts]
+    borders.append(rows[-1].round + 1)
+    edges = np.array(borders) - 0.5
     figure, (axes,) = new_figure(title)
     top = _stack_tiers(axes, rows, starts, edges)
+    highest = top.max() * 1.05
     axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, max(top.max() * 1.05, 1))
+    axes.set_ylim(0, max(highest, 1))
     axes.set_xlabel("round")
     axes.set_ylabel("devices" if size == 1 else f"devices, mean of {size} rounds")
     tick_rounds(axes)
@@ -149,8 +161,11 @@ def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
 
 
 def _stack_tiers(
-    axes: Axes, rows: Sequence[RoundRow], starts: Sequence[int], edges: NDArray[np.float64]
-) -> NDArray[np.float64]:
+    axes: Axes,
+    rows: Sequence[RoundRow],
+    starts: Sequence[int],
+    edges: _Values,
+) -> _Values:
     """Draw the tiers one above the other, and return the height of each bar."""
     names: set[str] = set()
     for row in rows:
@@ -160,8 +175,10 @@ def _stack_tiers(
     rounds = np.diff([*starts, len(rows)])  # in each bar
     below = np.zeros(len(starts))
     for tier, colour in zip(tiers, colours, strict=True):
-        counts = np.array([row.tiers.get(tier, 0) for row in rows], dtype=np.float64)
-        top = below + np.add.reduceat(counts, starts) / rounds
+        by_round = [row.tiers.get(tier, 0) for row in rows]
+        counts = np.array(by_round, dtype=np.float64)
+        means = np.add.reduceat(counts, starts) / rounds
+        top = below + means
         axes.stairs(
             top,
             edges,

@@ -65,9 +65,11 @@ def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
         batch_size: samples of a full batch.
     """
     result: list[Stretch] = []
+    # `sizes` is sorted, so devices of equal counts are neighbours.
     full_batches = [_count_full(device_sizes, batch_size) for device_sizes in sizes]
+    lengths = set(full_batches) - {0}
     first = 0
-    for stop in sorted(set(full_batches) - {0}):
+    for stop in sorted(lengths):
         takes_part = [count >= stop for count in full_batches]
         for devices, do_take_part in _equal_neighbours(takes_part):
             if do_take_part:
@@ -76,7 +78,8 @@ def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
     # Step and size of the last batch of each device, 0 where that batch is full.
     ends = []
     for count, device_sizes in zip(full_batches, sizes, strict=True):
-        ends.append((count, sum(device_sizes[count:])))
+        last_size = sum(device_sizes[count:])
+        ends.append((count, last_size))
     for devices, (step, size) in _equal_neighbours(ends):
         if size:
             result.append(Stretch(devices, step, step + 1, size))
@@ -136,7 +139,8 @@ def pieces(
     """
     layers = manifest.noise if noise else ()
     numbers_per_sample = math.prod(manifest.input_shape)
-    numbers_per_sample += sum(math.prod(spec.shape) for spec in layers)
+    for spec in layers:
+        numbers_per_sample += math.prod(spec.shape)
     sizes = []
     for plan in plans:
         sizes.append([len(indices) for indices in plan])
@@ -157,11 +161,16 @@ def pieces(
 
 def _piece(devices: slice, first: int, by_device: Sequence["_Batches"]) -> Piece:
     """Stack the batches of several devices."""
-    x = _stacked([batches.x for batches in by_device])
-    y = _stacked([batches.y for batches in by_device])
-    by_layer = zip(*(batches.noise for batches in by_device), strict=True)
-    noise = tuple(_stacked(arrays) for arrays in by_layer)
-    return Piece(devices, first, x, y, noise)
+    # An array of each device for every field.
+    samples, labels, noise = zip(*by_device, strict=True)
+    noise_by_layer = zip(*noise, strict=True)
+    return Piece(
+        devices,
+        first,
+        x=_stacked(samples),
+        y=_stacked(labels),
+        noise=tuple(map(_stacked, noise_by_layer)),
+    )
 
 
 class _Batches(NamedTuple):
@@ -180,7 +189,8 @@ def _batches(
     layers: Sequence[NoiseSpec],
 ) -> _Batches:
     """Return the batches of one device, which all have the same size."""
-    shape = (len(plan), len(plan[0]))
+    steps = len(plan)
+    size = len(plan[0])
     if not schedule.data.augment:
         # The same as step by step in `training_batch`, at once.
         x, y = schedule.data.batch(np.concatenate(plan), dtype)
@@ -193,9 +203,14 @@ def _batches(
             step_labels.append(labels)
         x = np.concatenate(step_samples)
         y = np.concatenate(step_labels)
-    draws = [draw_noise(layers, step_seed, shape[1]) for step_seed in step_seeds]
-    noise = tuple(np.stack([draw[spec.name] for draw in draws]) for spec in layers)
-    return _Batches(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), noise)
+    draws = [draw_noise(layers, step_seed, size) for step_seed in step_seeds]
+    noise = []
+    for spec in layers:
+        noise_of_steps = [draw[spec.name] for draw in draws]
+        noise.append(np.stack(noise_of_steps))
+    samples_by_step = x.reshape(steps, size, *x.shape[1:])
+    labels_by_step = y.reshape(steps, size, *y.shape[1:])
+    return _Batches(samples_by_step, labels_by_step, tuple(noise))
 
 
 def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

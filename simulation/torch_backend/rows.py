@@ -103,11 +103,8 @@ class Layout:
             used: those that the loss depends on, which come first.
             channels_last: whether image convolutions are wanted channels-last.
         """
-        for shape in shapes.values():
-            is_image_point = len(shape) == _IMAGE_KERNEL and shape[2:] == (1, 1)
-            has_few_channels = is_image_point and shape[1] < _VECTOR
-            if has_few_channels:
-                channels_last = False
+        if any(_is_narrow_point(shape) for shape in shapes.values()):
+            channels_last = False
         places: list[Place] = []
         start = 0
         trained = 0
@@ -165,6 +162,14 @@ class Layout:
         return tensors
 
 
+def _is_narrow_point(shape: Sequence[int]) -> bool:
+    """Return whether a weight is that of a convolution of one point over few channels."""
+    if len(shape) != _IMAGE_KERNEL:
+        return False
+    _, channels, *sides = shape
+    return sides == [1, 1] and channels < _VECTOR
+
+
 @dataclass(frozen=True)
 class ProximalPull:
     """The pull of FedProx to the weights that devices were sent.
@@ -203,13 +208,17 @@ class Rows:
 
     def __getitem__(self, devices: slice) -> "Rows":
         """Return the rows of some devices, sharing memory."""
+        states = {}
+        for name, state in self.states.items():
+            states[name] = state[devices]
+        pull = None if self.pull is None else self.pull[devices]
         return Rows(
             values=self.values[devices],
-            states={name: state[devices] for name, state in self.states.items()},
+            states=states,
             gradient=self.gradient[devices],
             rate=self.rate[devices],
             steps=self.steps[devices],
-            pull=None if self.pull is None else self.pull[devices],
+            pull=pull,
         )
 
 

@@ -274,14 +274,14 @@ def test_nothing_is_stale_where_all_are_waited_for(url, config, running, fleet):
     [
         (
             {"strategy": {"name": "inclusivefl"}},
-            "strategy inclusivefl .*moves by the mean, entry by entry",
+            "strategy inclusivefl .*adds the mean of the devices' changes",
         ),
-        ({"strategy": {"name": "fedmedian"}}, "strategy fedmedian .*moves by the mean"),
+        ({"strategy": {"name": "fedmedian"}}, "strategy fedmedian .*adds the mean"),
         (
             {"strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}}},
-            "strategy fedrolex .*moves by the mean",
+            "strategy fedrolex .*adds the mean",
         ),
-        ({"strategy": {"name": "whalefl"}}, "do not choose their tier"),
+        ({"strategy": {"name": "whalefl"}}, "no device chooses its tier"),
     ],
 )
 def test_methods_that_need_updates_of_one_version_are_refused(config, tables, why):

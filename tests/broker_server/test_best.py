@@ -5,6 +5,7 @@ import pytest
 from broker_server.rounds.best import (
     _label_accuracies,
     kept_versions,
+    metric_names,
     reason_to_stop,
     require_metric,
     score,
@@ -14,7 +15,6 @@ from broker_server.store import Store, VersionRecord
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation, Measured
-from fleet_protocol.recipe_spec import MetricSpec, OptimizerSpec, RecipeSpec
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import Peer, honest
 
@@ -97,12 +97,11 @@ def test_the_best_by_a_metric_keeps_its_weights():
 
 def test_a_metric_that_nobody_computes_is_refused():
     """Before anything is trained, with those that there are."""
-    f1 = MetricSpec(name="f1", rule="f1", sums=("a", "b", "c"))
-    recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), metrics=(f1,))
+    reported = metric_names(("loss_sum", "correct"), ["f1"])
     for name in ("f1", "loss", "accuracy"):
-        require_metric(EvaluationKeys(metric=name), recipe)
+        require_metric(EvaluationKeys(metric=name), reported)
     with pytest.raises(ConfigError, match="no 'rmse', but"):
-        require_metric(EvaluationKeys(metric="rmse"), recipe)
+        require_metric(EvaluationKeys(metric="rmse"), reported)
     with pytest.raises(ValueError, match=r"goes with evaluation\.metric"):
         EvaluationKeys(direction="lower")
     with pytest.raises(ValueError, match=r"goes with evaluation\.data"):

@@ -122,5 +122,7 @@ def test_arrival_order_does_not_matter():
 def test_weights_by_samples_are_refused(config):
     """A median of weighted devices is another method."""
     strategy = {"name": "fedmedian", "weighting": "samples"}
-    with pytest.raises(PlanError, match="strategy fedmedian needs that all updates count alike"):
+    with pytest.raises(
+        PlanError, match="strategy fedmedian needs that every update has the same weight"
+    ):
         prepare(config, strategy=strategy)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.run_method import RunMethod
 from broker_server.strategies.low_rank import adapters_of
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import Contribution
@@ -179,10 +179,10 @@ def test_devices_keep_nothing_of_units_that_are_factored_anew():
 
     def moving(name):
         run = SimpleNamespace(
-            tiers=[SimpleNamespace(tier=LAYOUT.tier(1.0))],
+            tiers=[LAYOUT.tier(1.0)],
             config=SimpleNamespace(seed=0),
             strategy=built({"name": name}, LAYOUT),
         )
-        return RunContext.moving.fget(run)
+        return RunMethod.moving.fget(run)
 
     assert (moving("flexlora"), moving("hetlora")) == (LAYOUT.tier(1.0).id, None)

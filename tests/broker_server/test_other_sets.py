@@ -64,7 +64,7 @@ def test_another_recipe_may_take_the_place_in_the_chunks_of_the_run(config, othe
             {"optimizer_state": "keep"},
             "states of w1.00-d1",
         ),
-        (clipped, {"micro_batch": 2}, "was exported for whole batches"),
+        (clipped, {"micro_batch": 2}, "is for whole batches"),
     ],
 )
 def test_what_would_not_add_up_is_refused(config, others, change, train, words):

@@ -41,9 +41,15 @@ def tiers(artifacts):
     return load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK).tiers
 
 
+def usable(tiers, settings):
+    """The artifact sets of the tiers that a configuration allows."""
+    allowed = usable_tiers([tier_set.tier for tier_set in tiers.values()], settings)
+    return [tiers[tier.id] for tier in allowed]
+
+
 def given(profiles, tiers, **config):
     settings = TiersConfig(**config)
-    found = assign(profiles, usable_tiers(tiers, settings), settings)
+    found = assign(profiles, usable(tiers, settings), settings)
     return {device: item.tier.tier.id for device, item in found.items()}
 
 
@@ -110,7 +116,7 @@ def test_who_is_left_out_is_told_why(tiers, changes, config, words):
     """And exactly those are left out."""
     settings = TiersConfig(**config)
     device = profile(**changes)
-    said = why_unfit(device, usable_tiers(tiers, settings), settings)
+    said = why_unfit(device, usable(tiers, settings), settings)
     assert words in said
     assert bool(said) == bool(words)
     assert bool(given({"d": device}, tiers, **config)) != bool(said)
@@ -127,7 +133,7 @@ def test_baselines_restrict_the_tiers(tiers):
     }
     assert given(profiles, tiers, exclude_smaller=True) == {"big": "w1.00-d1"}
     with pytest.raises(ConfigError, match=r"no tier 'w0\.25-d1' is exported"):
-        usable_tiers(tiers, TiersConfig(allowed=("w0.25-d1",)))
+        usable(tiers, TiersConfig(allowed=("w0.25-d1",)))
 
 
 def test_devices_are_drawn_by_seed_and_round(tiers):
@@ -135,7 +141,7 @@ def test_devices_are_drawn_by_seed_and_round(tiers):
     restart.
     """
     eligible = assign(
-        {f"d{i}": profile() for i in range(10)}, usable_tiers(tiers, TiersConfig()), TiersConfig()
+        {f"d{i}": profile() for i in range(10)}, usable(tiers, TiersConfig()), TiersConfig()
     )
 
     def drawn(fraction, least, number):

@@ -22,11 +22,11 @@ from broker_server.settings.combinations import features_of
 from broker_server.settings.feature_table import TABLE
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
-from broker_server.settings.traits import Trait
 from broker_server.store import Store, privacy_spent, queries
 from broker_server.store.machine import RoundState
 from broker_server.strategies.private_merge import private_merge
 from broker_server.strategies.strategy import Contribution, GlobalModel
+from broker_server.strategies.traits import Trait
 from fleet_protocol import control
 from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
@@ -342,9 +342,7 @@ def test_methods_that_take_a_plain_mean_are_asked_to_change_nothing(config, stra
     tables = {"strategy": strategy, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
     assert prepare(config, strategy=strategy, **LOCAL).strategy.name == strategy["name"]
     for keys in ({"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}):
-        with pytest.raises(
-            PlanError, match=r"strategy .* needs that the global model moves by the mean"
-        ):
+        with pytest.raises(PlanError, match=r"strategy .* needs that the server adds the mean"):
             prepare(config, **tables, **keys)
 
 
@@ -368,11 +366,11 @@ def test_the_page_shows_the_table():
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({**CENTRAL, "strategy": {"name": "fedmedian"}}, "moves by the mean, entry by entry"),
-        ({**CENTRAL, "strategy": {"name": "whalefl"}}, "do not choose their tier"),
-        ({**LOCAL, "strategy": {"name": "whalefl"}}, "do not choose their tier"),
+        ({**CENTRAL, "strategy": {"name": "fedmedian"}}, "adds the mean of the devices' changes"),
+        ({**CENTRAL, "strategy": {"name": "whalefl"}}, "no device chooses its tier"),
+        ({**LOCAL, "strategy": {"name": "whalefl"}}, "no device chooses its tier"),
         ({**CENTRAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
-        ({**SUMS, "strategy": {"name": "fedmedian"}}, "moves by the mean, entry by entry"),
+        ({**SUMS, "strategy": {"name": "fedmedian"}}, "adds the mean of the devices' changes"),
         ({**SUMS, "strategy": {"name": "federated_dropout"}}, "take heterofl with plan"),
         ({**SUMS, "strategy": {"plan": "random"}}, "take heterofl with plan"),
         ({**SUMS, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
@@ -390,12 +388,12 @@ def test_what_passes_the_noise_by_is_refused(config, tables, message):
     [
         (
             {"name": "fedrolex"},
-            "fedrolex, which moves the units of .* stay the same from round to round",
+            "fedrolex, which moves the units of .* keeps the same units in every round",
         ),
         ({"plan": "random"}, 'set upload.encoding = "int8"'),
         (
             {"name": "fedmedian"},
-            'encoding = "topk" needs that the global model moves by the mean',
+            'encoding = "topk" needs that the server adds the mean',
         ),
     ],
 )
@@ -410,7 +408,7 @@ def test_the_largest_entries_alone_need_a_memory_and_a_mean(config, strategy, me
 def test_the_share_of_the_largest_entries_reaches_the_devices(config):
     """As it is set, and 0.1 where it is not; none and more than all are refused."""
     for told, keep in (({}, 0.1), ({"keep": 0.25}, 0.25)):
-        asked = prepare(config, upload={"encoding": "topk", **told}).instructions("train", 0)
+        asked = prepare(config, upload={"encoding": "topk", **told}).method.instructions("train", 0)
         assert (asked.upload.keep, asked.upload.feedback) == (keep, True)
     for wrong in (0, 1.5):
         with pytest.raises((ConfigError, ValidationError), match=r"keep"):
@@ -420,9 +418,9 @@ def test_the_share_of_the_largest_entries_reaches_the_devices(config):
 def test_the_method_is_asked_to_look_at_no_samples(config):
     """Labels and numbers of samples count for nothing unless somebody says so, who is refused."""
     context = prepare(config, **CENTRAL, strategy={"name": "fedavg"})
-    assert context.instructions("train", 0).upload.hiding is None
+    assert context.method.instructions("train", 0).upload.hiding is None
     local = prepare(config, **LOCAL, upload={"encoding": "int8"})
-    assert local.instructions("train", 0).upload.hiding.deviation == 1.0
+    assert local.method.instructions("train", 0).upload.hiding.deviation == 1.0
     assert isinstance(local.config, FleetConfig)
     layout = tiny_layout()
     silent = update("a", 1.0, 1, labels=()).metrics

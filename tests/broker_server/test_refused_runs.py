@@ -79,7 +79,9 @@ def test_a_warm_up_of_the_whole_run_is_none_of_these(config):
         made = prepare(
             config, train={"learning_rate": 1.0, "rate": {"warmup": warmup}}, round={"rounds": 4}
         )
-        assert [made.instructions("train", closed).train.learning_rate for closed in (0, 3)] == [
+        assert [
+            made.method.instructions("train", closed).train.learning_rate for closed in (0, 3)
+        ] == [
             first,
             1.0,
         ]

@@ -16,6 +16,7 @@ from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.digests import blob_path
+from fleet_protocol.errors import DataError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Offer
 from fleet_protocol.weights import encode_weights
@@ -290,6 +291,29 @@ def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp
         assert len(server.of(control.RoundClosed)[0].merged) == 3
         digests.append({k: v.tobytes() for k, v in weights_of(settings, finished.run, 1).items()})
     assert digests[0] == digests[1]
+
+
+def test_a_run_goes_on_unjudged_where_its_test_set_was_damaged(
+    url, config, running, fleet, tmp_path, test_set
+):
+    """The run says so, and why; only one that begins needs its test set."""
+    path = tmp_path / "test.npz"
+    path.write_bytes(test_set.read_bytes())
+    settings = config(round={"rounds": 1}, evaluation={"data": {"kind": "npz", "path": path}})
+    with Peer(fleet, "d", url, honest()):
+        assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
+        path.write_bytes(test_set.read_bytes()[:99])
+        server = running(settings, url)
+        finished = server.wait()
+        assert (finished.status, finished.rounds) == ("finished", 1), finished.error
+        with pytest.raises(DataError, match=r"test.npz is the beginning of an archive"):
+            running(settings.model_copy(update={"store": tmp_path / "other"}), url).wait()
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        (record,) = store.rounds(finished.run)
+        (note,) = [event for event in store.events(run=finished.run) if event.kind == "not-judged"]
+    assert record.evaluation is None
+    assert f"{path} is the beginning of an archive" in record.note
+    assert note.detail == f"this run goes on, and its versions are not judged: {record.note}"
 
 
 def test_another_configuration_does_not_continue_the_old_run(

@@ -264,30 +264,30 @@ def test_a_robust_merge_is_a_setting_of_every_selective_average(name):
     [
         (
             {"strategy": {"name": "inclusivefl"}, "robust": {"merge": "median"}},
-            "needs that the method lets its merge be replaced",
+            "needs that another merge can replace the strategy's own",
         ),
         (
             {"strategy": {"name": "fedmedian"}, "robust": {"merge": "trimmed_mean"}},
-            "strategy fedmedian .*method lets its merge be replaced",
+            "strategy fedmedian .*another merge can replace",
         ),
         (
             {
                 "strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}},
                 "robust": {"merge": "trimmed_mean"},
             },
-            "needs that the method lets its merge be replaced",
+            "needs that another merge can replace the strategy's own",
         ),
         (
             {"strategy": {"weighting": "samples"}, "robust": {"merge": "median"}},
-            "needs that all updates count alike",
+            "needs that every update has the same weight",
         ),
         (
             {"strategy": {"plan": "random"}, "robust": {"merge": "krum"}},
-            "needs that all devices of a tier share one plan",
+            "needs that all devices of a tier train the same units",
         ),
         (
             {"strategy": {"name": "federated_dropout"}, "robust": {"merge": "krum"}},
-            "needs that all devices of a tier share one plan",
+            "needs that all devices of a tier train the same units",
         ),
     ],
 )

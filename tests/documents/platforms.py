@@ -1,4 +1,4 @@
-"""What was really run where: the table of the README, made of `docs/platforms.json`.
+"""What ran where: the table of docs/support.md, made of `docs/platforms.json`.
 
 A whole suite (`make test`, `test-installed`, `test-training`, `arm`) that ends without a failure
 leaves its date, and what it ran on, in `build/platforms`; `python -m tests.documents.platforms`, a
@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = [
     "HEAD",
-    "README",
+    "PAGE",
     "ROWS",
     "SUITES",
     "ended",
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "support.md"
 ROWS = ROOT / "docs" / "platforms.json"
 FRESH = ROOT / "build" / "platforms"
 HEAD = "| part | where | emulated or hardware | date | what ran |\n|---|---|---|---|---|\n"
-_TABLE = re.compile(r"(?<=## What was really run where\n\n).*?\n(?=\n)", re.DOTALL)
+_TABLE = re.compile(r"(?<=## Runs by platform\n\n).*?\n(?=\n)", re.DOTALL)
 _KEYS = ("part", "where", "how", "date", "ran")
 # By pytest's marks.
 SUITES = {
@@ -99,15 +99,15 @@ def taken_over(rows: list[dict[str, str]], folder: Path = FRESH) -> list[dict[st
 
 
 def table_of(rows: list[dict[str, str]]) -> str:
-    """The table, as the README has it."""
+    """The table, as the page has it."""
     return HEAD + "".join(f"| {' | '.join(row[key] for key in _KEYS)} |\n" for row in rows)
 
 
-def rewritten(readme: str, rows: list[dict[str, str]]) -> str:
-    """The README with another table."""
-    return _TABLE.sub(lambda _: table_of(rows), readme, count=1)
+def rewritten(page: str, rows: list[dict[str, str]]) -> str:
+    """The page with another table."""
+    return _TABLE.sub(lambda _: table_of(rows), page, count=1)
 
 
 if __name__ == "__main__":
     ROWS.write_text(json.dumps(taken_over(read_rows()), indent=1, ensure_ascii=False) + "\n")
-    README.write_text(rewritten(README.read_text(), read_rows()))
+    PAGE.write_text(rewritten(PAGE.read_text(), read_rows()))

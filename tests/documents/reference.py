@@ -89,8 +89,8 @@ class Key:
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[Key]:
-    """Every key that a model reads, tables within tables included."""
-    yield from _keys(model, "")
+    """Every key that a model reads, tables within tables included, and none twice."""
+    yield from dict.fromkeys(_keys(model, ""))
 
 
 def _tables(model: type[BaseModel], top: str, level: str = "##") -> Iterator[str]:
@@ -317,7 +317,9 @@ def _keys(model: type[BaseModel], table: str) -> Iterator[Key]:
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         models = list(_models(field.annotation))
-        within = f"{table}.{name}" if table else name
+        # A table within a table of several kinds goes by the name alone.
+        outer = table.partition(",")[0]
+        within = f"{outer}.{name}" if outer else name
         if models:
             inner += [(_kind(within, each, models), each) for each in models]
             if not _listed(field.annotation):

@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-__all__ = ["DOCS", "ROOT", "TABLES", "StoredTable", "reached", "runs_of"]
+__all__ = ["DATA", "DOCS", "ROOT", "TABLES", "StoredTable", "reached", "runs_of"]
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+DATA = DOCS / "benchmarks" / "data"
 SEEDS = (1, 2, 3)
 
 Run = dict[str, Any]
@@ -22,8 +23,8 @@ Rows = list[list[str]]
 
 
 def runs_of(stored: str, key: str = "runs") -> list[Run]:
-    """The runs of a file in docs, which has them under a key."""
-    runs: list[Run] = json.loads((DOCS / stored).read_text())[key]
+    """The runs of a stored file, which has them under a key."""
+    runs: list[Run] = json.loads((DATA / stored).read_text())[key]
     return runs
 
 
@@ -34,7 +35,7 @@ class StoredTable:
     Attributes:
         document: its path from the project's folder.
         head: first cells of its head, enough to tell it from the document's other tables.
-        stored: file in docs that it is made of.
+        stored: file in docs/benchmarks/data that it is made of.
         expected: its rows, made of the stored runs.
         compared: what is compared of a written row.
         key: where the file has them.
@@ -117,12 +118,38 @@ def _asynchronous(runs: list[Run]) -> Rows:
     return rows
 
 
+ARMS = {"global": "Shoal", "all_small": "AllSmall", "exclusive": "Exclusive"}
+"""The runs of a demo, by the names of its table."""
+
+
 def _demo(runs: list[Run]) -> Rows:
+    rows = []
+    for run in runs:
+        if run["data"] == "digits":
+            figures = [f"{run['accuracy'][arm]:.4f}" for arm in ARMS]
+            rows.append([run["date"], str(run["seed"]), *figures])
+    return rows
+
+
+def newest_demos(runs: list[Run]) -> list[Run]:
+    """The demos on digits of the newest date, one for each seed."""
     digits = [run for run in runs if run["data"] == "digits"]
-    arms = ("global", "all_small", "exclusive")
-    rows = [[str(run["seed"]), *(f"{run['accuracy'][arm]:.4f}" for arm in arms)] for run in digits]
-    means = [fmean(run["accuracy"][arm] for run in digits) for arm in arms]
-    return [*rows, ["mean", *(f"{mean:.4f}" for mean in means)]]
+    newest = max(run["date"] for run in digits)
+    return [run for run in digits if run["date"] == newest]
+
+
+def _demo_in_short(runs: list[Run]) -> Rows:
+    newest = newest_demos(runs)
+    rows = []
+    for arm, name in ARMS.items():
+        values = [run["accuracy"][arm] for run in newest]
+        figures = [f"{value:.4f}" for value in (fmean(values), min(values), max(values))]
+        rows.append([name, *figures])
+    return rows
+
+
+def _without_description(row: list[str]) -> list[str]:
+    return row[:4]
 
 
 def _finetuning(runs: list[Run]) -> Rows:
@@ -208,14 +235,17 @@ def _downloads(runs: list[Run]) -> Rows:
 
 TABLES = {
     "asynchronous": StoredTable(
-        "docs/rounds.md", ("accuracy", "seed"), "asynchronous.json", _asynchronous
+        "docs/benchmarks/asynchronous.md", ("accuracy", "seed"), "asynchronous.json", _asynchronous
     ),
-    "demo": StoredTable("README.md", ("seed", "Shoal"), "demo.json", _demo),
+    "demo": StoredTable("docs/benchmarks/demo.md", ("date", "seed"), "demo.json", _demo),
+    "demo in short": StoredTable(
+        "README.md", ("Fleet", "mean"), "demo.json", _demo_in_short, _without_description
+    ),
     "finetuning": StoredTable(
         "docs/finetuning.md", ("run", "seed"), "finetuning-sst2.json", _finetuning, _where_it_ran
     ),
     "packing": StoredTable(
-        "docs/rounds.md",
+        "docs/benchmarks/encodings.md",
         ("what", "its bytes, MB"),
         "packing.json",
         _packing,
@@ -226,12 +256,15 @@ TABLES = {
         "docs/privacy.md", ("noise_multiplier", "epsilon"), "privacy.json", _privacy
     ),
     "robust": StoredTable(
-        "docs/rounds.md", ("[robust]", "nobody lies"), "robust-merging.json", _robust
+        "docs/benchmarks/robustness.md", ("[robust]", "nobody lies"), "robust-merging.json", _robust
     ),
     "uploads": StoredTable(
-        "docs/rounds.md", ("task", "encoding"), "upload-encodings.json", _uploads
+        "docs/benchmarks/encodings.md", ("task", "encoding"), "upload-encodings.json", _uploads
     ),
     "downloads": StoredTable(
-        "docs/rounds.md", ("[download]", "[upload]"), "download-encodings.json", _downloads
+        "docs/benchmarks/encodings.md",
+        ("[download]", "[upload]"),
+        "download-encodings.json",
+        _downloads,
     ),
 }

@@ -11,21 +11,23 @@ import pytest
 
 from reproduction.stored import read_rows
 from reproduction.table_file import TABLES
+from tests.documents.stored_tables import TABLES as TABLES_OF_DOCUMENTS
+from tests.documents.stored_tables import runs_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+CHECKS = DOCS / "results" / "checks"
 WRITTEN = [
     ROOT / "README.md",
     *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "benchmarks").glob("*.md")),
     *sorted((DOCS / "methods").glob("[!s]*.md")),
 ]
 """Documents for people; the specification tells what the papers print."""
 
 SHARE = re.compile(r"(?<![\w.,-])0\.\d{3,4}(?![\d.])")
 
-DEMO, SST2 = (
-    json.loads((DOCS / name).read_text())["runs"] for name in ("demo.json", "finetuning-sst2.json")
-)
+SST2 = runs_of("finetuning-sst2.json")
 
 
 def lasts(arch: str, strategy: str) -> list[float]:
@@ -38,7 +40,11 @@ def lasts(arch: str, strategy: str) -> list[float]:
 
 
 COMPUTED = {
-    "README.md": [fmean(run["accuracy"]["global"] for run in DEMO if run["data"] == "digits")],
+    "README.md": [
+        float(figure)
+        for row in TABLES_OF_DOCUMENTS["demo in short"].computed()
+        for figure in row[1:]
+    ],
     "finetuning.md": [
         fmean(lasts("minilm_encoder", "fedavg")),
         fmean(lasts("minilm_adapters", "hetlora")),
@@ -47,7 +53,7 @@ COMPUTED = {
 """What a document says of several stored runs together."""
 
 OTHER = {
-    "graphs.md": "milliseconds of training steps, which `tests/test_step_figures.py` holds "
+    "steps.md": "milliseconds of training steps, which `tests/test_step_figures.py` holds "
     "against the stored history",
     "recipes.md": "a default",
     "security.md": "shares of a processor's time that `benchmarks.run identity` printed, with the "
@@ -73,7 +79,7 @@ def numbers(value: Any) -> Iterator[float]:
 @pytest.fixture(scope="module")
 def stored() -> list[float]:
     """All that the files beside the documents have."""
-    files = [path for path in DOCS.glob("*.json") if path.stem not in {"openapi", "asyncapi"}]
+    files = [*(DOCS / "benchmarks" / "data").glob("*.json"), *CHECKS.glob("*.json")]
     found = [number for path in files for number in numbers(json.loads(path.read_text()))]
     cells = (
         row
@@ -139,7 +145,7 @@ def test_what_was_checked_of_fedrolex_is_of_stored_runs(table, checks):
     """
     text, lacking = TABLES[table].checked
     assert not re.search(r"\d\.\d", lacking)
-    (check,) = json.loads((DOCS / "fedrolex-checks.json").read_text())[checks]
+    (check,) = json.loads((CHECKS / "fedrolex-checks.json").read_text())[checks]
     other, rolling = (100 * fmean(run["accuracy"][-4:]) for run in check["runs"])
     rows = read_rows(DOCS / "results" / table / f"{table}.csv")
     arms = {run["arm"] for run in check["runs"]}
@@ -154,7 +160,7 @@ def test_what_was_checked_of_fedrolex_is_of_stored_runs(table, checks):
 
 def test_what_was_checked_of_fml_is_of_stored_runs():
     """Each accuracy in that paragraph, the mean of the last two evaluations, and no other."""
-    stored = json.loads((DOCS / "fml-checks.json").read_text())
+    stored = json.loads((CHECKS / "fml-checks.json").read_text())
     rows = read_rows(DOCS / "results" / "fml-1" / "fml-1.csv")
     *texts, lacking = TABLES["fml-1"].checked
     assert not re.search(r"\d\.\d", lacking)

@@ -1,4 +1,4 @@
-"""The README's table of what ran where is that of the stored runs, and each says when, and on what
+"""The table of what ran where is that of the stored runs, and each says when, and on what
 kind of machine.
 """
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.documents.platforms import (
     HEAD,
-    README,
+    PAGE,
     SUITES,
     ended,
     read_rows,
@@ -22,7 +22,7 @@ from tests.documents.platforms import (
 
 def test_the_table_is_that_of_the_stored_runs():
     """`make docs` writes it."""
-    text = README.read_text()
+    text = PAGE.read_text()
     assert table_of(read_rows()) in text
     assert rewritten(text, read_rows()) == text
     other = [row | {"date": "2020-01-01"} for row in read_rows()]

@@ -11,13 +11,20 @@ import pytest
 from broker_server.settings.fleet import PrivacyConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.store.privacy_spent import epsilon_after
-from tests.documents.stored_tables import DOCS, ROOT, TABLES, encoding_of, reached, runs_of, total
+from tests.documents.stored_tables import (
+    DATA,
+    DOCS,
+    TABLES,
+    encoding_of,
+    newest_demos,
+    reached,
+    runs_of,
+    total,
+)
 from tests.simulation import attack_figures, privacy_figures
 
 OTHER_FILES = {
     "asyncapi": "generated from the messages",
-    "fedrolex-checks": "`test_figures.py` holds the paragraphs that name its figures",
-    "fml-checks": "`test_figures.py` holds the paragraphs that name its figures",
     "openapi": "generated from the API",
     "platforms": "`test_platforms.py`, as `make docs` writes its table",
 }
@@ -34,11 +41,9 @@ def test_a_table_is_that_of_its_stored_runs(table):
 
 def test_every_stored_file_has_its_table():
     """Or it is said where its figures are held against the documents."""
-    stored = {path.stem for path in DOCS.glob("*.json")}
-    assert (
-        stored
-        == {table.stored.removesuffix(".json") for table in TABLES.values()} | OTHER_FILES.keys()
-    )
+    stored = {path.name for path in DATA.iterdir()}
+    assert stored == {table.stored for table in TABLES.values()}
+    assert {path.stem for path in DOCS.glob("*.json")} == OTHER_FILES.keys()
 
 
 @pytest.mark.parametrize("figures", [attack_figures, privacy_figures], ids=["robust", "privacy"])
@@ -57,10 +62,16 @@ def test_every_noise_and_every_lie_was_simulated():
     assert {run["robust"] for run in runs_of("robust-merging.json")} == attack_figures.ROBUST.keys()
 
 
-def test_the_demo_on_mnist_ends_as_the_readme_says():
+def test_the_readme_is_of_five_seeds():
+    """All of one date, on one machine."""
+    newest = newest_demos(runs_of("demo.json"))
+    assert sorted(run["seed"] for run in newest) == [1, 2, 3, 4, 5]
+
+
+def test_the_demo_on_mnist_ends_as_its_page_says():
     """After the rounds that its sentence names."""
-    readme = (ROOT / "README.md").read_text()
-    said = re.search(r"global accuracy (\S+) after round (\d+) and (\S+) after round (\d+)", readme)
+    page = (DOCS / "benchmarks" / "demo.md").read_text()
+    said = re.search(r"global accuracy (\S+) after round (\d+) and (\S+) after round (\d+)", page)
     assert said is not None
     first, first_round, last, last_round = said.groups()
     (run,) = (run for run in runs_of("demo.json") if run["data"] == "mnist")

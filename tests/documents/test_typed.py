@@ -90,9 +90,11 @@ def test_what_is_executed_elsewhere_is():
     from tests.fleet import test_predictions  # noqa: PLC0415
     from tests.shoal import test_api, test_templates  # noqa: PLC0415
     from tests.shoal.flash import test_newcomer  # noqa: PLC0415
+    from tests.simulation import test_own_strategy  # noqa: PLC0415
 
     read = {
         "tests/fleet/test_predictions.py": {test_predictions.TYPED},
+        "tests/simulation/test_own_strategy.py": {test_own_strategy.TYPED},
         "tests/test_howto.py": {shlex.join(words) for words in test_howto.TYPED},
         "tests/shoal/flash/test_newcomer.py": set(test_newcomer.commands()),
         "tests/test_tutorial.py": {shlex.join(words) for words in test_tutorial.commands()},

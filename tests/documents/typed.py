@@ -104,26 +104,19 @@ _MAKE = Never("installs or runs whole suites; tests/test_documents.py looks for 
 
 # By page and line; a * at the end stands for any more, and the first row that fits counts.
 PLACES: dict[tuple[str, str], Place] = {
-    ("README.md", "make board"): _NEWCOMER,
     ("README.md", "make *"): _MAKE,
-    ("README.md", "source .venv/bin/activate"): _NEWCOMER,
-    ("README.md", "cd examples/board"): _NEWCOMER,
-    ("README.md", "sh emulate.sh pi-1.img"): _NEWCOMER,
-    ("README.md", "shoal flash image --out pi-1.img"): _NEWCOMER,
-    ("README.md", "shoal run --config lab/fleet.toml"): _NEWCOMER,
-    ("README.md", "shoal devices --store lab/store"): _NEWCOMER,
-    ("README.md", "shoal export-weights --store lab/store --format torch --out pi-1.pt"): _NEWCOMER,
-    ("README.md", "SHOAL_DATA=/path/to/data shoal demo --data mnist"): Never(
+    ("docs/emulated-board.md", "*"): _NEWCOMER,
+    ("docs/install.md", "git clone REPOSITORY shoal"): _CLONE,
+    ("docs/install.md", "make -C shoal *"): _MAKE,
+    ("docs/install.md", "pip install *"): _PIP,
+    ("docs/own-model.md", "*"): _TUTORIAL,
+    ("docs/benchmarks/demo.md", "SHOAL_DATA=/path/to/data shoal demo --data mnist"): Never(
         "takes minutes and MNIST; tests/documents/stored_tables.py has its figures, `make demo` "
         "is the same on digits"
     ),
-    ("README.md", "shoal simulate*"): Scene("simulations"),
-    ("README.md", "shoal reproduce heterofl-1 --scale smoke"): Scene("tables"),
-    ("README.md", "shoal *"): _TUTORIAL,
-    ("README.md", "python make_data.py*"): _TUTORIAL,
     ("docs/api.md", "from shoal import architecture, Cut, Registry, ..."): _PATTERN,
     ("docs/api.md", "*"): _API,
-    ("docs/device.md", "pip install 'shoal[device]'"): _PIP,
+    ("docs/device.md", "pip install './shoal[device]'"): _PIP,
     ("docs/device.md", "shoal device bench*"): Scene("costs"),
     ("docs/device.md", "shoal device *"): Scene("a_board"),
     ("docs/device.md", "shoal export*"): Scene("exports"),
@@ -146,15 +139,15 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/methods/fml.md", "shoal export-mutual --meme cnn2*"): Scene("exports"),
     ("docs/methods/fml.md", "shoal *"): Scene("personal_models"),
     ("docs/methods/inclusivefl.md", "shoal export*"): Scene("exports"),
-    ("docs/mobile.md", "pip install 'shoal[export,executorch]'"): _PIP,
+    ("docs/mobile.md", "pip install './shoal[export,executorch]'"): _PIP,
     ("docs/mobile.md", "shoal export*"): Scene("exports"),
     ("docs/operations.md", "shoal bench fleet*"): Scene("a_bench"),
     ("docs/operations.md", "shoal pause*"): Scene("steering"),
     ("docs/operations.md", "shoal resume*"): Scene("steering"),
     ("docs/operations.md", "shoal stop*"): Scene("steering"),
     ("docs/operations.md", "shoal *"): Scene("a_store"),
-    ("docs/operations.md", "make soak RUNS=50"): _MAKE,
-    ("docs/operations.md", "python -m tests.fleet.chaos --devices 50 --rounds 30"): Never(
+    ("docs/benchmarks/resilience.md", "make soak RUNS=50"): _MAKE,
+    ("docs/benchmarks/resilience.md", "python -m tests.fleet.chaos --devices 50 --rounds 30"): Never(
         "takes half an hour; tests/fleet/test_chaos.py does it with fewer devices and rounds"
     ),
     ("docs/page.md", "shoal reproduce fedrolex-3 --scale small --out results"): _HOURS,
@@ -168,6 +161,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/page.md", "shoal track*"): Scene("tracking"),
     ("docs/privacy.md", "theta_new(e) = theta_old(e) + (sum_k change_k(e) + z C n(e)) / asked(e)"): Never("a formula"),
     ("docs/recipes.md", "shoal export*"): Scene("exports"),
+    ("docs/release.md", "make dist"): _MAKE,
     ("docs/results/*", "shoal reproduce*"): _HOURS,
     ("docs/rollout.md", "shoal rollout start --artifacts*"): Never(
         "takes a run in progress; tests/fleet/test_rollout_sets.py types it in one"
@@ -180,6 +174,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/simulation.md", "shoal reproduce --all --scale small --budget 8h"): _HOURS,
     ("docs/simulation.md", "shoal reproduce heterofl-1 --scale smoke"): Scene("tables"),
     ("docs/simulation.md", "shoal simulate*"): Scene("simulations"),
+    ("docs/strategies.md", "shoal simulate*"): Elsewhere("tests/simulation/test_own_strategy.py"),
     ("docs/tutorial.md", "git clone REPOSITORY shoal"): _CLONE,
     ("docs/tutorial.md", "make -C shoal install"): _CLONE,
     ("docs/tutorial.md", "source shoal/.venv/bin/activate"): _CLONE,

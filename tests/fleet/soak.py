@@ -21,7 +21,7 @@ from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import Store, TaskPhase
 from shoal.local_fleet import LocalDevice, LocalFleet
-from simulation.data.held import Parts
+from simulation.data.held import SampleSplit
 from simulation.preparing import prepare
 from simulation.runner import simulate
 from tests.brokers import TestBroker, mosquitto_broker
@@ -92,7 +92,9 @@ def main() -> None:
         x = np.load(prepared.data / "train_x.npy")
         y = np.load(prepared.data / "train_y.npy")
         devices = []
-        for name, held in zip(config.devices.ids, Parts.load(prepared.parts).train, strict=True):
+        for name, held in zip(
+            config.devices.ids, SampleSplit.load(prepared.split).train, strict=True
+        ):
             np.savez(root / f"{name}.npz", x=x[held], y=y[held])
             devices.append(LocalDevice(name, root / f"{name}.npz", 1.0))
         fleet = config.fleet(

@@ -217,7 +217,7 @@ def test_the_tables_of_other_systems(tmp_path):
     (tmp_path / "mac.csv").write_bytes(b"\xef\xbb\xbfa,label\r1,0\r2,1\r")
     assert load(tmp_path, kind="csv", path="mac.csv").x.tolist() == [[1], [2]]
     (tmp_path / "open.csv").write_text('a,label\n"1,0\n' + "2,1\n" * 40_000)
-    with pytest.raises(DataError, match=r"open\.csv is truncated or damaged: field larger"):
+    with pytest.raises(DataError, match=r"open\.csv is not a table, .* damaged: field larger"):
         load(tmp_path, kind="csv", path="open.csv")
     (tmp_path / "d.csv").write_text("a,b,label\n1,2,0\n3,4,1\n")
     config = TypeAdapter(DataConfig).validate_python(
@@ -254,6 +254,49 @@ def test_python_entry_point(tmp_path):
     )
     data = load(tmp_path, kind="python", entry_point="mine.py:load", options={"n": 4})
     assert (data.x.shape, data.y.tolist()) == ((4, 3), [0, 1, 0, 1])
+
+
+BESIDE = {
+    "a module": "from {beside} import half\n",
+    "a dataclass": (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Half:\n    by: float = 0.5\n"
+        "def half(x):\n    return x * Half().by\n"
+    ),
+    "a module that imports another": "import {beside}_all\nhalf = {beside}_all.half\n",
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_a_function_may_use_files_beside_it_and_dataclasses(tmp_path, case):
+    """As a script may; also for functions that transform samples."""
+    beside = f"beside_{abs(hash(tmp_path))}"
+    (tmp_path / f"{beside}.py").write_text("def half(x):\n    return x / 2\n")
+    (tmp_path / f"{beside}_all.py").write_text(f"from {beside} import half\n")
+    (tmp_path / "mine.py").write_text(
+        BESIDE[case].format(beside=beside)
+        + "import numpy as np\n"
+        + "def load():\n    return half(np.full((3, 2), 4.0)), np.arange(3)\n"
+    )
+    data = load(
+        tmp_path, kind="python", entry_point="mine.py:load", transforms=[f"{tmp_path}/mine.py:half"]
+    )
+    assert data.x.tolist() == [[1, 1]] * 3
+
+
+def test_two_files_of_one_name_beside_functions_are_refused(tmp_path):
+    """Python would import the first for both, and samples of one board would be another's."""
+    beside = f"twice_{abs(hash(tmp_path))}"
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / f"{beside}.py").write_text(f"value = '{place}'\n")
+        (tmp_path / place / "mine.py").write_text(
+            f"import numpy as np\nimport {beside}\n"
+            f"def load():\n    return np.full((2, 1), ord({beside}.value)), np.arange(2)\n"
+        )
+    assert load(tmp_path, kind="python", entry_point="a/mine.py:load").x[0, 0] == ord("a")
+    with pytest.raises(DataError, match=rf"/b/{beside}.py and .*/a/{beside}.py have one name.*ren"):
+        load(tmp_path, kind="python", entry_point="b/mine.py:load")
 
 
 def test_tokens_stay_whole_numbers():
@@ -307,7 +350,10 @@ BAD = {
         {"kind": "images", "path": "some", "labels": ["b"]},
         "has a folder 'a'",
     ),
-    "not an image": ({"kind": "images", "path": "some"}, "cannot read the image .*broken.png"),
+    "not an image": (
+        {"kind": "images", "path": "some"},
+        "broken.png is not an image, or is truncated or damaged",
+    ),
     "wrong key": ({"kind": "npz", "path": "d.npz", "x_key": "z"}, r"no array 'z' \(it has x, y\)"),
     "npy without labels": ({"kind": "npz", "path": "x.npy"}, "`y_path`"),
     "pickled objects": ({"kind": "npz", "path": "objects.npz"}, "Python objects"),
@@ -465,7 +511,7 @@ def test_images_may_have_numbers_as_targets(tmp_path):
     assert data.x[:, 0, 0, 0].tolist() == [10, 0]
     assert data.y.tolist() == [[0.5, 2], [-1, 3]]
     (tmp_path / "targets.csv").write_text("2.png,0.5\n")
-    with pytest.raises(DataError, match=r"cannot read the image .*2.png"):
+    with pytest.raises(DataError, match=r"cannot read .*/2.png: No such file"):
         load(tmp_path, kind="images", path=".", targets="targets.csv", channels=1)
     (tmp_path / "targets.csv").write_text("1.png,much\n")
     with pytest.raises(DataError, match=r"line 1 of .*targets.csv"):
@@ -601,7 +647,9 @@ def test_a_damaged_table_and_ragged_samples_are_named(tmp_path):
     """
     for cut in (b"\x1f\x8bgarbage", gzip.compress(b"a,label\n" + b"1,0\n" * 99)[:-12]):
         (tmp_path / "t.csv").write_bytes(cut)
-        with pytest.raises(DataError, match=r"t.csv is truncated or damaged: .*copy it again"):
+        with pytest.raises(
+            DataError, match=r"t.csv is not a table, or is truncated or damaged: .*copy it again"
+        ):
             load(tmp_path, kind="csv", path="t.csv")
     (tmp_path / "mine.py").write_text("def f():\n    return [[1, 2], [1]], [0, 1]\n")
     with pytest.raises(DataError, match=r"mine.py:f returned no arrays: .*one shape"):

@@ -1,9 +1,9 @@
-"""Writes docs/robust-merging.json: MNIST with ten devices of which some lie, under several settings
+"""Writes docs/benchmarks/data/robust-merging.json: MNIST with ten devices of which some lie, under several settings
 of ``[robust]``.
 
     SHOAL_DATA=/path/to/data python -m tests.simulation.attack_figures
 
-Takes some minutes. The table in docs/rounds.md is compared with the file by
+Takes some minutes. The table in docs/benchmarks/robustness.md is compared with the file by
 tests/documents/stored_tables.py.
 """
 
@@ -19,7 +19,7 @@ from simulation.engines import open_engine
 from tests.simulation.attackers import LyingEngine, times
 from tests.simulation.simulations import settings
 
-FILE = Path(__file__).parents[2] / "docs" / "robust-merging.json"
+FILE = Path(__file__).parents[2] / "docs" / "benchmarks" / "data" / "robust-merging.json"
 LIARS = ("device-0", "device-4", "device-7")
 UNBOUND = {"norm_bound": 0}
 ROBUST: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.mapped_tensors import blob_in, tensors_in
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.weights import encode_weights
-from simulation.orders import Engine, Failed, Finished, WorkItem, WorkOrder
+from simulation.orders import DeviceTask, Engine, Failed, Finished, WorkOrder
 
 Attack = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 """From what was sent and what was learnt to what is sent back."""
@@ -34,12 +34,12 @@ class LyingEngine:
     def __init__(self, engine: Engine, store: Path, attacks: Mapping[str, Attack]) -> None:
         self._engine = engine
         self._attacks = attacks
-        self._items: dict[str, WorkItem] = {}
+        self._items: dict[str, DeviceTask] = {}
         self._updates = BlobStore(store / "updates", durable=False)
         self._blobs = BlobStore(store / "blobs", durable=False)
 
     def submit(self, orders: Sequence[WorkOrder]) -> None:
-        self._items.update({item.task: item for order in orders for item in order.items})
+        self._items.update({task.id: task for order in orders for task in order.tasks})
         self._engine.submit(orders)
 
     def receive(self, timeout_seconds: float) -> list[Finished | Failed]:

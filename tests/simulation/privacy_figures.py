@@ -1,4 +1,4 @@
-"""Writes docs/privacy.json: MNIST with five hundred devices and noise of several sizes, by three
+"""Writes docs/benchmarks/data/privacy.json: MNIST with five hundred devices and noise of several sizes, by three
 seeds.
 
     SHOAL_DATA=/path/to/data python -m tests.simulation.privacy_figures
@@ -17,7 +17,7 @@ from typing import Any
 from simulation.runner import simulate
 from tests.simulation.simulations import settings
 
-FILE = Path(__file__).parents[2] / "docs" / "privacy.json"
+FILE = Path(__file__).parents[2] / "docs" / "benchmarks" / "data" / "privacy.json"
 SEEDS = (1, 2, 3)
 CLIP = 0.5
 NOISES = (None, 0.3, 1.0, 3.0, 10.0)  # multipliers; None for a run without [privacy]

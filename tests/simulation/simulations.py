@@ -13,7 +13,7 @@ from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
 from fleet_protocol import control
 from shoal.local_fleet import LocalDevice, LocalFleet
-from simulation.data.held import Parts
+from simulation.data.held import SampleSplit
 from simulation.preparing import prepare
 from simulation.runner import SimulationResult
 from simulation.settings import SimulationConfig
@@ -72,7 +72,7 @@ def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> 
     x = np.load(prepared.data / "train_x.npy")
     y = np.load(prepared.data / "train_y.npy")
     devices = []
-    for name, held in zip(config.devices.ids, Parts.load(prepared.parts).train, strict=True):
+    for name, held in zip(config.devices.ids, SampleSplit.load(prepared.split).train, strict=True):
         path = folder / f"{name}.npz"
         np.savez(path, x=x[held], y=y[held])
         devices.append(LocalDevice(name, path, 1.0))

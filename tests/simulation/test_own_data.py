@@ -17,7 +17,7 @@ from fleet_protocol.data.contract import complete_contract, reconcile
 from fleet_protocol.errors import ConfigError, DataError, MismatchError
 from models import Registry
 from models.pretrained import MINILM_VOCAB
-from simulation.data.held import Parts, VirtualData
+from simulation.data.held import SampleSplit, VirtualData
 from simulation.data.own import own_data
 from simulation.exporting import Chosen
 from simulation.preparing import prepare
@@ -90,7 +90,7 @@ def test_devices_have_the_batches_of_boards(boards):
     """
     simulation = own(boards, TABLE, {**TABLE, "path": "test.csv"}, model=REGRESSION)
     prepared = prepare(simulation)
-    devices = VirtualData(prepared.data, prepared.parts, simulation.data.changes)
+    devices = VirtualData(prepared.data, prepared.split, simulation.data.changes)
     for index, name in enumerate("ab"):
         board = load_data(config(boards, **TABLE | {"path": f"boards/{name}.csv"}))
         mine = devices.of(index)
@@ -292,6 +292,18 @@ def test_what_stands_for_missing_values_is_one_number(tmp_path):
         own_data(config(tmp_path, **train), config(tmp_path, **test))
 
 
+@pytest.mark.parametrize("folder", ["data [v2]", "[ab]", "what?", "a*b"])
+def test_stars_match_below_any_folder(tmp_path, folder):
+    """Only stars stand for something else."""
+    for name, label in (("b1", 0), ("b2", 1), ("c1", 2)):
+        path = tmp_path / folder / f"{name}.npz"
+        path.parent.mkdir(exist_ok=True)
+        np.savez(path, x=np.full((2, 1), label), y=np.full(2, label))
+    train = config(tmp_path, kind="npz", path=f"{folder}/b*.npz")
+    data = own_data(train, config(tmp_path, kind="npz", path=f"{folder}/c1.npz"))
+    assert data.train_y.tolist() == [0, 0, 1, 1]
+
+
 def test_any_split_of_one_file(tmp_path):
     """One file for all devices is dealt as the sets by name are; integers stay as they are, for
     tokens.
@@ -300,7 +312,7 @@ def test_any_split_of_one_file(tmp_path):
     table = {"kind": "npz", "path": "d.npz"}
     kinds = {"kind": "shards", "per_device": 2}
     prepared = prepare(own(tmp_path, table, table, partition=kinds))
-    parts = Parts.load(prepared.parts)
+    parts = SampleSplit.load(prepared.split)
     assert [len(np.unique(np.arange(40)[part] % 4)) for part in parts.train] == [2, 2]
     assert not any(
         map(len, parts.test)
@@ -335,7 +347,7 @@ def test_a_label_that_the_loss_ignores_is_no_class(ignoring):
     """
     prepared = prepare(ignoring)
     assert prepared.settings["classes"] == 3
-    assert sorted(np.concatenate(Parts.load(prepared.parts).train)) == list(range(40))
+    assert sorted(np.concatenate(SampleSplit.load(prepared.split).train)) == list(range(40))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import DataError
-from simulation.data.held import Parts
+from simulation.data.held import SampleSplit
 from simulation.engines.parcel import packing_list, read_state, relocated, write_state
 from simulation.orders import WorkerSetup
 
@@ -37,7 +37,7 @@ def setup(tmp_path) -> WorkerSetup:
         artifacts=tmp_path / "cache/artifacts",
         arch="mlp",
         data=tmp_path / "cache/data",
-        parts=tmp_path / "run/parts.npz",
+        split=tmp_path / "run/parts.npz",
         blobs=tmp_path / "run/store/blobs",
         updates=tmp_path / "run/store/updates",
         devices=tmp_path / "run/devices",
@@ -57,7 +57,7 @@ def named(setup: WorkerSetup) -> list[Path]:
         setup.data / "train_x.npy",
         setup.data / "train_y.npy",
         setup.data / "black.npy",
-        setup.parts,
+        setup.split,
         setup.models,
         Path(setup.augment[1].removesuffix(":noise")),
         setup.pairs[0] / "manifest.json",
@@ -103,12 +103,12 @@ def test_the_test_set_travels_to_workers_that_judge_by_it(setup):
 def test_who_holds_what_is_in_memory_once(tmp_path):
     """Every device's part was a view of a copy of its own of all indices, 200 of them here."""
     ends = np.linspace(0, 100_000, 200).astype(int)
-    held = Parts(
+    held = SampleSplit(
         tuple(np.arange(*pair) for pair in pairwise([0, 0, *ends])), (np.zeros(0, np.int64),) * 201
     )
     held.save(tmp_path / "parts.npz")
     tracemalloc.start()
-    found = Parts.load(tmp_path / "parts.npz")
+    found = SampleSplit.load(tmp_path / "parts.npz")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * 8 * 100_000

@@ -26,7 +26,7 @@ from fleet_protocol.messages.instructions import Upload
 from simulation.engines import open_engine
 from simulation.engines.local import LocalEngine, WorkerDiedError
 from simulation.engines.parcel import read_state
-from simulation.orders import Engine, Failed, Finished, WorkerSetup, WorkItem, WorkOrder
+from simulation.orders import DeviceTask, Engine, Failed, Finished, WorkerSetup, WorkOrder
 from simulation.settings import SimulationConfig
 from simulation.tables import EngineTable
 
@@ -124,11 +124,11 @@ class KeepsARound:
         self.setup = setup
 
     def work(self, order: WorkOrder) -> list[Finished | Failed]:
-        for item in order.items:
+        for item in order.tasks:
             folder = self.setup.devices / item.device
             (folder / f"round-{item.round}").write_bytes((folder / "round-1").read_bytes() + b"+")
             assert BlobStore(self.setup.blobs).read(item.weights.digest)
-        return [Failed(task=item.task, detail="seen") for item in order.items]
+        return [Failed(task=item.id, detail="seen") for item in order.tasks]
 
 
 def test_an_actor_elsewhere_has_what_it_is_sent(tmp_path, monkeypatch):
@@ -183,9 +183,9 @@ def test_an_actor_elsewhere_has_what_it_is_sent(tmp_path, monkeypatch):
 
 def an_item(
     task: str, number: int, manifest: BlobRef, weights: BlobRef, train: TrainSettings, index=0
-) -> WorkItem:
-    return WorkItem(
-        task=task,
+) -> DeviceTask:
+    return DeviceTask(
+        id=task,
         run="run",
         round=number,
         device=f"device-{index}",
@@ -218,7 +218,7 @@ class Small:
             artifacts=self.prepared.artifacts,
             arch="mlp",
             data=self.prepared.data,
-            parts=self.prepared.parts,
+            split=self.prepared.split,
             blobs=blobs,
             updates=self.folder / name / "updates",
             devices=self.folder / name / "devices",
@@ -232,8 +232,8 @@ class Small:
             for index in range(6)
         ]
         return [
-            WorkOrder(items=tuple(items[:2])),
-            *(WorkOrder(items=(item,)) for item in items[2:]),
+            WorkOrder(tasks=tuple(items[:2])),
+            *(WorkOrder(tasks=(item,)) for item in items[2:]),
         ]
 
 
@@ -374,13 +374,13 @@ def test_what_encodings_lose_travels_with_the_devices(small):
     """
     rounds = []
     for number in (1, 2, 3):
-        items = [item for order in small.orders(epochs=1) for item in order.items]
+        items = [item for order in small.orders(epochs=1) for item in order.tasks]
         keeping = items[0].instructions.model_copy(update={"upload": Upload(encoding="int8")})
         of_round = {"round": number, "instructions": keeping}
         items = [
-            item.model_copy(update={**of_round, "task": f"{item.task}-{number}"}) for item in items
+            item.model_copy(update={**of_round, "id": f"{item.id}-{number}"}) for item in items
         ]
-        rounds.append([WorkOrder(items=(item,)) for item in items])
+        rounds.append([WorkOrder(tasks=(item,)) for item in items])
     found = []
     for name, begin in (
         ("near", partial(LocalEngine, 1)),
@@ -393,7 +393,7 @@ def test_what_encodings_lose_travels_with_the_devices(small):
                 engine.submit(orders)
                 kept = what_counts(answers(engine))
                 found.append(
-                    (kept, [read_state(setup.devices / order.items[0].device) for order in orders])
+                    (kept, [read_state(setup.devices / order.tasks[0].device) for order in orders])
                 )
         finally:
             engine.close()
@@ -421,7 +421,7 @@ def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
         endless = small.orders(epochs=10_000_000)[0]
         endless = WorkOrder(
             items=tuple(
-                item.model_copy(update={"task": f"endless-{item.task}"}) for item in endless.items
+                item.model_copy(update={"id": f"endless-{item.id}"}) for item in endless.tasks
             )
         )
         engine.submit([endless])

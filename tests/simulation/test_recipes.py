@@ -134,7 +134,7 @@ def test_what_is_not_known_is_refused(cache, tmp_path, recipe, match):
 def test_states_do_not_follow_a_moving_window(cache, tmp_path):
     """A rolling plan has other units every round."""
     tables = TINY | {"train": {"optimizer_state": "keep"}, "strategy": {"name": "fedrolex"}}
-    with pytest.raises(PlanError, match="needs that the units of a tier stay the same"):
+    with pytest.raises(PlanError, match="needs that a tier keeps the same units"):
         simulate(settings(tmp_path, cache, **tables))
 
 

@@ -27,9 +27,9 @@ from fleet_protocol.locks import held
 from simulation import virtual_dispatcher
 from simulation.board_times import training_load
 from simulation.data.datasets import load_dataset
-from simulation.data.held import Parts, VirtualData
+from simulation.data.held import SampleSplit, VirtualData
 from simulation.engines.local import LocalEngine, WorkerDiedError
-from simulation.orders import WorkerSetup, WorkItem, WorkOrder
+from simulation.orders import DeviceTask, WorkerSetup, WorkOrder
 from simulation.preparing import prepare
 from simulation.results.history import read_devices, read_history
 from simulation.runner import simulate
@@ -113,12 +113,12 @@ def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
     """[data] augment reaches every device's samples, with the black of the data set."""
     config = settings(tmp_path / "out", cache, data={"augment": "crop-flip"})
     prepared = prepare(config)
-    data = VirtualData(prepared.data, prepared.parts, config.data.changes).of(2)
+    data = VirtualData(prepared.data, prepared.split, config.data.changes).of(2)
     assert data.augment == ("crop", "flip")
     np.testing.assert_array_equal(data.normal_black, np.zeros((1, 1, 1), np.float32))
     normalised = shutil.copytree(prepared.data, tmp_path / "data")
     np.save(normalised / "black.npy", np.array([-1.5], np.float32))
-    data = VirtualData(normalised, prepared.parts, ("crop", "flip")).of(2)
+    data = VirtualData(normalised, prepared.split, ("crop", "flip")).of(2)
     assert data.normal_black.tolist() == [[[-1.5]]]
 
 
@@ -334,15 +334,15 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
         artifacts=prepared.artifacts,
         arch="conv",
         data=prepared.data,
-        parts=prepared.parts,
+        split=prepared.split,
         blobs=tmp_path / "blobs",
         updates=tmp_path / "updates",
         devices=tmp_path / "devices",
     )
     blob = {"digest": "0" * 64, "size": 1, "chunk_bytes": 1024}
-    item = WorkItem.model_validate(
+    item = DeviceTask.model_validate(
         {
-            "task": "t1",
+            "id": "t1",
             "run": "r",
             "round": 7,
             "device": "device-4",
@@ -359,7 +359,7 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
     engine = Deadly(1, setup)
     what = r"twice over round 7, device-4 \(w0.50-d1\).*signal 9.*fewer workers"
     with contextlib.closing(engine), pytest.raises(WorkerDiedError, match=what):
-        until_it_ends(engine, WorkOrder(items=(item,)))
+        until_it_ends(engine, WorkOrder(tasks=(item,)))
 
 
 def until_it_ends(engine: LocalEngine, order: WorkOrder) -> None:
@@ -495,12 +495,12 @@ def test_a_start_that_failed_claims_no_folder(cache, tmp_path):
     with pytest.raises(PlanError):
         simulate(settings(out, cache, model={"widths": (1.0, 0.01)}))
     (parts,) = out.glob("parts-*.npz")
-    dealt = Parts.load(parts)
+    dealt = SampleSplit.load(parts)
     with pytest.raises(ConfigError, match="no data set 'digit'"):
         simulate(settings(out, cache, data={"name": "digit"}))
     shards = {"partition": {"kind": "shards", "per_device": 2}, "round": {"rounds": 1}}
     assert simulate(settings(out, cache, **shards)).finished.status == "finished"
-    assert [*map(len, Parts.load(parts).train)] != [*map(len, dealt.train)]
+    assert [*map(len, SampleSplit.load(parts).train)] != [*map(len, dealt.train)]
 
 
 def test_what_looks_at_a_version_is_written_before_the_next(cache, tmp_path):
@@ -587,6 +587,14 @@ def test_two_do_not_work_in_one_folder(cache, straight):
             "class 0 has 2 test samples for 6 shards",
         ),
         ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
+        ({"evaluation": {"matthews": True}}, ConfigError, "here are 10 labels"),
+        ({"evaluation": {"metric": "f1"}}, ConfigError, "have no 'f1', but loss, accuracy"),
+        ({"train": {"micro_batch": 4}}, PlanError, "recipe of conv is for whole batches"),
+        (
+            {"strategy": {"name": "fedmedian"}, "round": {"buffer": 2}},
+            PlanError,
+            "strategy fedmedian do not go together",
+        ),
         (
             {"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}},
             ConfigError,
@@ -603,10 +611,13 @@ def test_two_do_not_work_in_one_folder(cache, straight):
         ),
     ],
 )
-def test_what_cannot_begin_says_why(cache, tmp_path, tables, error, match):
-    """Wrong names and settings that do not go together are errors before anything is trained."""
+def test_what_cannot_begin_says_why(tmp_path, tables, error, match):
+    """Wrong names and settings that do not go together are errors before anything is exported."""
+    cache = tmp_path / "cache"
     with pytest.raises(error, match=match):
         simulate(settings(tmp_path / "out", cache, **tables))
+    assert not (cache / "artifacts").exists()
+    assert not (cache / "pairs").exists()
 
 
 @pytest.mark.slow

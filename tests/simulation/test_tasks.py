@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.dataset import Dataset
 from simulation.data.datasets import load_dataset
-from simulation.data.held import Parts, VirtualData
+from simulation.data.held import SampleSplit, VirtualData
 from simulation.data.images import CIFAR_TASKS
 from simulation.data.split import split_data
 from simulation.settings import SimulationConfig
@@ -108,7 +108,7 @@ def test_without_groups_of_test_samples_devices_have_none():
         }
     )
     parts = split_data(config, data)
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, SampleSplit)
     assert [len(part) for part in parts.test] == [0, 0]
 
 

@@ -3,7 +3,8 @@
 For runtimes that are slow or wrong at them. A convolution lays the places that its kernel looks at
 under one another (im2col) and is one matrix product; its gradient reads the same slices, and adds
 what belongs to one place. Batch and channels change places meanwhile, so that one product is over
-all samples. All sizes are numbers.
+all samples. All sizes are numbers. The portable graphs have `rules.conv` and `groups` instead,
+which write operators of ONNX and choose among ways.
 """
 
 import functools

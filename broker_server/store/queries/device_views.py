@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from broker_server.store.queries.run_views import find_run
 from broker_server.store.queries.views import DeviceView
@@ -77,6 +78,10 @@ def _view(
     refused: int,
     left_out: Mapping[str, str],
 ) -> DeviceView:
+    if part is not None and part.received_at is not None:
+        # An update is a sign of life, too; what a device says about itself is older.
+        last_seen_at = max(device.last_seen_at, part.received_at)
+        device = replace(device, last_seen_at=last_seen_at)
     newest = part.newest if part is not None else None
     measured = part.measured if part is not None else None
     metrics = measured.metrics if measured is not None else None

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from broker_server.settings.combinations import keeps
 from broker_server.settings.fleet import FleetConfig
-from broker_server.settings.traits import Trait
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.queries.run_views import find_run
 from broker_server.store.queries.views import RoundView
 from broker_server.store.records import LeftOut, RoundRecord
 from broker_server.store.repository import Store
 from broker_server.store.task_records import TaskRecord
+from broker_server.strategies.traits import Trait
 from fleet_protocol.metrics import join_metrics
 
 

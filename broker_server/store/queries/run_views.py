@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker_server.settings.fleet import FleetConfig
+from broker_server.store.event_table import EVERY_LINE, LineFilter
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.promotion import marked_versions
 from broker_server.store.queries.json_values import flat_settings
@@ -16,8 +17,10 @@ from broker_server.store.repository import Store
 from broker_server.store.rows import config_json
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.locks import is_held
 
 _MOST_SHOWN = 5  # ids in an error message
+_NEWEST_VERSIONS = 11  # of a run, from which the time that is left is estimated
 
 
 def find_run(store: Store, run: str | None = None) -> RunRecord:
@@ -70,17 +73,24 @@ def status(store: Store, run: str | None = None) -> StatusView:
         insecure=False,
         epsilon=None,
         runs=every_run,
+        as_of=time.time(),
+        served=_is_served(store),
     )
     if record is None:
         return view
     config = FleetConfig.stored(record.config)
     versions = store.versions(record.id)
     closed = _closed_rounds(versions)
+    wanted = max(closed, config.round.rounds)
+    seconds_left = None
+    if record.status == "running" and view.served is not False:
+        seconds_left = _seconds_left(versions, wanted - closed)
     return replace(
         view,
         round=store.last_round(record.id),
         closed=closed,
-        rounds=max(closed, config.round.rounds),
+        rounds=wanted,
+        seconds_left=seconds_left,
         version=versions[-1].number if versions else None,
         evaluation=_newest_evaluation(versions),
         insecure=config.broker.insecure and config.broker.identity is None,
@@ -135,11 +145,11 @@ def log(
     *,
     last: int | None = None,
     after: int = 0,
+    matching: LineFilter = EVERY_LINE,
 ) -> list[EventRecord]:
     """Return lines of the log as of `Store.events`; without a run also lines outside runs."""
-    if run is None:
-        return store.events(last=last, after=after)
-    return store.events(find_run(store, run).id, last=last, after=after)
+    run_id = None if run is None else find_run(store, run).id
+    return store.events(run_id, last=last, after=after, matching=matching)
 
 
 def _refusals(store: Store, record: RunRecord | None) -> Mapping[str, int]:
@@ -150,6 +160,26 @@ def _refusals(store: Store, record: RunRecord | None) -> Mapping[str, int]:
         if refusal.run in counted_runs:
             counts[refusal.reason] += refusal.count
     return dict(sorted(counts.items()))
+
+
+def _is_served(store: Store) -> bool | None:
+    """Return whether a server or a simulation works on the store; None if that is not known.
+
+    A server locks the folder of its store, a simulation the folder around it.
+    """
+    holders = [is_held(store.folder), is_held(store.folder.resolve().parent)]
+    if True in holders:
+        return True
+    return None if None in holders else False
+
+
+def _seconds_left(versions: Sequence[VersionRecord], rounds: int) -> float | None:
+    """Return how long further rounds will take, as the newest ones took; None before the second."""
+    newest = versions[-_NEWEST_VERSIONS:]
+    if len(newest) < 2:
+        return None
+    seconds = newest[-1].created_at - newest[0].created_at
+    return rounds * max(0.0, seconds) / (len(newest) - 1)
 
 
 def _closed_rounds(versions: Sequence[VersionRecord]) -> int:

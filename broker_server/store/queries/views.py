@@ -25,6 +25,11 @@ class StatusView:
         insecure: whether it went over a network although nothing was signed.
         epsilon: epsilon of a device's part in it so far, None where it is not known.
         runs: every run of the store, newest first.
+        as_of: when this was read, in seconds since the epoch.
+        served: whether a server or a simulation works on the store; None where the file system does
+            not tell.
+        seconds_left: until the run's last round ends, as its newest rounds went; None unless it is
+            going on.
     """
 
     run: RunRecord | None
@@ -39,6 +44,16 @@ class StatusView:
     insecure: bool
     epsilon: float | None
     runs: tuple[RunRecord, ...]
+    as_of: float = 0.0
+    served: bool | None = None
+    seconds_left: float | None = None
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether the run should be going on, and no server works on it."""
+        if self.run is None or self.served is not False:
+            return False
+        return self.run.ended_at is None
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,24 @@ def _log(
     last: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="So many of the newest lines.")
     ] = 50,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only lines of this kind, such as promoted; may be repeated."),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="No lines of this kind, such as update-received; may be repeated."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Only lines about this device.")] = "",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", "--watch", help="Go on with what comes.")
+        bool, typer.Option("--follow", "-f", "--watch", help="Print new lines as they are written.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
+        from broker_server.store.event_table import LineFilter
         from shoal.cli.views.log import follow_log, show_log
 
     show = follow_log if follow else show_log
-    show(store, run, last=last, as_json=as_json, url=url)
+    matching = LineFilter(tuple(kind or ()), tuple(without or ()), device)
+    show(store, run, last=last, matching=matching, as_json=as_json, url=url)

@@ -71,9 +71,11 @@ def _simulate(options: _Options) -> None:
 
 def _configured(options: _Options) -> "SimulationConfig":
     from fleet_protocol.configuration import load_config
+    from fleet_protocol.own_code import require_own_code
     from simulation.settings import SimulationConfig
 
     config = load_config(options.config, SimulationConfig).resolved(options.config.resolve().parent)
+    require_own_code(config.strategy, options.config, None)
     changes = {
         "out": options.out and options.out.resolve(),
         "seed": options.seed,

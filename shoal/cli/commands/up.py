@@ -56,6 +56,8 @@ def _up(options: _Options) -> None:
     own = view = None
     if options.config is not None:
         base = read_fleet(options.config, options.broker)
+        # Now, and not when somebody asks for a run.
+        base.strategy.require_loadable()
         fleet = options.fleet or base.fleet
         store = options.store or base.store
         broker = base.broker

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker_server.store import EventRecord, queries
+from broker_server.store.event_table import EVERY_LINE, LineFilter
 from fleet_protocol.errors import visible
 from shoal.cli.console import print_json, say, time_text
 from shoal.cli.views.view import View, follow
@@ -13,22 +14,38 @@ _EVENTS_AT_ONCE = 10_000
 """Bound on the lines that are read after one change of the store."""
 
 
-def show_log(store: Path, run: str | None, *, last: int, as_json: bool, url: str = "") -> None:
+def show_log(  # noqa: PLR0913  (an argument for each option of the command)
+    store: Path,
+    run: str | None,
+    *,
+    last: int,
+    as_json: bool,
+    url: str = "",
+    matching: LineFilter = EVERY_LINE,
+) -> None:
     """Print the last lines of the log, of a run (its id, or the beginning of it) or of all."""
 
     def read(source: Source, run: str) -> list[EventRecord]:
-        return source.log(last, run)
+        return source.log(last, run, matching=matching)
 
     View(read, _draw).show(store, run, as_json=as_json, url=url)
 
 
-def follow_log(store: Path, run: str | None, *, last: int, as_json: bool, url: str = "") -> None:
+def follow_log(  # noqa: PLR0913  (an argument for each option of the command)
+    store: Path,
+    run: str | None,
+    *,
+    last: int,
+    as_json: bool,
+    url: str = "",
+    matching: LineFilter = EVERY_LINE,
+) -> None:
     """Print the last lines of the log and each new one, until the run ends or the user stops it."""
     newest_id = 0
     count = last
 
     def read(source: Source, run: str) -> list[EventRecord]:
-        return source.log(count, run, after=newest_id)
+        return source.log(count, run, after=newest_id, matching=matching)
 
     with open_source(store, url) as source:
         for events in follow(source, run or "", read):
@@ -47,7 +64,7 @@ def _draw(events: Sequence[EventRecord]) -> None:
     for event in events:
         say(visible(_line(event), lines=False))
     if not events:
-        say("the log is empty")
+        say("the log has no such line")
 
 
 def _line(event: EventRecord) -> str:

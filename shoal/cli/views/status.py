@@ -5,7 +5,7 @@ from functools import partial
 from rich.markup import escape
 
 from broker_server.store.queries import StatusView
-from shoal.cli.console import bytes_text, output_console, say
+from shoal.cli.console import bytes_text, output_console, say, seconds_text
 from shoal.cli.views.view import View, without_field
 from shoal.sources import Source
 
@@ -24,6 +24,11 @@ def _draw(view: StatusView) -> None:
         accuracy = view.evaluation.summary
     about = f"{escape(view.run.arch)}: {escape(view.run.status)}"
     console.print(f"run [bold]{escape(view.run.id)}[/] of {about}", highlight=False)
+    if view.is_deserted:
+        console.print(
+            "  [bold red]no server[/]: none works on this store, so the run stands still. "
+            "`shoal up` or `shoal run` goes on with it"
+        )
     if view.insecure:
         console.print(
             "  [bold red]insecure[/]: nothing is signed; whoever reaches the broker can run graphs "
@@ -36,12 +41,21 @@ def _draw(view: StatusView) -> None:
         say(f"  epsilon {view.epsilon:.4g} for the device that was asked most often")
     if view.round is not None:
         say(f"  round {view.round.number} is {view.round.state.value}")
-    say(f"  {view.online} of {view.devices} devices online when last heard of")
+    if view.seconds_left is not None:
+        say(f"  about {seconds_text(view.seconds_left)} left, at the pace of the newest rounds")
+    say(f"  {_online_text(view)}")
     wire = bytes_text(view.run.wire_bytes)
     payload = bytes_text(view.run.payload_bytes)
     say(f"  {wire} on the wire, {payload} payload")
     refusals = [f"{count} {reason}" for reason, count in view.refusals.items()]
     say(f"  refused: {', '.join(refusals) or 'nothing'}")
+
+
+def _online_text(view: StatusView) -> str:
+    """Return how many devices are connected; without a server that is not known."""
+    if view.served is False:
+        return f"{view.online} of {view.devices} devices were online when the server ended"
+    return f"{view.online} of {view.devices} devices online"
 
 
 STATUS = View(_read, _draw, partial(without_field, "runs"))

@@ -7,7 +7,7 @@ const SHARE = 20; // of the time, the server answers this page in one part of so
 const VIEWS = { fleet: "Fleet", run: "Run", coverage: "Coverage", models: "Models", methods: "Methods", artifacts: "Artifacts", rollouts: "Rollouts" };
 const ALONE = ["fleet", "methods", "rollouts"]; // views that need no run
 const LOWER = ["loss", "mae", "rmse", "perplexity"];
-const state = { rounds: new Map(), charts: new Map(), all: new Set(), filter: "", of: null, files: new Map(), ended: new Map(), drawn: new Set() };
+const state = { lines: "all", menus: new Set(), rounds: new Map(), charts: new Map(), all: new Set(), filter: "", of: null, files: new Map(), ended: new Map(), drawn: new Set() };
 const at = (id) => document.getElementById(id);
 
 // ---- making elements: strings become text nodes, and nothing is ever parsed
@@ -47,9 +47,11 @@ function seconds(value) {
 function table(id, caption, columns, rows, tall = false) {
   if (!rows.length) return el("p", { class: "note" }, `${caption}: nothing yet.`);
   const shown = state.all.has(id) ? rows : rows.slice(0, SHOWN);
-  const head = el("tr", {}, columns.map(([name, , kind]) => el("th", { scope: "col", class: kind }, name)));
-  const body = shown.map((row) => el("tr", {}, columns.map(([, value, kind], at) =>
-    el(at ? "td" : "th", { scope: at ? null : "row", class: kind }, value(row)))));
+  const cells = shown.map((row) => columns.map(([, value, kind], at) => el(at ? "td" : "th", { scope: at ? null : "row", class: kind }, value(row))));
+  // A column without a value in any row gives its place to the others.
+  const used = columns.map((_, at) => at === 0 || cells.some((row) => row[at].childElementCount || !["", "-"].includes(row[at].textContent.trim())));
+  const head = el("tr", {}, columns.filter((_, at) => used[at]).map(([name, , kind]) => el("th", { scope: "col", class: kind }, name)));
+  const body = cells.map((row) => el("tr", {}, row.filter((_, at) => used[at])));
   const more = rows.length > shown.length
     ? el("p", {}, el("button", { type: "button", onclick: () => { state.all.add(id); draw(true); } }, `Show all ${rows.length}`)) : null;
   return el("div", {}, el("div", { class: `scroll ${tall ? "tall" : ""}`, tabindex: "0", role: "region", "aria-label": caption },
@@ -152,6 +154,8 @@ function paint(canvas, width, axes, most) {
 
 // A word of a command to copy: whoever wrote the store may have written it, and a shell shall read it as one word.
 const word = (text) => /^[\w@%+=:,.\/-]+$/.test(text) ? text : `'${String(text).replaceAll("'", `'"'"'`)}'`;
+// What people call a run: its method and when it began; its id tells two of one minute apart.
+const named = (view) => `${view.strategy}, ${clock(view.run.created_at).slice(0, 16)}`;
 const exporting = (version) => `shoal export-weights --store ${word(state.status.run.config.store)} --run ${word(version.run)} --version ${version.number}`;
 
 // ---- what operators do, once they have said that they mean it
@@ -178,6 +182,15 @@ function steering(run) {
   else at("steering")?.remove();
 }
 
+// Whether a device is connected, as a dot and in a word for those who do not see it.
+function presence({ device }) {
+  const word = device.state === "simulated" ? "simulated" : state.status.served === false ? "not known" : device.online ? device.state : "offline";
+  return el("span", { class: `dot ${device.online && state.status.served !== false ? "on" : ""}`, role: "img", title: word, "aria-label": word });
+}
+
+const degrees = (profile) => (profile && profile.temperature_celsius !== null ? `${number(profile.temperature_celsius, 0)} °C` : "-");
+const freeMemory = (profile) => (profile ? `${size(profile.free_ram_bytes)} of ${size(profile.ram_bytes)}` : "-");
+
 const releasing = (view) => (acts() && view.reason.startsWith("in quarantine") ? verb("release", "Release", `Ask ${view.device.id} again from the next round?`, { device: view.device.id }) : "");
 
 // ---- the views
@@ -185,11 +198,13 @@ const releasing = (view) => (acts() && view.reason.startsWith("in quarantine") ?
 function fleet() {
   const { status, devices } = state, run = status.run;
   if (run) {
-    part("glance", "", [status, state.rounds.size], () => tiles({
-      run: run.status, rounds: `${status.closed} of ${status.rounds}`, "newest model": status.evaluation ? (status.evaluation.accuracy !== null ? `accuracy ${number(status.evaluation.accuracy)}` : `loss ${number(status.evaluation.loss)}`) : "not judged",
-      "devices online": devices.some((view) => view.device.state === "simulated") ? `${devices.length} simulated` : `${status.online} of ${status.devices}`, "on the wire": size(run.wire_bytes),
+    const progress = el("progress", { max: status.rounds, value: status.closed, "aria-label": `${status.closed} of ${status.rounds} rounds have ended` });
+    part("glance", "", [run, status.closed, status.rounds, status.seconds_left, status.served, status.online, devices.length], () => [progress, tiles({
+      run: status.served === false && !run.ended_at ? `${run.status}, but no server works on it` : run.status, rounds: `${status.closed} of ${status.rounds}`, ...(status.seconds_left === null ? {} : { "time left": `about ${seconds(status.seconds_left)}` }), "newest model": status.evaluation ? (status.evaluation.accuracy !== null ? `accuracy ${number(status.evaluation.accuracy)}` : `loss ${number(status.evaluation.loss)}`) : "not judged",
+      "devices online": devices.some((view) => view.device.state === "simulated") ? `${devices.length} simulated` : `${status.online} of ${status.devices}${status.served === false ? " when the server ended" : ""}`, "on the wire": size(run.wire_bytes),
       ...(status.epsilon === null ? {} : { epsilon: number(status.epsilon) }),
-    }));
+    })]);
+    steering(run);
     if (status.insecure) part("insecure", "", 1, () => el("p", { class: "error" }, "Nothing is signed here: whoever reaches the broker can run graphs on the boards."));
     const found = state.advice;
     part("next", "What to do next", found, () => !found ? el("p", { class: "note" }, "Looking.") : found.length ? el("ul", { class: "next" }, found.map((item) => el("li", { class: item.kind }, el("p", {}, item.title), el("p", {}, item.evidence), el("p", {}, sentence(item.remedy))))) : el("p", { class: "note" }, "Nothing: no rule finds anything wrong."));
@@ -200,11 +215,12 @@ function fleet() {
   part("devices", "Devices", [rows, state.all.has("devices"), acts()], () => [
     el("p", { class: "row" }, el("label", {}, "Find ", el("input", { id: "find", type: "search", value: state.filter, oninput: (event) => { state.filter = event.target.value.toLowerCase(); draw(); const box = at("find"); box.setSelectionRange(box.value.length, box.value.length); } }))),
     table("devices", "Every device, those that do not train first", [
-      ["device", (view) => link({ view: "device", device: view.device.id }, view.device.id)],
+      ["device", (view) => [presence(view), " ", link({ view: "device", device: view.device.id }, view.device.id)]], ["last seen", (view) => clock(view.device.last_seen_at), "id"],
       ["trains", (view) => el("span", { class: waits(view) ? "" : view.reason ? "warn" : "good" }, waits(view) ? "waits" : view.reason ? "no" : "yes")],
       ["tier", (view) => view.tier ?? "-", "id"], ["why not", (view) => view.reason || "-", "long"], ["what to do", (view) => [...sentence(view.remedy || "-"), " ", releasing(view)], "long"],
+      ["temperature", (view) => degrees(view.device.profile), "n"], ["memory free", (view) => freeMemory(view.device.profile), "n"],
       ["merged", (view) => view.merged, "n"], ["missed", (view) => view.missed, "n"], ["refused", (view) => view.refused, "n"], ["samples", (view) => view.examples ?? "-", "n"],
-      ["own accuracy", (view) => number(view.evaluation?.accuracy), "n"], ["training", (view) => seconds(view.train_seconds), "n"], ["memory", (view) => size(view.resident_bytes), "n"],
+      ["own accuracy", (view) => number(view.evaluation?.accuracy), "n"], ["training", (view) => seconds(view.train_seconds), "n"], ["memory taken", (view) => size(view.resident_bytes), "n"],
     ], rows, true)]);
   journal();
 }
@@ -213,15 +229,45 @@ function tiles(pairs) {
   return el("dl", { class: "tiles" }, Object.entries(pairs).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
 }
 
-function journal(device = null) {
-  const lines = state.log.filter((line) => (!line.run || line.run === state.status.run?.id) && (!device || line.device === device)).slice(-60).reverse();
-  part("log", "Log", [lines], () => table("log", "Newest lines first", [
-    ["when", (line) => clock(line.at), "id"], ["what", (line) => line.kind, "id"], ["round", (line) => line.round ?? "-", "n"], ["device", (line) => line.device ?? "-"], ["detail", (line) => line.detail, "long"],
-  ], lines, true));
+// What may be shown of the log: words, and which lines they mean, also as the API asks for them.
+const ROUTINE = ["device-accepted", "device-progressed", "round-started", "update-received"];
+const OPERATED = ["asked", "dismissed", "promoted", "returned", "rolled-back", "run-steered"];
+const LINES = {
+  all: { text: "all", query: {}, fits: () => true },
+  notable: { text: "all but updates and offers", query: { without: ROUTINE }, fits: (line) => !ROUTINE.includes(line.kind) },
+  operated: { text: "what operators did", query: { kind: OPERATED }, fits: (line) => OPERATED.includes(line.kind) },
+};
+
+// The newest lines of the log that the filter lets through; older ones than the page holds are asked for.
+async function readLog(run, device = "") {
+  const query = new URLSearchParams({ last: 200, device, ...(run ? { run: run.id } : {}) });
+  for (const [name, values] of Object.entries(LINES[state.lines].query)) for (const value of values) query.append(name, value);
+  return api(`log?${query}`);
 }
 
+async function chooseLines(event) {
+  state.lines = event.target.value;
+  state.log = await readLog(state.status.run);
+  await detail();
+  draw();
+}
+
+function journal(device = null) {
+  // Of one device more lines were asked for than the newest of all have; what came since is among those.
+  const before = device ? state.detail.lines : [], newest = before.at(-1)?.id ?? 0;
+  const since = state.log.filter((line) => (!line.run || line.run === state.status.run?.id) && (!device || (line.device === device && line.id > newest)));
+  const lines = [...before, ...since].slice(-60).reverse();
+  const choice = () => el("p", { class: "row" }, el("label", {}, "Show ", el("select", { id: "lines", onchange: chooseLines }, Object.entries(LINES).map(([name, { text }]) => el("option", { value: name, selected: name === state.lines }, text)))));
+  part("log", "Log", [lines, state.lines], () => [choice(), table("log", "Newest lines first", [
+    ["when", (line) => clock(line.at), "id"], ["what", (line) => line.kind, "id"], ["round", (line) => line.round ?? "-", "n"], ["device", (line) => line.device ?? "-"], ["detail", (line) => line.detail, "long"],
+  ], lines, true)]);
+}
+
+const ended = (view) => view.round.ended_at !== null;
+
 function run() {
-  const { status } = state, record = status.run, rounds = [...state.rounds.values()].sort((a, b) => a.round.number - b.round.number);
+  const { status } = state, record = status.run, known = [...state.rounds.values()].sort((a, b) => a.round.number - b.round.number);
+  const rounds = known.filter(ended); // a round in progress would bend every curve
   const x = rounds.map((view) => view.round.number), judged = (read) => rounds.map((view) => (view.round.evaluation ? read(view.round.evaluation) ?? null : null));
   const tiers = [...new Set(rounds.flatMap((view) => Object.keys(view.round.evaluation?.tiers ?? {})))];
   const metrics = [...new Set(rounds.flatMap((view) => view.round.evaluation?.metrics.map((item) => item.name) ?? []))];
@@ -239,7 +285,7 @@ function run() {
     "privacy budget spent": status.epsilon === null ? "no noise is added" : `epsilon ${number(status.epsilon)}`,
     refused: Object.entries(status.refusals).map(([why, times]) => `${times} ${why}`).join(", ") || "nothing",
   }));
-  const listed = [...rounds].reverse();
+  const listed = [...known].reverse();
   part("rounds", "Rounds", [listed, state.all.has("rounds")], () => table("rounds", "Newest first; a round's number opens it", [
     ["round", (view) => link({ view: "round", round: view.round.number }, String(view.round.number)), "n"], ["state", (view) => view.round.state], ["updates", (view) => Object.entries(view.phases).map(([phase, times]) => `${times} ${phase}`).join(", ")],
     ["accuracy", (view) => number(view.round.evaluation?.accuracy), "n"], ["loss", (view) => number(view.round.evaluation?.loss), "n"], ["time", (view) => seconds(view.seconds), "n"], ["left out", (view) => (view.round.left_out ? Object.keys(view.round.left_out.reasons).length + view.round.left_out.more : "-"), "n"], ["note", (view) => view.round.reason ?? view.round.note ?? "", "long"],
@@ -292,15 +338,24 @@ function device() {
   journal(name);
 }
 
+// Tasks of the rounds that had ended when the status was read: the newest task of each round, so that sums add up although
+// the tasks were read later. A round that ends beside the next one counts with it.
+function counted(tasks) {
+  const { round } = state.status, newest = tasks.at(-1)?.round ?? 0;
+  const last = !round ? 0 : round.ended_at !== null ? round.number : round.number - 1;
+  const of = new Map(tasks.filter((task) => task.round <= Math.max(last, 0)).map((task) => [task.round, task])), phases = new Map();
+  for (const { phase } of of.values()) phases.set(phase, (phases.get(phase) ?? 0) + 1);
+  const counts = [...phases].map(([phase, times]) => `${times} ${phase}`);
+  return { last, of, words: `Of ${last} rounds that have ended: ${[...counts, `${last - of.size} not asked`].join(", ")}${newest > last ? `; round ${newest} is in progress` : ""}.` };
+}
+
 // What became of the device in each round of the run, one cell for each; those of a long run stand for several.
 function timeline(tasks) {
-  const last = state.status.round?.number ?? 0, per = Math.max(1, Math.ceil(last / 120)), cells = new Map();
+  const { last, of: inEnded, words } = counted(tasks), per = Math.max(1, Math.ceil(last / 120)), cells = new Map();
   const worst = (phase) => (phase === "merged" ? "good" : ["missed", "refused"].includes(phase) ? "bad" : "under");
   const order = ["good", "under", "bad"];
-  for (const task of tasks) { const cell = Math.floor((task.round - 1) / per), kind = worst(task.phase); if (order.indexOf(kind) > order.indexOf(cells.get(cell))) cells.set(cell, kind); }
-  const counts = Object.entries(tasks.reduce((all, task) => ({ ...all, [task.phase]: (all[task.phase] ?? 0) + 1 }), {})).map(([phase, times]) => `${times} ${phase}`);
-  const words = `Of ${last} rounds: ${[...counts, `${last - tasks.length} not asked`].join(", ")}.`;
-  part("timeline", "Rounds from the first to the newest", [tasks.map((task) => [task.round, task.phase]), last], () => [
+  for (const task of inEnded.values()) { const cell = Math.floor((task.round - 1) / per), kind = worst(task.phase); if (order.indexOf(kind) > order.indexOf(cells.get(cell))) cells.set(cell, kind); }
+  part("timeline", "Rounds from the first to the newest that has ended", [words, last], () => [
     el("p", { class: "row" }, ...[["good", "merged"], ["under", "at work"], ["bad", "missed or refused"], ["none", "not asked"]].map(([kind, text]) => el("span", { class: "legend" }, el("span", { class: `swatch ${kind}` }), text))),
     el("p", { class: "states", role: "img", "aria-label": words }, Array.from({ length: Math.ceil(last / per) }, (_, cell) => el("i", { class: cells.get(cell) ?? "none", title: `Round ${cell * per + 1}${per > 1 ? ` to ${Math.min(last, (cell + 1) * per)}` : ""}` }))),
     el("p", { class: "note" }, per > 1 ? `${words} A cell stands for ${per} rounds, and shows the worst.` : words)]);
@@ -345,29 +400,32 @@ const FORMATS = { onnx: "ONNX", torch: "torch", safetensors: "safetensors" };
 // A button that asks for a file: what the server cannot write it says in a sentence, which a link would show as a page.
 function taking(format, text, version) {
   const name = `model-${version.number}.${format === "torch" ? "pt" : format}`;
-  return el("button", { type: "button", "aria-label": `Download version ${version.number} as ${text}`, onclick: async () => {
+  return el("button", { type: "button", "aria-label": `Download as ${text}, version ${version.number}`, onclick: async () => {
     const answer = await fetch(`api/v1/${of(`/versions/${version.number}/weights?format=${format}`)}`).catch(() => null);
     at("said").className = answer?.ok ? "good" : "error";
     if (!answer?.ok) { const found = await answer?.json().catch(() => null); at("said").textContent = `Not written: ${found?.detail ?? "the server does not answer"}`; return; }
     const held = URL.createObjectURL(await answer.blob());
     el("a", { href: held, download: name }).click();
     setTimeout(() => URL.revokeObjectURL(held), 60000);
-    at("said").textContent = `Written: ${name}.`;
-  } }, text);
+    const loading = JSON.parse(decodeURIComponent(answer.headers.get("Shoal-Loading") ?? "%7B%7D"));
+    at("said").replaceChildren(`Written: ${name}. ${capital(loading.note ?? "")}`, ...(loading.lines?.length ? [el("pre", {}, loading.lines.join("\n"))] : []));
+  } }, `Download as ${text}`);
 }
 
 function models() {
   const owns = new Map([...state.rounds.values()].map((view) => [view.round.number, view]));
   const { versions, runs } = state, tiers = [...new Set(versions.flatMap((view) => Object.keys(view.version.evaluation?.tiers ?? {})))];
+  const keepOpen = (number) => (event) => state.menus[event.target.open ? "add" : "delete"](number); // a redraw must not close it
+  const menu = (version) => el("details", { class: "menu", open: state.menus.has(version.number), ontoggle: keepOpen(version.number) }, el("summary", { "aria-label": `Actions of version ${version.number}` }, "Actions"), choose("promote", "Promote", version), choose("rollback", "Roll back", version),
+    ...Object.entries(FORMATS).map(([format, text]) => taking(format, text, version)));
   const counts = runs.find((view) => view.run.id === state.status.run.id)?.versions ?? {};
   const judging = state.status.run.config.evaluation, metric = judging.metric ?? "accuracy, or loss", best = versions.reduce((a, b) => (b.score !== null && (!a || b.score >= a.score) ? b : a), null);
   const choose = (name, text, { number }) => verb(name, text, { promote: `Make version ${number} the one that is exported?`, rollback: `Let the next round start from version ${number} again?` }[name], { version: number });
   part("versions", "Versions", [versions, counts, [...owns].map(([number, view]) => [number, view.device_range]), state.all.has("versions"), acts()], () => table("versions", `Newest first; the best is judged by ${metric}${judging.metric && (judging.direction ? judging.direction === "lower" : LOWER.includes(metric)) ? ", lower is better" : ""}`, [
     ["version", (view) => String(view.version.number), "n"], ["judged", (view) => (view === best ? el("strong", { class: "good" }, "best") : view.score === null ? "no" : "yes")], ["counts as", (view) => Object.keys(counts).filter((name) => counts[name] === view.version.number).join(", ") || "-"], ["made", (view) => clock(view.version.created_at), "id"],
     ["accuracy", (view) => number(view.version.evaluation?.accuracy), "n"], ["loss", (view) => number(view.version.evaluation?.loss), "n"], ...tiers.map((tier) => [tier, (view) => number(view.version.evaluation?.tiers[tier]?.accuracy ?? view.version.evaluation?.tiers[tier]?.loss), "n"]),
-    ...(acts() ? [["to choose it", (view) => (view.kept ? [choose("promote", "Promote", view.version), " ", choose("rollback", "Roll back", view.version)] : "-")]] : []),
     ["mean on devices", (view) => number(owns.get(view.version.round)?.device_accuracy), "n"], ["lowest to highest", (view) => { const range = owns.get(view.version.round)?.device_range; return range ? `${number(range[0])} to ${number(range[1])}` : "-"; }, "n"], ["size", (view) => size(view.bytes), "n"],
-    ["weights", (view) => (!view.kept ? "not kept" : !acts() ? "kept" : el("span", { class: "id" }, Object.entries(FORMATS).flatMap(([format, text]) => [taking(format, text, view.version), " "]))), "id"],
+    ["weights", (view) => (!view.kept ? "not kept" : !acts() ? "kept" : menu(view.version))],
   ], [...versions].reverse(), true), `On devices: of the sub-models that became a version, on their own samples, where they keep some. \`shoal promote VERSION\` makes a version the one that is exported by default, \`shoal rollback VERSION\` lets the next round start from it, \`${exporting(versions.at(-1)?.version ?? { run: "RUN", number: 0 })}\` writes it to a file; operators download it here.`);
   const sets = state.detail.artifacts ?? [], boards = (tier) => state.devices.filter((view) => view.tier === tier), middle = (values) => { const known = values.filter((value) => value !== null && value !== undefined).sort((a, b) => a - b); return known.length ? known[Math.floor(known.length / 2)] : null; };
   const newest = versions.filter((view) => view.version.evaluation).at(-1)?.version.evaluation, rows = sets.map((set) => ({ set, own: boards(set.tier).map((view) => view.evaluation?.accuracy).filter((value) => value !== null && value !== undefined), there: boards(set.tier) }));
@@ -389,12 +447,16 @@ const MOST_SIDES = 6, MOST_BYTES = 30e6;
 const over = (id) => state.runs.find((view) => view.run.id === id)?.run.ended_at;
 const sides = () => [...new Set([state.status.run?.id, ...(place().with ?? "").split(",")])].filter((id) => state.runs.some((view) => view.run.id === id)).slice(0, MOST_SIDES);
 const READ = { accuracy: (view) => view.round.evaluation?.accuracy, loss: (view) => view.round.evaluation?.loss, "mean on devices": (view) => view.device_accuracy };
+// The figure that a table of `shoal reproduce` prints for a seed: the mean of its last evaluations, else the last alone,
+// else what belongs to no round; null where the target was never reached.
+const deciding = (row) => { const cell = [row.decides, row.last, row.best].find((value) => value !== undefined && value !== ""); return cell === undefined ? null : +cell; };
+const mean = (values) => (!values.length || values.includes(null) ? null : values.reduce((sum, value) => sum + value, 0) / values.length);
 const TOOK = { round: null, "bytes so far": (view) => view.sent_bytes + view.received_bytes, "seconds so far": (view) => view.seconds ?? 0 };
 
 // The rounds of a run, which are asked for once where it has ended.
 async function curve(id) {
   if (!state.ended.has(id)) {
-    const found = await api(`runs/${encodeURIComponent(id)}/rounds?tasks=false`);
+    const found = (await api(`runs/${encodeURIComponent(id)}/rounds?tasks=false`)).filter(ended);
     if (!over(id)) return found;
     state.ended.set(id, found);
   }
@@ -407,7 +469,7 @@ function separated(text) {
   return rows.map((cells) => Object.fromEntries(head.map((name, at) => [name, cells[at] ?? ""])));
 }
 
-const ours = (rows) => rows.length && rows.every((row) => row.arm && row.figure && Number.isFinite(+row.best));
+const ours = (rows) => rows.length && rows.every((row) => row.arm && row.figure && Number.isFinite(deciding(row) ?? 0));
 
 // What `shoal rounds --json` printed flat, as the API says it; its page of methods reads these values alone.
 function unflat(row) {
@@ -435,8 +497,8 @@ async function openFiles(list) {
 function arms(name, rows) {
   const groups = new Map();
   for (const row of rows) groups.set(`${name} ${row.arm} ${row.figure}`, [...(groups.get(`${name} ${row.arm} ${row.figure}`) ?? []), row]);
-  return [...groups].map(([key, found]) => ({ key, table: name, arm: found[0].arm, figure: found[0].figure, scale: found[0].scale ?? "", unit: found[0].unit, seeds: found.map((row) => +row.best), published: found[0].published === "" ? null : +found[0].published, spread: found[0].published_spread,
-    mean: found.reduce((sum, row) => sum + +row.best, 0) / found.length }));
+  return [...groups].map(([key, found]) => ({ key, table: name, arm: found[0].arm, figure: found[0].figure, scale: found[0].scale ?? "", unit: found[0].unit, note: found[0].note ?? "", seeds: found.map(deciding), published: found[0].published === "" ? null : +found[0].published, spread: found[0].published_spread,
+    mean: mean(found.map(deciding)) }));
 }
 
 function methods() {
@@ -456,7 +518,7 @@ function methods() {
   if (!x.length && drawn.length) x.push(0, 1);
   part("sides", "Side by side", 1, () => el("div", { class: "charts one" }));
   const made = chart("sides-chart", `${capital(of)} over ${across === "round" ? "rounds" : across}`, x, [...lines.map(([name, points]) => [name, x.map((key) => points.get(key) ?? null)]),
-    ...(of === "accuracy" ? drawn.flatMap((arm) => [[`${arm.arm}, here`, flat(arm.mean), true], ...(arm.published === null ? [] : [[`${arm.arm}, published`, flat(arm.published), true]])]) : [])], undefined, across);
+    ...(of === "accuracy" ? drawn.flatMap((arm) => [...(arm.mean === null ? [] : [[`${arm.arm}, here`, flat(arm.mean), true]]), ...(arm.published === null ? [] : [[`${arm.arm}, published`, flat(arm.published), true]])]) : [])], undefined, across);
   const box = at("sides").querySelector(".charts");
   if (made.parentNode !== box) box.replaceChildren(made);
   const rows = curves.map(([id, rounds]) => { const judged = rounds.filter((one) => one.round.evaluation), newest = judged.at(-1)?.round.evaluation, known = judged.map((one) => one.round.evaluation.accuracy).filter((value) => value !== null), tiers = Object.values(newest?.tiers ?? {}).map((tier) => tier.accuracy).filter((value) => value !== null);
@@ -470,13 +532,14 @@ function methods() {
   else at("settings")?.remove();
   if (!told.length) at("arms")?.remove();
   else part("arms", "Beside what was published", [told, drawn.map((arm) => arm.key), state.all.has("arms"), of], () => {
-    const most = new Map(); for (const arm of told) most.set(arm.unit, Math.max(most.get(arm.unit) ?? 0, ...arm.seeds, arm.published ?? 0));
+    const most = new Map(); for (const arm of told) most.set(arm.unit, Math.max(most.get(arm.unit) ?? 0, ...arm.seeds.map((value) => value ?? 0), arm.published ?? 0));
     const mark = (arm, value, kind) => { const piece = el("i", { class: kind }); piece.style.left = `${(98 * Math.max(0, value)) / (most.get(arm.unit) || 1)}%`; return piece; };
-    return [el("p", { class: "row" }, el("span", { class: "legend" }, el("span", { class: "swatch here" }), "here, each seed"), el("span", { class: "legend" }, el("span", { class: "swatch paper" }), "published")),
+    const notes = [...new Set(told.map((arm) => arm.note).filter(Boolean))].map((note) => el("p", { class: "warn" }, note));
+    return [...notes, el("p", { class: "row" }, el("span", { class: "legend" }, el("span", { class: "swatch here" }), "here, each seed, as the table prints it"), el("span", { class: "legend" }, el("span", { class: "swatch paper" }), "published")),
       table("arms", "Arms of the tables; the bars begin at 0 and end at the largest value of the unit", [
-        ["arm", (arm) => arm.arm], ["figure", (arm) => arm.figure], ["scale", (arm) => arm.scale], ["picture", (arm) => el("span", { class: "bar marks" }, arm.seeds.map((value) => mark(arm, value, "here")), arm.published === null ? "" : mark(arm, arm.published, "paper"))],
-        ["here", (arm) => `${number(arm.mean, 2)} ${arm.unit}`, "n"], ["seeds", (arm) => arm.seeds.length, "n"], ["published", (arm) => (arm.published === null ? "-" : `${number(arm.published, 2)}${arm.spread ? ` ± ${number(+arm.spread, 2)}` : ""} ${arm.unit}`), "n"], ["here - published", (arm) => (arm.published === null ? "-" : number(arm.mean - arm.published, 2)), "n"],
-        ["chart", (arm) => (arm.unit === "%" && of === "accuracy" ? el("label", {}, el("input", { type: "checkbox", id: `draw-${arm.key}`, "aria-label": `Draw ${arm.arm}, ${arm.figure}`, checked: state.drawn.has(arm.key), onchange: (event) => { state.drawn[event.target.checked ? "add" : "delete"](arm.key); draw(); } })) : "-")], ["table", (arm) => arm.table]], told, true)];
+        ["arm", (arm) => arm.arm], ["figure", (arm) => arm.figure], ["scale", (arm) => arm.scale], ["picture", (arm) => el("span", { class: "bar marks" }, arm.seeds.filter((value) => value !== null).map((value) => mark(arm, value, "here")), arm.published === null ? "" : mark(arm, arm.published, "paper"))],
+        ["here", (arm) => (arm.mean === null ? "not reached" : `${number(arm.mean, 2)} ${arm.unit}`), "n"], ["seeds", (arm) => arm.seeds.length, "n"], ["published", (arm) => (arm.published === null ? "-" : `${number(arm.published, 2)}${arm.spread ? ` ± ${number(+arm.spread, 2)}` : ""} ${arm.unit}`), "n"], ["here - published", (arm) => (arm.published === null || arm.mean === null ? "-" : number(arm.mean - arm.published, 2)), "n"],
+        ["chart", (arm) => (arm.unit === "%" && arm.mean !== null && of === "accuracy" ? el("label", {}, el("input", { type: "checkbox", id: `draw-${arm.key}`, "aria-label": `Draw ${arm.arm}, ${arm.figure}`, checked: state.drawn.has(arm.key), onchange: (event) => { state.drawn[event.target.checked ? "add" : "delete"](arm.key); draw(); } })) : "-")], ["table", (arm) => arm.table]], told, true)];
   });
 }
 
@@ -543,7 +606,7 @@ async function detail() {
   else if (view === "methods") found = { tables: await api("tables"), curves: await Promise.all(sides().map(async (id) => [id, await curve(id)])) };
   else if (!state.status.run) found = {};
   else if (view === "round") found = { tasks: (await api(of(`/rounds?first=${+which}&last=${+which}`)))[0]?.tasks ?? [], explained: await api(of(`/rounds/${+which}`)) };
-  else if (view === "device") found = { tasks: await api(of(`/devices/${encodeURIComponent(name)}`)) };
+  else if (view === "device") found = { tasks: await api(of(`/devices/${encodeURIComponent(name)}`)), lines: await readLog(state.status.run, name) };
   else if (view === "models") found = { artifacts: await api(of("/artifacts")).catch(() => []) }; // they may be gone, the versions are not
   else if (view === "artifacts") found = { artifacts: await api(of("/artifacts")) };
   else if (view === "coverage") {
@@ -559,7 +622,9 @@ async function read() {
   [state.access, state.runs, state.status] = await Promise.all([api("access"), api("runs"), api(wanted ? `runs/${encodeURIComponent(wanted)}` : "status")]);
   const run = state.status.run;
   at("operator").hidden = acts() || !state.access.offered;
-  if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = state.advice = null; state.round = undefined; state.log = await api(`log?last=200${run ? `&run=${encodeURIComponent(run.id)}` : ""}`); }
+  at("role").hidden = !acts();
+  at("asof").textContent = `as of ${new Date(state.status.as_of * 1000).toLocaleTimeString("sv")}`;
+  if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = state.advice = null; state.round = undefined; state.log = await readLog(run); }
   if (!run) { state.devices = []; state.versions = []; return; }
   if (state.devices && ["run", "round", "coverage", "methods", "artifacts", "rollouts"].includes(place().view)) return;
   [state.devices, state.versions] = await Promise.all([api(of("/devices")), api(of("/versions"))]);
@@ -592,7 +657,7 @@ function draw(again = false) {
   at("views").replaceChildren(...Object.entries(VIEWS).map(([name, text]) => { const made = link({ view: name }, text); if (name === view) made.setAttribute("aria-current", "page"); return made; }));
   if (at("runs").shown !== JSON.stringify([state.runs.map((found) => [found.run.id, found.run.status]), run?.id])) {
     at("runs").shown = JSON.stringify([state.runs.map((found) => [found.run.id, found.run.status]), run?.id]);
-    at("runs").replaceChildren(...state.runs.map((found) => el("option", { value: found.run.id, selected: found.run.id === run?.id }, `${found.run.id}, ${found.strategy}, ${found.run.status}`)));
+    at("runs").replaceChildren(...state.runs.map((found) => el("option", { value: found.run.id, selected: found.run.id === run?.id }, `${named(found)}, ${found.run.status} (${found.run.id})`)));
   }
   if (!run && !ALONE.includes(view)) part("none", "", 1, () => el("p", { class: "note" }, "No run yet."));
   else DRAWN[view]();
@@ -651,9 +716,12 @@ async function navigate() {
 async function start() {
   await refresh();
   if (!state.log || state.source) return;
-  const source = (state.source = new EventSource(`api/v1/events?after=${state.log?.at(-1)?.id ?? 0}`));
+  const source = (state.source = new EventSource(`api/v1/events?after=${state.lastLine ?? state.log.at(-1)?.id ?? 0}`));
   source.addEventListener("line", (event) => {
-    state.log.push(JSON.parse(event.data)); state.log.splice(0, Math.max(0, state.log.length - 500));
+    const line = JSON.parse(event.data);
+    state.lastLine = line.id;
+    if (LINES[state.lines].fits(line)) state.log.push(line);
+    state.log.splice(0, Math.max(0, state.log.length - 500));
     state.frame ??= requestAnimationFrame(() => { state.frame = null; draw(); });
   });
   source.addEventListener("change", refresh);

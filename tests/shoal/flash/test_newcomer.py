@@ -1,4 +1,4 @@
-"""The README's way from a clone to a board that trains: counted, and gone with an emulated board,
+"""The way of docs/emulated-board.md from a clone to a board that trains: counted, and gone with an emulated board,
 line by line.
 """
 
@@ -27,10 +27,9 @@ SECONDS = 3600.0  # an emulated processor beside other work
 
 def commands() -> list[str]:
     """The lines of the section, in their order."""
-    section = (
-        (ROOT / "README.md").read_text().split("## A board, from nothing\n")[1].split("\n## ")[0]
-    )
-    return [line.text for line in lines_of("README.md", section)]
+    page = (ROOT / "docs" / "emulated-board.md").read_text()
+    section = page.split("## A board, from nothing\n")[1].split("\n## ")[0]
+    return [line.text for line in lines_of("docs/emulated-board.md", section)]
 
 
 def test_six_commands_lead_to_a_board_that_trains():

@@ -78,7 +78,7 @@ def made(
     seen = []
     records = []
     tasks = []
-    versions = [version(0, None, now)]
+    versions = [version(0, None, now - 60 * (rounds + 1))]
     for number, name in enumerate(names):
         width = 1.0 if tier_of(number) == TIERS[0] else 0.5
         said = profile(max_width=width, examples=20 + number, release=RELEASED[number % 4])

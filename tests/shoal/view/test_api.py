@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,11 +28,14 @@ import pytest
 pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
+from sqlalchemy import select, update
+from typer.testing import CliRunner
 
 from broker_server.settings.fleet import ViewConfig
-from broker_server.store import Store, queries
+from broker_server.store import Store, queries, schema
 from broker_server.store.remedies import remedy
 from fleet_protocol.errors import ConfigError, ShoalError, TransportError
+from fleet_protocol.locks import held
 from shoal.cli.console import flat
 from shoal.cli.main import app as command
 from shoal.view import app as view_app
@@ -202,6 +206,75 @@ def test_tables_of_reproductions_are_found(store, client, tmp_path):
         )
     )
     assert get(client, "/tables") == {}
+
+
+def test_a_table_says_which_data_stands_for_the_papers(tmp_path):
+    """As its page says it, in every row."""
+    folder = tmp_path / "fml-1" / "small"
+    folder.mkdir(parents=True)
+    (folder / "fml-1.csv").write_text("table,scale,arm,figure,best\nfml-1,small,fml,global,1\n")
+    (folder / "fml-1.md").write_text("# FML\n\n**digits stands for mnist: do not compare.**\n")
+    store = folder / "fml" / "seed-1" / "store"
+    Store(store).close()
+    (rows,) = get(TestClient(make_app(store), base_url=HERE), "/tables").values()
+    assert rows[0]["note"] == "digits stands for mnist: do not compare."
+
+
+def test_the_log_is_filtered(tmp_path):
+    """By kind, without kinds, and by device; commands and client ask for the same."""
+    store = made(tmp_path)
+    with closing(Store(store)) as written:
+        written.log("promoted", "version 2", run=RUN)
+        written.log("update-received", "1 MB", run=RUN, device="pi-0001")
+        written.log("update-received", "2 MB", run=RUN, device="pi-0002")
+    client = TestClient(make_app(store), base_url=HERE)
+
+    def details(**query):
+        return [line["detail"] for line in get(client, "/log", **query)]
+
+    assert details(kind=["promoted", "nothing"]) == ["version 2"]
+    assert details(without=["update-received", "round-started"]) == ["version 2"]
+    assert details(device="pi-0002", run=RUN) == ["2 MB"]
+    with serving(store, ViewConfig(port=0)) as address:
+        for options in (["--store", str(store)], ["--url", address]):
+            typed = ["log", *options, "--without", "round-started", "--device", "pi-0001"]
+            assert CliRunner().invoke(command, typed).stdout.endswith("1 MB\n")
+            typed = ["log", *options, "--kind", "promoted", "--kind", "nothing"]
+            assert CliRunner().invoke(command, typed).stdout.endswith("version 2\n")
+
+
+def test_a_status_says_whether_a_server_works_on_the_store(store, client):
+    """And what it is worth: when it was read, how long the run still takes, who was last seen."""
+    before = time.time()
+    status = get(client, "/status")
+    assert status["as_of"] >= before
+    assert (status["served"], status["seconds_left"]) == (False, None)
+    shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
+    assert "no server: none works on this store" in shown
+    assert "5 of 6 devices were online when the server ended" in shown
+    for holder in (store, store.parent):  # of a server, of a simulation
+        with held(holder, "not now"):
+            status = get(client, "/status")
+            assert status["served"] is True
+            assert status["seconds_left"] == pytest.approx(2 * 60, rel=0.2)
+            shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
+            assert "no server" not in shown
+            assert "5 of 6 devices online\n" in shown
+
+
+def test_a_device_was_last_seen_when_its_update_came(tmp_path):
+    """Though it has said nothing about itself since."""
+    store = made(tmp_path)
+    now = time.time()
+    with closing(Store(store)) as written, written._begin() as connection:
+        merged = select(schema.tasks.c.id, schema.tasks.c.device)
+        task, device = connection.execute(merged.where(schema.tasks.c.phase == "merged")).first()
+        received = update(schema.tasks).where(schema.tasks.c.id == task)
+        connection.execute(received.values(received_at=now))
+    views = get(TestClient(make_app(store), base_url=HERE), f"/runs/{RUN}/devices")
+    seen = {view["device"]["id"]: view["device"]["last_seen_at"] for view in views}
+    assert seen[device] == now
+    assert min(seen.values()) < now - 5
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,10 @@ def test_a_function_elsewhere_does_not(where, named, project):
     (project / "links").symlink_to(elsewhere)
     for file in (f"{elsewhere}/own.py", "../elsewhere/own.py", "link.py", "links/own.py"):
         with pytest.raises(
-            ConfigError, match=rf'whose file is in {elsewhere}: .*code = \["{elsewhere}"\]'
+            ConfigError, match=rf'which is in {elsewhere}: .*code = \["{elsewhere}"\]'
         ):
             where(project, named.format(file=file))
-    with pytest.raises(ConfigError, match="whose file is in /usr/lib/python3"):
+    with pytest.raises(ConfigError, match="which is in /usr/lib/python3"):
         where(project, named.format(file="/usr/lib/python3/subprocess.py"))
 
 

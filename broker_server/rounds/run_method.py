@@ -1,0 +1,189 @@
+"""The method of a run, built from settings and a model's layout, before anything is exported.
+
+Whatever can be refused without the exported files is refused here, for fleets and simulations
+alike, because an export takes minutes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from broker_server.rounds.run_checks import require_warmup
+from broker_server.rounds.tier_assignment import require_levels, usable_tiers
+from broker_server.settings.combinations import features_of, method_settings, require_together
+from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.method_features import Method, method_features
+from broker_server.store.privacy_spent import require_accountant
+from broker_server.strategies.registry import build_strategy
+from broker_server.strategies.strategy import PlanRequest, Strategy
+from fleet_protocol.messages import Instructions, TrainSettings
+from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
+from fleet_protocol.rounding import LEVELS
+from models.layout import Layout
+from models.tier import Tier
+
+
+@dataclass(frozen=True)
+class RunMethod:
+    """How a run trains and merges.
+
+    Attributes:
+        config: of the run, with absolute paths.
+        layout: of the global model.
+        tiers: in use, largest first.
+        strategy: as configured, built for these tiers.
+    """
+
+    config: FleetConfig
+    layout: Layout
+    tiers: tuple[Tier, ...]
+    strategy: Strategy
+
+    @property
+    def moving(self) -> str | None:
+        """Return a tier whose next slice may have other units than its last one.
+
+        None if the plans of all tiers stay.
+        """
+        for tier in self.tiers:
+            plan = self.strategy.plan(PlanRequest(tier, "", 0, self.config.seed)).plan
+            if plan.kind != "static" or self.strategy.renews_units:
+                return tier.id
+        return None
+
+    @property
+    def shared_plans(self) -> bool:
+        """Return whether any two devices of a tier have the same plan."""
+        for tier in self.tiers:
+            # Any two ids will do: a method with a plan for each device derives it from the id.
+            first = self.strategy.plan(PlanRequest(tier, "one", 0, 0))
+            second = self.strategy.plan(PlanRequest(tier, "other", 0, 0))
+            if first.key != second.key:
+                return False
+        return True
+
+    def instructions(
+        self, kind: Literal["train", "statistics"], closed_rounds: int
+    ) -> Instructions:
+        """Return what a task asks of a device.
+
+        The strategy adds its part only to training.
+
+        Args:
+            kind: of the task.
+            closed_rounds: how many rounds are closed.
+        """
+        settings = self._train_settings(kind, closed_rounds)
+        if kind == "statistics":
+            return Instructions(routine=kind, train=settings)
+        asked = Instructions(train=settings, stays=self.strategy.stays, upload=self._upload())
+        return self.strategy.instruct(asked, closed_rounds)
+
+    def _train_settings(self, kind: str, closed_rounds: int) -> TrainSettings:
+        train = self.config.train
+        rounds = self.config.round.rounds
+        rate = train.rate_after(closed_rounds)
+        ramp = None
+        # Nothing is left of a schedule after the last round, when statistics are asked for.
+        schedule = train.rate if kind == "train" else None
+        if schedule is not None and schedule.per == "step":
+            ramp = Ramp(schedule=schedule, position=closed_rounds, rounds=rounds)
+        elif schedule is not None:
+            rate *= schedule.multiplier(closed_rounds, rounds)
+        return TrainSettings(
+            learning_rate=rate,
+            epochs=train.epochs,
+            steps=train.steps,
+            batch_size=train.batch_size,
+            micro_batch=train.micro_batch,
+            seed=self.config.seed,
+            mask_labels=train.mask_labels,
+            optimizer_state=train.optimizer_state,
+            ramp=ramp,
+        )
+
+    def _upload(self) -> Upload:
+        """Return how devices send their updates."""
+        encoding = self.config.upload.encoding
+        # What rounding took belongs to other units where plans move.
+        feedback = encoding not in LEVELS or self.moving is None
+        return Upload(
+            encoding=encoding,
+            keep=self.config.upload.keep,
+            feedback=feedback,
+            hiding=self._hiding(),
+            summing=self._summing(),
+        )
+
+    def _hiding(self) -> Hiding | None:
+        noise = self.config.local_noise
+        if noise is None:
+            return None
+        return Hiding(clip=noise.clip, deviation=noise.clip * noise.noise_multiplier)
+
+    def _summing(self) -> Summing | None:
+        secure = self.config.secure_sum
+        if secure is None:
+            return None
+        # With central noise its bound holds for every device, not only for their mean.
+        noise = self.config.central_noise
+        clip = secure.clip if noise is None else min(secure.clip, noise.clip)
+        return Summing(clip=clip, least=secure.least)
+
+
+def build_method(config: FleetConfig, layout: Layout, tiers: Sequence[Tier]) -> RunMethod:
+    """Build the method of a run, and refuse settings that do not go together.
+
+    Args:
+        config: of the run.
+        layout: of the global model.
+        tiers: those that are exported, or will be, largest first.
+
+    Raises:
+        ConfigError: a name or number in the configuration is wrong.
+        PlanError: method, model, tiers and settings do not go together.
+    """
+    require_warmup(config)
+    allowed = usable_tiers(tiers, config.tiers)
+    strategy = build_strategy(method_settings(config), layout, allowed, config.server_optimizer)
+    in_use = tuple(tier for tier in allowed if tier in strategy.tiers)
+    require_levels(in_use, config.tiers)
+    method = RunMethod(config, layout, in_use, strategy)
+    # What a method needs and breaks is known only when it is built and says what it asks for.
+    of_method = method_features(config, _described(method))
+    require_together([*features_of(config), *of_method])
+    if config.privacy is not None:
+        require_accountant()
+    return method
+
+
+def _described(method: RunMethod) -> Method:
+    """Return what decides which features a method has."""
+    config = method.config
+    layout = method.layout
+    asked = method.instructions("train", 0)
+    own_heads = []
+    for tier in method.tiers:
+        if layout.own_head(tier):
+            own_heads.append(tier.id)
+    judged = config.evaluation.data is not None
+    queries = judged and config.evaluation.statistics == "query"
+    return Method(
+        strategy=method.strategy,
+        asked=asked,
+        moving=method.moving,
+        shared_plans=method.shared_plans,
+        own_heads=tuple(own_heads),
+        judged=judged,
+        statistics=queries and _judged_by_statistics(method),
+        pieces=config.train.micro_batch is not None,
+        keeps_optimizer=asked.train.optimizer_state == "keep",
+    )
+
+
+def _judged_by_statistics(method: RunMethod) -> bool:
+    """Return whether the judged tier has batch norms whose statistics it is judged with."""
+    layout = method.layout
+    judged = method.config.evaluation.tier
+    blocks = layout.blocks(layout.tier(1.0) if judged is None else Tier.parse(judged))
+    return any(norm.block in blocks for norm in layout.statistics)

@@ -1,0 +1,198 @@
+"""Strategies of users: a function that `strategy` marks, in a Python file or an installed package.
+
+A file is run only where the configuration of the server or of a simulation names it
+(`broker_server.settings.method`), and a package only where it names the package's strategy.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, Generic
+
+from broker_server.strategies.strategy import Basis, Method, OptionsT, Strategy
+from fleet_protocol.errors import ConfigError, ShoalError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.python_files import run_file
+
+GROUP = "shoal.strategies"
+"""The group of entry points in which installed packages offer strategies."""
+
+_HOW = "mark one function that takes a basis and returns a Strategy with @shoal.strategy()"
+
+
+@dataclass(frozen=True)
+class OwnStrategy(Generic[OptionsT]):
+    """A user's function that builds a strategy.
+
+    Attributes:
+        build: the function.
+        options: the type of ``[strategy.options]``; None for a strategy without options.
+    """
+
+    build: Callable[[Basis[OptionsT]], Strategy]
+    options: type[OptionsT] | None = None
+
+
+def strategy(
+    options: type[OptionsT] | None = None,
+) -> Callable[[Callable[[Basis[OptionsT]], Strategy]], OwnStrategy[OptionsT]]:
+    """Mark a function as the one that builds a strategy of a user's.
+
+    The function takes a `Basis`, and returns a `Strategy`. It raises a PlanError where settings,
+    model, tiers and optimizer do not fit together.
+
+    Args:
+        options: the class of the strategy's own settings, ``[strategy.options]``: a `FrozenModel`.
+
+    Raises:
+        ConfigError: the options are no such class, or the function cannot take a basis.
+    """
+    is_model = isinstance(options, type) and issubclass(options, FrozenModel)
+    if options is not None and not is_model:
+        raise ConfigError(
+            f"strategy() takes the class of the options, a subclass of shoal.FrozenModel, not"
+            f" {options!r}; write @strategy() above a function without options"
+        )
+
+    def mark(build: Callable[[Basis[OptionsT]], Strategy]) -> OwnStrategy[OptionsT]:
+        _require_basis_alone(build)
+        return OwnStrategy(build, options)
+
+    return mark
+
+
+def load_file(path: Path) -> Method[Any]:
+    """Run a user's file, and return the strategy in it.
+
+    A process runs a file once, and again after it was changed.
+
+    Raises:
+        ConfigError: there is no such file, it fails, or it does not have one strategy; the message
+            is one line.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"strategy.file: there is no file {path}; give a path from the folder of the"
+            " configuration"
+        )
+    status = path.stat()
+    return _load_file(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+
+
+@lru_cache(64)
+def _load_file(path: Path, stamp: tuple[int, ...]) -> Method[Any]:
+    """Load the strategy of a file; a new stamp marks a changed file."""
+    del stamp
+    try:
+        module = run_file(path, "strategy")
+    except ShoalError as error:
+        raise ConfigError(f"strategy.file {path}: {error}") from error
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise _failure(f"strategy.file {path}", "when it is run", error) from error
+    # By the object, as one strategy may have two names in a file.
+    strategies: dict[int, OwnStrategy[Any]] = {}
+    names = []
+    for name, value in vars(module).items():
+        if isinstance(value, OwnStrategy) and id(value) not in strategies:
+            strategies[id(value)] = value
+            names.append(name)
+    if not strategies:
+        raise ConfigError(f"strategy.file {path} has no strategy; {_HOW}")
+    if len(strategies) > 1:
+        raise ConfigError(
+            f"strategy.file {path} has {len(strategies)} strategies, {', '.join(names)}; keep one"
+            " in the file, and move the others into files of their own"
+        )
+    (marked,) = strategies.values()
+    return _method(marked, f"strategy.file {path}")
+
+
+def installed_strategies(name: str) -> list[EntryPoint]:
+    """Return the entry points of installed packages that offer a strategy of a name."""
+    return list(entry_points(group=GROUP, name=name))
+
+
+def installed_names() -> tuple[str, ...]:
+    """Return the names of all strategies that installed packages offer; loads none of them."""
+    return tuple(sorted(entry_points(group=GROUP).names))
+
+
+def load_installed(entry_point: EntryPoint) -> Method[Any]:
+    """Import a package's strategy.
+
+    Raises:
+        ConfigError: the package fails, or its entry point names something else.
+    """
+    package = "a package" if entry_point.dist is None else f"package {entry_point.dist.name}"
+    source = f"strategy {entry_point.name!r} of {package} ({entry_point.value})"
+    try:
+        marked = entry_point.load()
+    except (Exception, SystemExit) as error:  # the package's code may raise anything
+        raise _failure(source, "when it is imported", error) from error
+    if not isinstance(marked, OwnStrategy):
+        raise ConfigError(
+            f"{source} is {type(marked).__name__}, not a strategy; its entry point must name a"
+            " function that is marked with @shoal.strategy()"
+        )
+    return _method(marked, source)
+
+
+def _method(marked: OwnStrategy[Any], source: str) -> Method[Any]:
+    """Return a user's strategy as a method, whose errors name where it comes from."""
+
+    def build(basis: Basis[Any]) -> Strategy:
+        try:
+            built = marked.build(basis)
+        except ShoalError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise _failure(source, "when it builds the strategy", error) from error
+        if not isinstance(built, Strategy):
+            raise ConfigError(
+                f"{source} builds {type(built).__name__}, not a Strategy; let the function end"
+                " with `return replace(...)` of a built-in strategy, or `return Strategy(...)`"
+            )
+        # The run has the name that its configuration says.
+        return replace(built, name=basis.name)
+
+    return Method(build, marked.options)
+
+
+def _require_basis_alone(build: object) -> None:
+    """Check that a function can be called with a basis and nothing else.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not callable(build):
+        raise ConfigError(f"@strategy() marks {build!r}; {_HOW}")
+    try:
+        inspect.signature(build).bind(object())
+    except TypeError as error:
+        name = getattr(build, "__name__", repr(build))
+        raise ConfigError(f"{name} must take one argument, the basis ({error}); {_HOW}") from error
+
+
+def _failure(source: str, when: str, error: BaseException) -> ConfigError:
+    """Return an error of one line for what a user's code raised, with the line that raised it."""
+    reason = " ".join(str(error).split())
+    return ConfigError(
+        f"{source} fails {when}: {type(error).__name__}: {reason} ({_place_of(error)}); correct it"
+        " there"
+    )
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the line and the file in which the user's code raised an error."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"line {error.lineno} of {Path(error.filename).name}"
+    place = "its file"
+    for frame, line in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith("<frozen "):  # the import system's own frames
+            place = f"line {line} of {Path(file).name}"
+    return place
