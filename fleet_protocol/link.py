@@ -22,7 +22,6 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from fleet_protocol.backoff import Backoff
-from fleet_protocol.certificates import set_certificates
 from fleet_protocol.errors import BrokerRefusedError, TransportError
 from fleet_protocol.folded_lines import FoldedLines
 from fleet_protocol.lean_client import LeanClient
@@ -39,6 +38,7 @@ from fleet_protocol.refusals import (
     why_not_reached,
 )
 from fleet_protocol.subscriptions import Subscriptions
+from fleet_protocol.tls_connection import tls_context
 from fleet_protocol.transport import (
     SEND_WINDOW,
     BrokerAddress,
@@ -105,7 +105,7 @@ class Link:
         if self.address.username is not None:
             client.username_pw_set(self.address.username, self.address.password)
         if self.address.tls:
-            set_certificates(client, self.address)
+            client.tls_set_context(tls_context(self.address))
         client.max_inflight_messages_set(2 * SEND_WINDOW)
         client.on_connect = self._on_connect
         client.on_socket_open = self._on_socket_open

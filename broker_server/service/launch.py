@@ -30,7 +30,8 @@ from broker_server.service.visiting import (
     require_taken,
     visiting,
 )
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import RequestedSettings
 from fleet_protocol import control, requests
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, TransportError
