@@ -175,6 +175,18 @@ class DevicePart:
     received_at: float | None = None
 
 
+class MergedNorm(NamedTuple):
+    """How far a merged update moved the weights that its device was sent, as it counted.
+
+    Attributes:
+        norm: of the difference after it was bounded.
+    """
+
+    device: str
+    tier: str
+    norm: float
+
+
 class PlannedTask(NamedTuple):
     """The fields of a training task that its plan needs, as `TaskRecord` has them.
 

@@ -25,6 +25,7 @@ from broker_server.store.records import RoundRecord
 from broker_server.store.rows import to_row, values_of
 from broker_server.store.task_records import (
     DevicePart,
+    MergedNorm,
     Outcome,
     PlannedTask,
     TaskPhase,
@@ -129,6 +130,21 @@ class TaskTable(Database):
             counts |= _TASKS.c.phase.in_([TaskPhase.OFFERED.value, TaskPhase.RECEIVED.value])
         query = self._training_tasks(run).where(_TASKS.c.round < number, counts)
         return self._all(TaskRecord, query.order_by(_TASKS.c.device))
+
+    def merged_norms(self, run: str, number: int) -> list[MergedNorm]:
+        """Return the norms of the updates of a round that were merged."""
+        names = ("device", "tier", "screening")
+        query = select(*(_TASKS.c[name] for name in names)).where(
+            _TASKS.c.run == run,
+            _TASKS.c.round == number,
+            _IS_TRAINING,
+            _TASKS.c.phase == TaskPhase.MERGED.value,
+            _TASKS.c.screening.is_not(None),
+        )
+        norms = []
+        for device, tier, screening in self._values(TaskRecord, names, query):
+            norms.append(MergedNorm(device, tier, screening.norm * screening.scale))
+        return norms
 
     def planned_tasks(self, run: str) -> list[PlannedTask]:
         """Return every training task of a run, by round."""

@@ -98,6 +98,15 @@ def screen(
     return verdicts
 
 
+def usual_bounds(earlier: Mapping[str, Sequence[float]], config: RobustConfig) -> dict[str, float]:
+    """Return the largest norm of every tier by rounds before alone, where these have enough."""
+    bounds = {}
+    for tier, norms in earlier.items():
+        if config.norm_bound and len(norms) >= PEERS:
+            bounds[tier] = config.norm_bound * lower_median(norms)
+    return bounds
+
+
 def _norm_bounds(
     updates: Sequence[Measured], earlier: Mapping[str, Sequence[float]], factor: float
 ) -> dict[str, float | None]:

@@ -1,18 +1,27 @@
 """What becomes of each update when its round closes: it counts as it is, bounded, or not at all.
 
 Updates are folded as they come, though what they may be is known at the close only: bounds are
-taken from all of them. Where one is not as it should be the sums are made again without it.
+taken from all of them. What looks wrong by the rounds before waits for the close with all behind
+it, so that most rounds read and fold every update once.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Outcome, Store, TaskPhase, VersionRecord
-from broker_server.updates.bounds import PEERS, Verdict, screen
-from broker_server.updates.folding import Folding
+from broker_server.updates.bounds import (
+    COLOSSAL,
+    PEERS,
+    Measured,
+    Verdict,
+    screen,
+    usual_bounds,
+)
+from broker_server.updates.folding import Doubt, Folding
 from broker_server.updates.krum import left_out
 from broker_server.updates.moves import limit_samples, scale_change
 from broker_server.updates.values import Tensors, Update
@@ -43,7 +52,7 @@ def screen_round(
     config: RobustConfig,
     noise: PrivacyConfig | None = None,
 ) -> Screened:
-    """Judge the updates of a round, and fold them again if not all of them count as they are.
+    """Judge the updates of a round, and fold each as it counts.
 
     Args:
         folding: all updates of the round.
@@ -65,13 +74,44 @@ def screen_round(
         outcomes[task] = _outcome(verdict, left_out=task in far)
         if verdict.reason is not None:
             refusals[task] = (verdict.reason, verdict.detail)
-    # Most rounds are merged as they were folded, with no second pass over the updates.
-    if any(_is_changed(outcomes[task]) for task in folding.folded):
-        folding = folding.fold_again(lambda task, update: _treat(outcomes[task], update))
+    treatments = {}
+    for task, outcome in outcomes.items():
+        if _is_changed(outcome):
+            treatments[task] = partial(_treat, outcome)
+    folding.settle(treatments)
     if noise is not None:
         for task, outcome in outcomes.items():
             outcomes[task] = _noting_clip(outcome, noise.clip)
     return Screened(folding, outcomes, refusals)
+
+
+def expect_changes(
+    store: Store,
+    old: VersionRecord,
+    config: RobustConfig,
+    tiers: Mapping[str, int],
+) -> Doubt:
+    """Return whether an update will probably not count as it is, by what is known before the close.
+
+    Args:
+        store: has the norms of rounds before.
+        old: the version that the round starts from.
+        config: the screens.
+        tiers: how many devices of each tier were asked.
+    """
+    if config.merge == "krum":
+        # It compares all updates of a plan, and leaves some of them out of most rounds.
+        return lambda _measured: True
+    bounds: dict[str, float] = {}
+    if config.norm_bound:
+        earlier, _ = _earlier_norms(store, old, tiers)
+        bounds = usual_bounds(earlier, config)
+
+    def is_doubtful(measured: Measured) -> bool:
+        too_far = measured.norm > min(bounds.get(measured.tier, COLOSSAL), COLOSSAL)
+        return too_far or measured.samples < measured.declared
+
+    return is_doubtful
 
 
 def _judge(
@@ -106,12 +146,10 @@ def _earlier_norms(
     # A device that is alone in the fleet has only itself to differ from.
     back = _BACK if sum(tiers.values()) > 1 else 1
     for number in range(old.round, max(old.round - back, 0), -1):
-        for task in store.tasks(old.run, number, "train"):
-            if task.phase is TaskPhase.MERGED and task.screening is not None:
-                # The norm as it counted: of a clipped update that is the bound.
-                norm = task.screening.norm * task.screening.scale
-                norms.setdefault(task.tier, []).append(norm)
-                devices.add(task.device)
+        # The norm as it counted: of a clipped update that is the bound.
+        for device, tier, norm in store.merged_norms(old.run, number):
+            norms.setdefault(tier, []).append(norm)
+            devices.add(device)
         if _are_enough(tiers, norms):
             break
     return norms, devices
@@ -136,8 +174,8 @@ def _farthest(
 ) -> set[str]:
     """Return the tasks that Krum leaves out, of each plan by itself: others hold other entries."""
     by_plan: dict[str, dict[str, Tensors]] = {}
-    for task in folding.folded:
-        if verdicts[task].reason is None:
+    for task, verdict in verdicts.items():
+        if verdict.reason is None:
             update = folding.load(task)
             by_plan.setdefault(update.key, {})[task] = update.weights
     tasks: set[str] = set()
