@@ -26,7 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from broker_server.service.authority import NewFleet, enroll, found_fleet, renew, revoke
+from broker_server.service.authority import enroll, found_fleet, renew, revoke
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.registry import read_registry
 from fleet_protocol import control, requests

@@ -175,16 +175,12 @@ class DevicePart:
     received_at: float | None = None
 
 
-class MergedNorm(NamedTuple):
-    """How far a merged update moved the weights that its device was sent, as it counted.
-
-    Attributes:
-        norm: of the difference after it was bounded.
-    """
+class MergedUpdate(NamedTuple):
+    """The fields of a task whose update was merged that later rounds compare theirs with."""
 
     device: str
     tier: str
-    norm: float
+    screening: Screening
 
 
 class PlannedTask(NamedTuple):

@@ -25,7 +25,7 @@ from broker_server.store.records import RoundRecord
 from broker_server.store.rows import to_row, values_of
 from broker_server.store.task_records import (
     DevicePart,
-    MergedNorm,
+    MergedUpdate,
     Outcome,
     PlannedTask,
     TaskPhase,
@@ -131,20 +131,18 @@ class TaskTable(Database):
         query = self._training_tasks(run).where(_TASKS.c.round < number, counts)
         return self._all(TaskRecord, query.order_by(_TASKS.c.device))
 
-    def merged_norms(self, run: str, number: int) -> list[MergedNorm]:
-        """Return the norms of the updates of a round that were merged."""
-        names = ("device", "tier", "screening")
-        query = select(*(_TASKS.c[name] for name in names)).where(
+    def merged_updates(self, run: str, number: int) -> list[MergedUpdate]:
+        """Return the updates of a round that were merged."""
+        columns = [_TASKS.c[name] for name in MergedUpdate._fields]
+        query = select(*columns).where(
             _TASKS.c.run == run,
             _TASKS.c.round == number,
             _IS_TRAINING,
             _TASKS.c.phase == TaskPhase.MERGED.value,
             _TASKS.c.screening.is_not(None),
         )
-        norms = []
-        for device, tier, screening in self._values(TaskRecord, names, query):
-            norms.append(MergedNorm(device, tier, screening.norm * screening.scale))
-        return norms
+        rows = self._values(TaskRecord, MergedUpdate._fields, query)
+        return [MergedUpdate._make(values) for values in rows]
 
     def planned_tasks(self, run: str) -> list[PlannedTask]:
         """Return every training task of a run, by round."""

@@ -13,9 +13,11 @@ from functools import partial
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Outcome, Store, TaskPhase, VersionRecord
+from broker_server.store.task_records import MergedUpdate
 from broker_server.updates.bounds import (
     COLOSSAL,
     PEERS,
+    Earlier,
     Measured,
     Verdict,
     screen,
@@ -104,8 +106,7 @@ def expect_changes(
         return lambda _measured: True
     bounds: dict[str, float] = {}
     if config.norm_bound:
-        earlier, _ = _earlier_norms(store, old, tiers)
-        bounds = usual_bounds(earlier, config)
+        bounds = usual_bounds(_earlier_rounds(store, old, tiers), config.norm_bound)
 
     def is_doubtful(measured: Measured) -> bool:
         too_far = measured.norm > min(bounds.get(measured.tier, COLOSSAL), COLOSSAL)
@@ -125,43 +126,52 @@ def _judge(
     tiers: Counter[str] = Counter()
     for update in measured.values():
         tiers[update.tier] += 1
-    earlier, devices = _earlier_norms(store, old, tiers)
-    for update in measured.values():
-        devices.add(update.device)
+    earlier = _earlier_rounds(store, old, tiers)
+    devices = {update.device for update in measured.values()}
+    for before in earlier.values():
+        devices |= before.devices
     if len(devices) < PEERS:
         # Which of two is unlike the other?
         config = config.model_copy(update={"norm_bound": 0.0})
     return screen(measured, earlier, config)
 
 
-def _earlier_norms(
+def _earlier_rounds(
     store: Store, old: VersionRecord, tiers: Mapping[str, int]
-) -> tuple[dict[str, list[float]], set[str]]:
-    """Return norms of updates that counted before, by tier, and the devices that sent them.
+) -> dict[str, Earlier]:
+    """Return what is known of updates that counted before, by tier.
 
     They are those that the old version was made of, and of rounds before where a tier has too few.
     """
-    norms: dict[str, list[float]] = {}
-    devices: set[str] = set()
+    by_tier: dict[str, list[MergedUpdate]] = {}
     # A device that is alone in the fleet has only itself to differ from.
     back = _BACK if sum(tiers.values()) > 1 else 1
     for number in range(old.round, max(old.round - back, 0), -1):
-        # The norm as it counted: of a clipped update that is the bound.
-        for device, tier, norm in store.merged_norms(old.run, number):
-            norms.setdefault(tier, []).append(norm)
-            devices.add(device)
-        if _are_enough(tiers, norms):
+        for update in store.merged_updates(old.run, number):
+            by_tier.setdefault(update.tier, []).append(update)
+        if _are_enough(tiers, by_tier):
             break
-    return norms, devices
+    return {tier: _earlier(updates) for tier, updates in by_tier.items()}
 
 
-def _are_enough(
-    tiers: Mapping[str, int],
-    norms: Mapping[str, Sequence[float]],
-) -> bool:
+def _earlier(updates: Sequence[MergedUpdate]) -> Earlier:
+    """Return what is known of a tier from the updates that counted."""
+    norms = []
+    bounds = []
+    for update in updates:
+        screening = update.screening
+        # The norm as it counted: of a clipped update that is the bound.
+        norms.append(screening.norm * screening.scale)
+        if screening.bound is not None:
+            bounds.append(screening.bound)
+    devices = frozenset(update.device for update in updates)
+    return Earlier(norms, devices, max(bounds, default=None))
+
+
+def _are_enough(tiers: Mapping[str, int], by_tier: Mapping[str, Sequence[MergedUpdate]]) -> bool:
     """Return whether every tier has enough norms for a median of its own."""
     for tier, count in tiers.items():
-        earlier = len(norms.get(tier, ()))
+        earlier = len(by_tier.get(tier, ()))
         if count + earlier < PEERS:
             return False
     return True

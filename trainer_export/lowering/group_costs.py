@@ -12,11 +12,11 @@ from trainer_export.lowering.tiles import Tiles
 from trainer_export.lowering.values import BATCH_HINT
 
 _FLOP_NS = 0.014  # of products of matrices that are large enough
-_VECTOR = 16  # columns that a product computes at once
+_VECTOR = 8  # columns that a product computes at once, two times at least
 _PRODUCT_NS = 400.0  # to begin the product of a channel
 _PACKED_NS = 0.6  # to lay out a number of the right matrix before a product
-_RUN_NS = 3.7  # to copy a row of numbers, and each of its numbers
-_COPIED_NS = 0.08
+_RUN_NS = 8.0  # to copy a row of numbers, and each of its numbers
+_COPIED_NS = 0.18
 _PADDED_NS = 0.3
 _PADDED_ROWS_NS = 1.0  # where zeros lie between rows
 _TURNED_NS = 0.8  # to transpose
@@ -39,13 +39,18 @@ def tiles_ns(tiles: Tiles, channels: int, *, turns: bool = False) -> float:
         turns: whether the results are multiplied with what they read, for the gradient of weights.
     """
     window = tiles.window
-    columns = math.ceil(tiles.tile / _VECTOR) * _VECTOR
+    columns = _columns(tiles.tile)
     product = tiles.count * 2 * window * columns * _FLOP_NS
     matrix = tiles.tile * window * (2 * tiles.taps * _FLOP_NS + _PACKED_NS)
     shared = tiles.tile * window * tiles.taps / channels
     per_sample = (matrix + shared + _PRODUCT_NS) / BATCH_HINT
     turned = _TURNED_NS * tiles.tile * tiles.count if turns else 0.0
     return product + per_sample + turned + _windows_ns(tiles)
+
+
+def _columns(count: int) -> int:
+    """Return how many columns a product takes as long as."""
+    return max(2, math.ceil(count / _VECTOR)) * _VECTOR
 
 
 def _windows_ns(tiles: Tiles) -> float:
@@ -92,7 +97,7 @@ def columns_ns(geometry: Geometry, inputs: int, outputs: int, places: int) -> fl
         places: of the result.
     """
     rows = places * geometry.taps
-    columns = math.ceil(outputs / _VECTOR) * _VECTOR
+    columns = _columns(outputs)
     looked_up = rows * (_RUN_NS + _COPIED_NS * inputs)
     turned = _TURNED_NS * (math.prod(geometry.inputs) * inputs + places * outputs)
     return looked_up + 2 * rows * inputs * columns * _FLOP_NS + turned + _PRODUCT_NS / BATCH_HINT
