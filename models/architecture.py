@@ -21,7 +21,10 @@ from models.user_lines import at_line_of
 
 Dtype = Literal["float32", "int64"]
 
-_REQUIRED = ("input_shape", "classes")
+_REQUIRED = {
+    "input_shape": "the shape of one sample, as in input_shape: tuple[int] = (30,)",
+    "classes": "how many labels, or numbers to learn, it has as outputs, as in classes: int = 1",
+}
 
 
 @dataclass(frozen=True)
@@ -155,10 +158,11 @@ def _settings_of(name: str, builder: Callable[..., Any]) -> list[inspect.Paramet
             f"{problem}"
         )
     names = {setting.name for setting in settings}
-    for required in _REQUIRED:
+    for required, meaning in _REQUIRED.items():
         if required not in names:
             raise ConfigError(
-                f"architecture {name} lacks the setting {required}, which every one must have"
+                f"architecture {name} lacks the setting {required}, which every one must have: "
+                f"{meaning}"
             )
     for setting in settings:
         try:

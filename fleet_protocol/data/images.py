@@ -125,6 +125,11 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
         warnings.simplefilter("ignore")  # of Pillow, about damaged metadata and large images
         try:
             opened = module.open(path, formats=_FORMATS)
+        except module.UnidentifiedImageError:
+            raise DataError(
+                f"{path} is not an image of a format that is read ({', '.join(_FORMATS)}), or is "
+                "damaged; copy it again"
+            ) from None
         except module.DecompressionBombError:
             raise DataError(
                 f"{path} has more than {MOST_PIXELS:,} pixels, the most that can be read; make it "

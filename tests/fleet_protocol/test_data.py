@@ -352,7 +352,7 @@ BAD = {
     ),
     "not an image": (
         {"kind": "images", "path": "some"},
-        "broken.png is not an image, or is truncated or damaged",
+        r"broken.png is not an image of a format that is read \(BMP, GIF",
     ),
     "wrong key": ({"kind": "npz", "path": "d.npz", "x_key": "z"}, r"no array 'z' \(it has x, y\)"),
     "npy without labels": ({"kind": "npz", "path": "x.npy"}, "`y_path`"),
