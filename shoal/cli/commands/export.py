@@ -1,6 +1,8 @@
-"""Lower the training step of an architecture for each tier, check it, and publish the sets.
+"""Export a model for training on boards: check each tier's graphs, and publish its artifact set.
 
-Each graph is compared with PyTorch.
+The exporter compares each graph with PyTorch.
+
+Example: shoal export --models model.py --arch model --widths 1,0.5,0.25
 """
 
 from collections.abc import Sequence
@@ -37,74 +39,110 @@ if TYPE_CHECKING:
 class _Options:
     arch: Annotated[
         str,
-        typer.Option(help="Name of the architecture: one of the zoo, or of --models."),
+        typer.Option(
+            help="Name of the architecture: one of the zoo, or of --models.",
+            rich_help_panel="Model",
+        ),
     ]
-    widths: Annotated[str, typer.Option(help="Width ratios, for example 1,0.5,1/16.")] = "1"
+    widths: Annotated[
+        str, typer.Option(help="Width ratios, for example 1,0.5,1/16.", rich_help_panel="Tiers")
+    ] = "1"
     depths: Annotated[
         str,
-        typer.Option(help="Depths in blocks, for example 2,4; by default the full depth."),
+        typer.Option(
+            help="Depths in blocks, for example 2,4; by default the full depth.",
+            rich_help_panel="Tiers",
+        ),
     ] = ""
-    out: Annotated[Path, typer.Option(help="Artifact folder.")] = Path("artifacts")
+    out: Annotated[Path, typer.Option(help="Artifact folder.", rich_help_panel="Output")] = Path(
+        "artifacts"
+    )
     models: ModelsFile = None
     settings: Annotated[
         Settings,
-        typer.Option("--set", help="Setting of the architecture, for example channels=32,64."),
+        typer.Option(
+            "--set",
+            help="Setting of the architecture, for example channels=32,64.",
+            rich_help_panel="Model",
+        ),
     ] = None
     heads: Annotated[
         Settings,
         typer.Option(
             "--head",
-            help="Labels of a tier with a head of its own, for example w1.00-d2=5.",
+            help="Labels of a tier with its own head, for example w1.00-d2=5.",
+            rich_help_panel="Model",
         ),
     ] = None
     formats: Annotated[
         str,
         typer.Option(
             help="Any of onnx, ort-training and executorch; by default onnx and, if installed, "
-            "ort-training."
+            "ort-training.",
+            rich_help_panel="Output",
         ),
     ] = ""
     recipe: Annotated[
         Path | None,
         typer.Option(
-            help="A fleet.toml or sim.toml whose [model.recipe] counts where no option does."
+            help="A fleet.toml or sim.toml whose model.recipe counts where no option does.",
+            rich_help_panel="Recipe",
         ),
     ] = None
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw; by default sgd.")] = None
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, adam, adamw; by default sgd.", rich_help_panel="Recipe")
+    ] = None
     optimizer_set: Annotated[
-        Settings, typer.Option(help="Number of the optimizer, for example beta1=0.95.")
+        Settings,
+        typer.Option(
+            help="Number of the optimizer, for example beta1=0.95.", rich_help_panel="Recipe"
+        ),
     ] = None
     loss: Annotated[
         str | None,
-        typer.Option(help="What is made small; by default masked-cross-entropy."),
+        typer.Option(
+            help="Loss to minimise; by default masked-cross-entropy.", rich_help_panel="Recipe"
+        ),
     ] = None
     loss_set: Annotated[
-        Settings, typer.Option(help="Number of the loss, for example delta=0.5.")
+        Settings,
+        typer.Option(help="Number of the loss, for example delta=0.5.", rich_help_panel="Recipe"),
     ] = None
     momentum: Annotated[
-        float | None, typer.Option(help="SGD momentum, by default 0.9; 0 for none.")
+        float | None,
+        typer.Option(help="SGD momentum, by default 0.9; 0 for none.", rich_help_panel="Recipe"),
     ] = None
     weight_decay: Annotated[
-        float | None, typer.Option(help="Weight decay, by default the optimizer's.")
+        float | None,
+        typer.Option(help="Weight decay, by default the optimizer's.", rich_help_panel="Recipe"),
     ] = None
     clip_norm: Annotated[
         float | None,
-        typer.Option(help="Bound of the global gradient norm, by default 1; 0 for none."),
+        typer.Option(
+            help="Bound of the global gradient norm, by default 1; 0 for none.",
+            rich_help_panel="Recipe",
+        ),
     ] = None
     clip_value: Annotated[
         float | None,
-        typer.Option(help="Bound of each entry of the gradient, before that of its norm."),
+        typer.Option(
+            help="Bound of each entry of the gradient, before that of its norm.",
+            rich_help_panel="Recipe",
+        ),
     ] = None
     accumulate: Annotated[
         bool,
         typer.Option(
             "--accumulate",
-            help="Let devices take a batch in pieces ([train] micro_batch).",
+            help="Let devices take a batch in pieces (micro_batch of the train table).",
+            rich_help_panel="Recipe",
         ),
     ] = False
     proximal: Annotated[
         bool,
-        typer.Option("--proximal", help="Add the proximal term that FedProx needs."),
+        typer.Option(
+            "--proximal", help="Add the proximal term that FedProx needs.", rich_help_panel="Recipe"
+        ),
     ] = False
     convert: Annotated[
         bool,
@@ -112,42 +150,63 @@ class _Options:
             "--convert/--no-convert",
             help="Replace batch norm, dropout, fused attention and in-place activations by what "
             "exports, and say which; --no-convert refuses them.",
+            rich_help_panel="Model",
         ),
     ] = True
     metrics: Annotated[
         str,
-        typer.Option(help="What evaluations report beside the loss, for example f1,perplexity."),
+        typer.Option(
+            help="Metrics of evaluations beside the loss, for example f1,perplexity.",
+            rich_help_panel="Recipe",
+        ),
     ] = ""
     explain: Annotated[
         bool,
         typer.Option(
             "--explain",
             help="List how each tensor is cut in each tier, and export nothing.",
+            rich_help_panel="Tiers",
         ),
     ] = False
-    seed: Annotated[int, typer.Option(help="Seed of the initial global weights.")] = 0
+    seed: Annotated[
+        int, typer.Option(help="Seed of the initial global weights.", rich_help_panel="Start")
+    ] = 0
     add: Annotated[
         bool,
-        typer.Option("--add", help="Keep the tiers that are there beside those asked for."),
+        typer.Option(
+            "--add",
+            help="Keep the tiers that are there beside those asked for.",
+            rich_help_panel="Tiers",
+        ),
     ] = False
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Drop the tiers that are there and not asked for."),
+        typer.Option(
+            "--replace",
+            help="Drop the tiers that are there and not asked for.",
+            rich_help_panel="Tiers",
+        ),
     ] = False
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Tiers at a time; by default as many as cores and 1.5 GB allow."),
+        typer.Option(
+            min=1,
+            help="Tiers at a time; by default as many as cores and 1.5 GB allow.",
+            rich_help_panel="Output",
+        ),
     ] = None
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Start from a .safetensors, .pt or .bin file, or a store's newest version."
+            help="Start from a .safetensors, .pt or .bin file, or a store's newest version.",
+            rich_help_panel="Start",
         ),
     ] = None
     start_name: Annotated[
         Settings,
         typer.Option(
-            help="What a tensor there is called here, THEIRS=OURS, for example 'model.*=*'."
+            help="What a tensor there is called here, THEIRS=OURS, for example 'model.*=*'.",
+            rich_help_panel="Start",
         ),
     ] = None
     start_partial: Annotated[
@@ -155,6 +214,7 @@ class _Options:
         typer.Option(
             "--start-partial",
             help="Take of --start what fits, and leave the rest as it is drawn.",
+            rich_help_panel="Start",
         ),
     ] = False
     as_json: AsJson = False
