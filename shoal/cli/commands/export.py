@@ -205,7 +205,7 @@ class _Options:
     start_name: Annotated[
         Settings,
         typer.Option(
-            help="What a tensor there is called here, THEIRS=OURS, for example 'model.*=*'.",
+            help="Name of a tensor of --start in this model, THEIRS=OURS, for example 'model.*=*'.",
             rich_help_panel="Start",
         ),
     ] = None

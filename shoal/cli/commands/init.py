@@ -138,8 +138,8 @@ def _init(
     broker: Annotated[
         str,
         typer.Option(
-            help="mosquitto (the server starts an installed one), mqtts://host:port of a Mosquitto "
-            "of your own, or emqx (on the host); for the latter two with files for its host."
+            help="mosquitto (the server starts an installed one), mqtts://host:port of your "
+            "own Mosquitto, or emqx (on the host); the last two get files for their host."
         ),
     ] = "mosquitto",
 ) -> None:
