@@ -15,13 +15,8 @@ import typer
 
 from fleet_protocol.errors import ConfigError
 from shoal.cli.common import AsJson, ModelsFile, Settings
-from shoal.cli.console import (
-    bytes_text,
-    count_text,
-    error_console,
-    print_json,
-    print_rows,
-)
+from shoal.cli.console import error_console
+from shoal.cli.export_tables import print_cuts, print_replacements, print_reports
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
@@ -29,8 +24,6 @@ if TYPE_CHECKING:
     from fleet_protocol.recipe import RecipeTable
     from models.layout import Layout
     from models.tier import Tier
-    from models.zoo.conversion import Replacement
-    from trainer_export.artifact_set import TierReport
     from trainer_export.start import Start
     from trainer_export.tier_set import Format
 
@@ -244,11 +237,11 @@ def _export(options: _Options) -> None:
         from models.zoo.conversion import convert_where_needed
 
         architecture, replacements = convert_where_needed(architecture, settings)
-        _print_replacements(replacements, as_json=options.as_json)
+        print_replacements(replacements, as_json=options.as_json)
     layout = infer_layout(architecture, settings)
     tiers = _tiers(options, layout)
     if options.explain:
-        _print_cuts(layout, tiers, as_json=options.as_json)
+        print_cuts(layout, tiers, as_json=options.as_json)
         return
     heads = parse_heads("--head", options.heads or [])
     recipe = Recipe.of(_recipe(options), registry.own)
@@ -272,7 +265,7 @@ def _export(options: _Options) -> None:
             jobs=options.jobs,
             start=_start(options),
         )
-    _print_reports(reports, f"{options.arch} in {options.out}", as_json=options.as_json)
+    print_reports(reports, f"{options.arch} in {options.out}", as_json=options.as_json)
 
 
 def _formats(text: str, known: "Sequence[Format]") -> "tuple[Format, ...] | None":
@@ -322,54 +315,6 @@ def _start(options: _Options) -> "Start | None":
     return Start(tensors, str(options.start), names, options.start_partial)
 
 
-def _print_cuts(layout: "Layout", tiers: "Sequence[Tier]", *, as_json: bool) -> None:
-    """Print how each tensor is cut, and its shape in each tier."""
-    shapes = {tier.id: layout.shapes(tier) for tier in tiers}
-    rows = []
-    for parameter in layout.parameters:
-        axes = [str(dim) if layout.is_cut(dim) else "-" for dim in parameter.dims]
-        row: dict[str, object] = {
-            "tensor": parameter.name,
-            "block": parameter.block,
-            "cut along": axes,
-            "whole": list(parameter.shape),
-        }
-        for tier, tier_shapes in shapes.items():
-            shape = tier_shapes.get(parameter.name)
-            row[tier] = None if shape is None else list(shape)
-        rows.append(row)
-    if as_json:
-        print_json(rows)
-        return
-    cells = []
-    for row in rows:
-        cells.append({column: _cell(value) for column, value in row.items()})
-    print_rows(f"{layout.arch}: how it is cut", cells, empty="there are no parameters")
-
-
-def _cell(value: object) -> str:
-    """Return a value of a row as text."""
-    if isinstance(value, list):
-        return " x ".join(map(str, value))
-    return "" if value is None else str(value)
-
-
-def _print_replacements(replacements: "Sequence[Replacement]", *, as_json: bool) -> None:
-    """Print which modules were converted; beside JSON on standard error."""
-    rows = []
-    for replacement in replacements:
-        module = replacement.path or "(the model itself)"
-        rows.append({"module": module, "was": replacement.old, "is now": replacement.new})
-    if as_json:
-        for row in rows:
-            error_console().print(
-                f"{row['module']}: {row['was']} is now {row['is now']}", soft_wrap=True
-            )
-        return
-    if rows:
-        print_rows("converted", rows, empty="")
-
-
 def _recipe(options: _Options) -> "RecipeTable":
     """Return the recipe of a configuration, if any, with the changes that options make."""
     from fleet_protocol.recipe import Part
@@ -407,33 +352,3 @@ def _numbers(option: str, assignments: list[str]) -> dict[str, Any]:
     for key, value in parse_settings(option, assignments).items():
         numbers[key] = list(value) if isinstance(value, tuple) else value
     return numbers
-
-
-def _print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool) -> None:
-    """Print what was exported for each tier."""
-    if as_json:
-        records = []
-        for report in reports:
-            skipped = dict(report.skipped)
-            records.append({**vars(report), "tier": report.tier.id, "skipped": skipped})
-        print_json(records)
-        return
-    print_rows(title, [_report_row(report) for report in reports], empty="nothing was exported")
-    reasons: dict[str, str] = {}
-    for report in reports:
-        reasons |= report.skipped
-    for name, reason in reasons.items():
-        error_console().print(f"[yellow]{name} was skipped:[/] {reason}", soft_wrap=True)
-
-
-def _report_row(report: "TierReport") -> dict[str, str]:
-    """Return the cells of a tier."""
-    return {
-        "tier": report.tier.id,
-        "parameters": f"{report.parameters:,}",
-        "FLOPs/sample": count_text(report.flops_per_sample),
-        "graphs": bytes_text(report.graph_bytes),
-        "peak training memory": bytes_text(report.peak_memory_bytes),
-        "worst deviation": f"{report.worst_deviation:.1e}",
-        "made": "before, taken as it is" if report.taken else "now",
-    }
