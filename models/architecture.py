@@ -220,6 +220,12 @@ def build(
     return module
 
 
+def needs_values(error: ConfigError) -> bool:
+    """Return whether a builder failed because it computes with values on torch's meta device."""
+    # These are words of PyTorch's errors about values of a tensor without memory.
+    return "meta tensor" in str(error.__cause__).lower()
+
+
 def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:
     """Call a builder with a cut; errors as of `build`."""
     try:
