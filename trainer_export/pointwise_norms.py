@@ -31,7 +31,8 @@ _CENTRED_NS = 1.0  # what is done for a number of the input instead
 
 def _convolved(x: Tensor, weight: Tensor) -> Tensor:
     """Return a convolution of single places."""
-    return torch.einsum("oi,ni...->no...", weight.flatten(1), x)
+    result: Tensor = torch.einsum("oi,ni...->no...", weight.flatten(1), x)
+    return result
 
 
 @torch.library.custom_op("shoal::pointwise_norm", mutates_args=())
