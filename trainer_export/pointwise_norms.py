@@ -31,8 +31,7 @@ _CENTRED_NS = 1.0  # what is done for a number of the input instead
 
 def _convolved(x: Tensor, weight: Tensor) -> Tensor:
     """Return a convolution of single places."""
-    result: Tensor = torch.einsum("oi,ni...->no...", weight.flatten(1), x)
-    return result
+    return torch.einsum("oi,ni...->no...", weight.flatten(1), x)
 
 
 @torch.library.custom_op("shoal::pointwise_norm", mutates_args=())
@@ -42,8 +41,8 @@ def pointwise_norm(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, eps:
     Float32 [batch, inputs, ...] and [batch, outputs, ...]; the kernel is [outputs, inputs, 1, ...],
     scale and shift are [outputs].
     """
-    normed: Tensor = static_batch_norm(_convolved(x, weight), scale, shift, eps)
-    return normed
+    normalised: Tensor = static_batch_norm(_convolved(x, weight), scale, shift, eps)
+    return normalised
 
 
 @torch.library.custom_op("shoal::pointwise_norm_backward", mutates_args=())
