@@ -20,8 +20,7 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Refused, Transport, open_transport
 
 ANSWER_SECONDS = 5.0  # for the broker to answer
-# For it to answer all messages: Mosquitto 2.0 may end the connection with every refusal.
-_MESSAGES_SECONDS = 30.0
+_MESSAGE_SECONDS = 20.0  # for it to answer a message, perhaps after a new connection
 _SETTLING_SECONDS = 0.2  # after the last refusal
 _NO_BLOB = "0" * 64
 _NO_TASK = "doctor"
@@ -104,8 +103,10 @@ def _refused_messages(
     """Return the reasons of the messages that are refused, by topic."""
     for right in rights:
         if right.kind == "publish on":
+            # One after the other: Mosquitto 2.0 may end the connection with every refusal, and the
+            # answers to what follows.
             link.publish(right.topic, b"")
-    link.drain(time.monotonic() + _MESSAGES_SECONDS)
+            link.drain(time.monotonic() + _MESSAGE_SECONDS)
     refused: dict[str, int] = {}
     with contextlib.suppress(queue.Empty):
         while True:
