@@ -214,9 +214,7 @@ class DeviceConfig(FrozenModel):
             key_file=tls.key_file,
         )
         if self.tls is not None and not address.tls:
-            raise ConfigError(
-                f"[tls] is set but broker {self.broker!r} is not encrypted; write mqtts://"
-            )
+            raise ConfigError(f"[tls] is set but broker {address} is not encrypted; write mqtts://")
         # Graphs come over this connection, and run on the data of this board.
         if not (address.tls or address.on_this_machine or self.insecure):
             raise ConfigError(
