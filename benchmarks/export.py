@@ -31,7 +31,13 @@ RECURRENT_CPU_BUDGET_SECONDS = 20.0
 class Recurrent(nn.Module):
     """A recurrent layer, and logits of its last step."""
 
-    def __init__(self, kind: type[nn.RNNBase], cut: Cut, inputs: int, classes: int) -> None:
+    def __init__(
+        self,
+        kind: type[nn.RNNBase],
+        cut: Cut,
+        inputs: int,
+        classes: int,
+    ) -> None:
         super().__init__()
         self.layer = kind(inputs, cut.width("hidden", 64), batch_first=True)
         self.head = nn.Linear(cut.width("hidden", 64), cut.classes(classes))

@@ -29,7 +29,12 @@ def rows() -> list[Row]:
     return [row for case in CASES for row in _measured(*case)]
 
 
-def _measured(devices: int, size: int, wire_budget: float, seconds: float | None) -> list[Row]:
+def _measured(
+    devices: int,
+    size: int,
+    wire_budget: float,
+    seconds: float | None,
+) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         result = bench_fleet(
             FleetBench(devices, ROUNDS, size, port=free_port(), folder=Path(folder))

@@ -87,7 +87,10 @@ def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, NDArray
 
 
 def _throughput(
-    kind: PlanKind, widths: tuple[float, ...], updates: int, weight: float
+    kind: PlanKind,
+    widths: tuple[float, ...],
+    updates: int,
+    weight: float,
 ) -> tuple[float, float]:
     """Measure the processor time of merging and of copying the same bytes.
 

@@ -155,7 +155,12 @@ def _turn(step: Step) -> float:
     return statistics.median(times)
 
 
-def _row(name: str, turns: Mapping[str, list[float]], other: str, budget: float | None) -> Row:
+def _row(
+    name: str,
+    turns: Mapping[str, list[float]],
+    other: str,
+    budget: float | None,
+) -> Row:
     ratios = [mine / theirs for mine, theirs in zip(turns["device"], turns[other], strict=True)]
     mine, theirs = (statistics.median(turns[side]) * 1e3 for side in ("device", other))
     note = f"{mine:.2f} / {theirs:.2f} ms"
