@@ -55,7 +55,8 @@ def rows() -> list[Row]:
     )
     title = f"update of {UPDATE_BYTES / 1e6:.0f} MB"
     rows = [Row(f"{title}: wire, TLS", wire, "ms CPU")]
-    rows.extend(Row(f"{title}: {name}", value, "ms CPU") for name, value in ends.items())
+    for name, value in ends.items():
+        rows.append(Row(f"{title}: {name}", value, "ms CPU"))
     rows.append(Row(f"{title}: what signing and sealing add", added / wire, "x wire"))
     return rows
 
