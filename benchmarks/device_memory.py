@@ -78,7 +78,11 @@ def _as_after_boot() -> None:
 
 
 @contextlib.contextmanager
-def _device(folder: Path, url: str, data: Path) -> Iterator[Path]:
+def _device(
+    folder: Path,
+    url: str,
+    data: Path,
+) -> Iterator[Path]:
     """A running device; yields its log."""
     folder.mkdir()
     lines = {

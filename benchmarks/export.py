@@ -48,13 +48,23 @@ class Recurrent(nn.Module):
 
 
 @architecture()
-def lstm(cut: Cut, *, input_shape: tuple[int, int] = (50, 12), classes: int = 6) -> Recurrent:
+def lstm(
+    cut: Cut,
+    *,
+    input_shape: tuple[int, int] = (50, 12),
+    classes: int = 6,
+) -> Recurrent:
     """Build an LSTM."""
     return Recurrent(nn.LSTM, cut, input_shape[1], classes)
 
 
 @architecture()
-def gru(cut: Cut, *, input_shape: tuple[int, int] = (50, 12), classes: int = 6) -> Recurrent:
+def gru(
+    cut: Cut,
+    *,
+    input_shape: tuple[int, int] = (50, 12),
+    classes: int = 6,
+) -> Recurrent:
     """Build a GRU."""
     return Recurrent(nn.GRU, cut, input_shape[1], classes)
 

@@ -14,9 +14,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from benchmarks.row import Row
-from broker_server.service.authority import NewFleet, enroll, found_fleet
+from broker_server.service.authority import enroll, found_fleet
 from broker_server.service.membership import hosted_broker
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.service.new_fleet import NewFleet
+from broker_server.settings.broker import BrokerConfig
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk, iter_chunks
 from fleet_protocol.identity.certificate import read_certificate
 from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier
@@ -79,7 +80,7 @@ def _measure_wire(folder: Path, data: bytes) -> tuple[float, Enrolment, Enrolmen
         found_fleet(folder, NewFleet("bench", "127.0.0.1", port))
         device = read_enrolment(enroll(folder, "pi-1"))
         server = read_enrolment(folder / "server.enrolment")
-        config = BrokerConfig(port=port, identity=folder / "server.enrolment")
+        config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
         broker = hosted_broker(config, "bench", folder / "broker")
         stack.enter_context(broker or contextlib.nullcontext())
         sender = open_transport(device.address(folder / "device"), "device", queue.SimpleQueue())
@@ -100,7 +101,11 @@ def _measure_wire(folder: Path, data: bytes) -> tuple[float, Enrolment, Enrolmen
         return _cpu_ms(carry), device, server
 
 
-def _measure_ends(data: bytes, device: Enrolment, server: Enrolment) -> dict[str, float]:
+def _measure_ends(
+    data: bytes,
+    device: Enrolment,
+    server: Enrolment,
+) -> dict[str, float]:
     """Return the processor time in ms of both ends, with and without signatures and seals."""
     keys = KnownKeys(device)
     operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(server.operator))

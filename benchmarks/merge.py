@@ -73,7 +73,11 @@ def conv_layout(channels: tuple[int, ...] = CHANNELS) -> Layout:
     )
 
 
-def plans_of(layout: Layout, kind: PlanKind, widths: tuple[float, ...]) -> list[CompiledPlan]:
+def plans_of(
+    layout: Layout,
+    kind: PlanKind,
+    widths: tuple[float, ...],
+) -> list[CompiledPlan]:
     """Return the plans of one round, one for each width."""
     plans = []
     for width in widths:

@@ -293,8 +293,9 @@ def _network(config: DeviceConfig) -> str:
     except OSError as error:
         raise TransportError(
             f"port {address.port} of {address.host} does not answer ({error.strerror or error}). "
-            "Is the broker running, and does it listen to this network? An embedded one listens "
-            'on 127.0.0.1 unless fleet.toml sets `listen = "0.0.0.0"` in [broker]'
+            "Is the broker running, and does it listen to this network? A Mosquitto that the "
+            "server starts listens on 127.0.0.1 unless fleet.toml sets "
+            '`listen = "0.0.0.0"` in [broker], and the embedded broker on 127.0.0.1 only'
         ) from error
 
 

@@ -1,15 +1,28 @@
-"""Starts modules of Shoal as processes, whatever the working folder contains.
+"""Starts processes that end when the one that started them does.
+
+The sign of the parent's end is the child's standard input, a pipe that the system closes however
+the parent ends.
 
 ``python -m`` searches the working folder first, so that a user's ``models.py`` there would replace
-Shoal's package. These processes do not search it, and find the code that started them even if that
-is not installed.
+Shoal's package. Modules that start here do not search it, and find the code that started them even
+if that is not installed.
 """
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
+
+from typing_extensions import override
+
+END_SECONDS = 10.0
+"""How long a child may take to end before it is killed."""
 
 # Python 3.11 has -P for the first half of this; a board may have 3.10. Nothing is imported before
 # the path is right.
@@ -18,15 +31,30 @@ import sys
 sys.path[:] = [entry for entry in sys.path if entry]
 if {root!r} not in sys.path:
     sys.path.insert(0, {root!r})
-import runpy
+{before}import runpy
 runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+_WATCH = """\
+from fleet_protocol.child_process import terminate_with_parent
+terminate_with_parent()
 """
 _ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module, without searching the working folder for it."""
-    return [sys.executable, "-c", _START.format(root=_ROOT, module=module), *arguments]
+    return [sys.executable, "-c", _START.format(root=_ROOT, before="", module=module), *arguments]
+
+
+def child_module(module: str, *arguments: str) -> list[str]:
+    """Return the command for a module that does not read its input: it ends as by SIGTERM."""
+    text = _START.format(root=_ROOT, before=_WATCH, module=module)
+    return [sys.executable, "-c", text, *arguments]
+
+
+def child_program(program: str, *arguments: str) -> list[str]:
+    """Return the command for a program that is not ours and does not end with its input."""
+    return python_module("fleet_protocol.held_program", program, *arguments)
 
 
 def when_parent_ends(act: Callable[[], object]) -> None:
@@ -39,3 +67,79 @@ def when_parent_ends(act: Callable[[], object]) -> None:
         act()
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def terminate_with_parent() -> None:
+    """End this process as by SIGTERM, which it may handle, once its parent has ended."""
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+class ChildProcess(subprocess.Popen[bytes]):
+    """A process that is started, watched and ended by this one, and does not outlive it.
+
+    It has a session of its own: Ctrl-C in a terminal reaches this process only, which ends its
+    children in the right order.
+
+    Args:
+        command: what runs; it must end when its standard input closes, as receivers and workers
+            do that read their orders there, and commands of `child_module` and `child_program`.
+        output: where its standard output goes, as of ``subprocess``; None for that of this process.
+        errors: where its standard error goes.
+        environment: its variables; None for those of this process.
+        bufsize: of the pipes to it, as of ``subprocess``.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        output: IO[bytes] | int | None = None,
+        errors: IO[bytes] | int | None = None,
+        environment: Mapping[str, str] | None = None,
+        bufsize: int = -1,
+    ) -> None:
+        super().__init__(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            env=environment,
+            bufsize=bufsize,
+            start_new_session=True,
+        )
+
+    def request_end(self) -> None:
+        """Close its standard input, upon which it ends; twice is no error."""
+        if self.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.stdin.close()
+
+    def end(self, timeout_seconds: float = END_SECONDS) -> int:
+        """Let it end, and return its exit code; ending it twice is no error.
+
+        What has not ended in time is killed, with all processes of its session.
+        """
+        self.request_end()
+        try:
+            code = self.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            # It has not been waited for, so its number is still that of its group.
+            os.killpg(self.pid, signal.SIGKILL)
+            code = self.wait(END_SECONDS)
+        if self.stdout is not None:
+            self.stdout.close()
+        return code
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def end_children(children: Iterable[ChildProcess], timeout_seconds: float = END_SECONDS) -> None:
+    """End children side by side, within one deadline."""
+    waiting = list(children)
+    for child in waiting:
+        child.request_end()
+    deadline = time.monotonic() + timeout_seconds
+    for child in waiting:
+        child.end(max(0.1, deadline - time.monotonic()))

@@ -90,6 +90,8 @@ class RefusalReason(str, Enum):
     REPLAYED = "replayed"
     REVOKED = "revoked"
     BAD_SEAL = "bad-seal"
+    BAD_SHARES = "bad-shares"
+    SUM_OPENED = "sum-opened"
     UNSAFE_GRAPH = "unsafe-graph"
     BUSY = "busy"
     AWAY = "away"

@@ -22,9 +22,10 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.errors import TransportError
 from fleet_protocol.lean_client import LeanClient
 from fleet_protocol.refusals import remedy, why_not_reached
+from fleet_protocol.tls_connection import tls_context
 from fleet_protocol.transport import (
     BACKOFF_MAX_SECONDS,
     SEND_WINDOW,
@@ -117,7 +118,7 @@ class Link:
         if self.address.username is not None:
             client.username_pw_set(self.address.username, self.address.password)
         if self.address.tls:
-            self._set_tls(client)
+            client.tls_set_context(tls_context(self.address))
         client.max_inflight_messages_set(2 * SEND_WINDOW)
         client.on_connect = self._on_connect
         client.on_socket_open = self._on_socket_open
@@ -128,18 +129,6 @@ class Link:
         client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
         return client
-
-    def _set_tls(self, client: LeanClient) -> None:
-        address = self.address
-        files = (address.ca_file, address.cert_file, address.key_file)
-        try:
-            ca, cert, key = (str(file) if file else None for file in files)
-            client.tls_set(ca_certs=ca, certfile=cert, keyfile=key)
-        except (OSError, ValueError) as error:
-            names = ", ".join(str(file) for file in files if file)
-            raise ConfigError(
-                f"cannot use the certificate files {names} for {address}: {error}"
-            ) from error
 
     # Methods that paho's thread calls.
 

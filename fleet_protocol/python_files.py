@@ -8,8 +8,11 @@ from types import ModuleType
 
 from fleet_protocol.errors import ConfigError
 
+MODULE_PREFIX = "shoal_file_"
+"""Beginning of the names of modules that are files of the user."""
 
-def run_file(path: Path, prefix: str) -> ModuleType:
+
+def run_file(path: Path, kind: str) -> ModuleType:
     """Run a Python file, and return it as a module.
 
     Files in its folder can be imported, as from a script; an installed package of the same name
@@ -17,7 +20,7 @@ def run_file(path: Path, prefix: str) -> ModuleType:
 
     Args:
         path: of the file.
-        prefix: of the module's name, which says what the file is for.
+        kind: what the file is for, as a part of the module's name.
 
     Raises:
         ConfigError: its name does not end in ``.py``; or a file beside it has the name of one that
@@ -25,24 +28,24 @@ def run_file(path: Path, prefix: str) -> ModuleType:
         Exception: whatever the file raises.
     """
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    name = f"{prefix}_{digest}"
+    name = f"{MODULE_PREFIX}{kind}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError("it is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
+    folder = path.resolve().parent
+    _check_beside(folder)
     # Dataclasses and pickling look their module up by name, so it has to be there while it runs.
     sys.modules[name] = module
-    folder = path.resolve().parent
-    _check_beside(folder, prefix)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     spec.loader.exec_module(module)
     return module
 
 
-def _check_beside(folder: Path, prefix: str) -> None:
+def _check_beside(folder: Path) -> None:
     """Check that no file of a folder has the name of a module from another folder of the user."""
-    run_before = [name for name in sys.modules if name.startswith(f"{prefix}_")]
+    run_before = [name for name in sys.modules if name.startswith(MODULE_PREFIX)]
     other_folders = {_file_of(name).parent for name in run_before} - {folder}
     for file in sorted(folder.glob("*.py")):
         if file.stem not in sys.modules:

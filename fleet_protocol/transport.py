@@ -14,6 +14,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from fleet_protocol.errors import ConfigError, RefusedError
+from fleet_protocol.hosts import is_loopback
 from fleet_protocol.spelling import without_login
 
 # Chunks that may wait for the broker's acknowledgement: 1.5 MB of the default size.
@@ -93,7 +94,7 @@ class BrokerAddress:
     @property
     def on_this_machine(self) -> bool:
         """Whether the broker is on this machine, so that nobody can listen in between."""
-        return self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
+        return is_loopback(self.host)
 
     @property
     def tls(self) -> bool:

@@ -173,7 +173,7 @@ def _execute(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"model file {path} does not exist; give the path of a Python file")
     try:
-        return run_file(path, "shoal_user_models")
+        return run_file(path, "models")
     except ShoalError as error:
         raise ConfigError(f"model file {path}: {error}") from error
     except (Exception, SystemExit) as error:

@@ -20,8 +20,8 @@ from reproduction.measures import Measure, Reading
 from reproduction.published import Published
 from reproduction.running import ArmResult
 
-EARLIER = "stated-"
-"""Begins the name of a folder with what was written when the table's file stated something else."""
+EARLIER = "earlier-"
+"""Begins the name of a folder with figures of an earlier statement of a table; a number follows."""
 
 _COSTS = Path(__file__).with_name("costs.toml")
 _EVALUATED = ("accuracy", "local_accuracy", "matthews", "perplexity")

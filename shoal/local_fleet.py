@@ -1,7 +1,5 @@
 """Runs the agents of a small fleet on this machine, as the demo and proofs do."""
 
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +9,9 @@ import tomli_w
 from typing_extensions import Self
 
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.child_process import python_module
+from fleet_protocol.child_process import ChildProcess, child_module, end_children
 from fleet_protocol.errors import TransportError
 
-_STOP_SECONDS = 10.0
 _LOG_LINES = 5
 """Lines at the end of an agent's log that an error shows."""
 
@@ -83,10 +80,10 @@ class LocalFleet:
             device.name: device.configuration(fleet, broker, self._folder, holdout)
             for device in devices
         }
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, ChildProcess] = {}
 
     @property
-    def processes(self) -> Mapping[str, subprocess.Popen[bytes]]:
+    def processes(self) -> Mapping[str, ChildProcess]:
         """The running agents by device."""
         return self._processes
 
@@ -102,13 +99,8 @@ class LocalFleet:
     def start(self, name: str) -> None:
         """Start an agent, the first time or again."""
         with (self._folder / f"{name}.log").open("ab") as log:
-            command = python_module("device_runtime", "--config", str(self._config(name)))
-            self._processes[name] = subprocess.Popen(  # noqa: S603  (our module, our arguments)
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            command = child_module("device_runtime", "--config", str(self._config(name)))
+            self._processes[name] = ChildProcess(command, output=log, errors=log)
 
     def check(self) -> None:
         """Check that every agent still runs.
@@ -126,12 +118,4 @@ class LocalFleet:
                 )
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            process.terminate()
-        deadline = time.monotonic() + _STOP_SECONDS
-        for process in self._processes.values():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(_STOP_SECONDS)
+        end_children(self._processes.values())

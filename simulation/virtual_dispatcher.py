@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from broker_server.rounds.accounting import ByteCount
-from broker_server.rounds.collecting import Cohort, Collection, OpenTask
+from broker_server.rounds.collecting import Cohort, CohortSum, Collection, OpenTask
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import OperatorWish, StopRequested
@@ -241,7 +241,20 @@ class VirtualDispatcher:
             instructions=task.instructions,
         )
 
-    def total(self, cohort: Cohort) -> Words:
+    @property
+    def has_begun_sums(self) -> bool:
+        """Return that no sum waits for anything: there are no masks."""
+        return False
+
+    def sum_obstacle(self, cohort: Cohort) -> str:
+        """Return why the sum of a cohort cannot be made; nothing where it can."""
+        try:
+            cohort.require(len(cohort.received), len(cohort.tasks))
+        except RefusedError as error:
+            return str(error)
+        return ""
+
+    def total(self, cohort: Cohort) -> CohortSum:
         """Return the sum of a cohort's whole numbers, which have no masks: they cancel to the bit.
 
         Everybody who was asked counts as having dealt shares.
@@ -253,7 +266,7 @@ class VirtualDispatcher:
             tensors = self._records.updates.tensors(digest)
             # Whole numbers modulo 2^32, so that no order of the devices changes a bit.
             total = total + tensors[MASKED]
-        return total
+        return CohortSum(total, cohort.received)
 
     def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002
         """End the collection; devices that left are back.

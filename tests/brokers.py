@@ -16,7 +16,14 @@ import pytest
 
 from broker_server.service.embedded_broker import EmbeddedBroker
 
-__all__ = ["TestBroker", "any_broker", "embedded_broker", "free_port", "mosquitto_broker"]
+__all__ = [
+    "TestBroker",
+    "any_broker",
+    "embedded_broker",
+    "free_port",
+    "mosquitto_broker",
+    "needs_mosquitto",
+]
 
 START_SECONDS = 60.0
 
@@ -118,6 +125,14 @@ def _mosquitto() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
+def needs_mosquitto() -> str:
+    """Return the path of the installed Mosquitto; the test is skipped where there is none."""
+    program = _mosquitto()
+    if program is None:
+        pytest.skip("mosquitto is not installed")
+    return program
+
+
 @contextlib.contextmanager
 def mosquitto_broker(
     tmp_path: Path, *, persistent: bool = False, more: str = ""
@@ -130,9 +145,7 @@ def mosquitto_broker(
             back.
         more: lines for its configuration.
     """
-    program = _mosquitto()
-    if program is None:
-        pytest.skip("mosquitto is not installed")
+    program = needs_mosquitto()
     port = free_port()
     config = tmp_path / f"mosquitto-{port}.conf"
     config.write_text(

@@ -80,12 +80,18 @@ def _saved(save: Callable[..., object], *args: object, **named: object) -> bytes
     return buffer.getvalue()
 
 
+def _packed(content: bytes) -> bytes:
+    """A gzip file that has the same bytes whenever it is made."""
+    return gzip.compress(content, mtime=0)
+
+
 def _in_archive(content: bytes) -> bytes:
     """An archive whose samples have the bytes of `content`."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x.npy", content)
-        archive.writestr("y.npy", _saved(np.save, np.arange(4)))
+        # Without a date of their own, members would have today's.
+        archive.writestr(zipfile.ZipInfo("x.npy"), content, zipfile.ZIP_DEFLATED)
+        archive.writestr(zipfile.ZipInfo("y.npy"), _saved(np.save, np.arange(4)))
     return buffer.getvalue()
 
 
@@ -131,12 +137,12 @@ def _kinds() -> dict[str, Kind]:
     png = _saved(_picture().save, "PNG")
     kinds = {
         "csv": Kind("d.csv", table, csv),
-        "csv.gz": Kind("d.csv.gz", table, gzip.compress(csv), csv, gzip.compress),
+        "csv.gz": Kind("d.csv.gz", table, _packed(csv), csv, _packed),
         "text": Kind("t.csv", texts, text.encode()),
         "npy": Kind("d.npy", {**npz, "y_path": "y.npy"}, npy),
         "npz": Kind("d.npz", npz, _in_archive(npy), npy, _in_archive),
         "idx": Kind("d.idx", pair, idx),
-        "idx.gz": Kind("d.idx.gz", pair, gzip.compress(idx), idx, gzip.compress),
+        "idx.gz": Kind("d.idx.gz", pair, _packed(idx), idx, _packed),
         "png": Kind("img/cat/1.png", images, png, png, _with_sums),
         "jpeg": Kind("img/cat/1.jpg", images, _saved(_picture().save, "JPEG", exif=_exif())),
         "list": Kind("list.csv", {**images, "targets": "list.csv"}, b"cat/1.ppm,1\ncat/1.ppm,0\n"),

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from broker_server.service.authority import NewFleet, enroll, found_fleet, renew, revoke
+from broker_server.service.authority import enroll, found_fleet, renew, revoke
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.registry import read_registry
 from fleet_protocol import control, requests
@@ -321,36 +322,46 @@ def targets() -> Iterator[list[Target]]:  # noqa: C901, PLR0915  (a target after
 
 
 def member_of_a_sum() -> Target:
-    """A member of a secure sum is told the next step: it takes it as it is, and reveals one share
-    of each alone.
+    """A member of a secure sum is asked for the next step: it takes it as it is, and reveals one
+    share of each only.
     """
     task = {"fleet": "lab", "run": "r1", "round": 3, "task": "t1"}
     members = {name: Member(name, "weights", 3) for name in "abcd"}
-    told = [Sum(**task, keys={name: member.keys for name, member in members.items()})]
-    before = [copy.deepcopy(members["a"])]
-    dealt = {name: member.answer(told[0])["sealed"]["a"] for name, member in members.items()}
-    for said in (Sum(**task, dealt=dealt), Sum(**task, sent=("a", "b", "d"))):
-        told.append(said)
-        before.append(copy.deepcopy(members["a"]))
-        members["a"].answer(said)
-    both = {
-        name: copy.deepcopy(before[2]).answer(Sum(**task, sent=tuple("abcd")))["revealed"][name]
-        for name in "abcd"
+    keys = {name: member.keys for name, member in members.items()}
+    dealt = {
+        name: member.answer(Sum(**task, keys=keys))["sealed"]["a"]
+        for name, member in members.items()
+        if name != "a"
     }
+    before = [copy.deepcopy(members["a"])]
+    dealt["a"] = members["a"].answer(Sum(**task, keys=keys))["sealed"]["a"]
+    steps = [
+        Sum(**task, keys=keys),
+        Sum(**task, dealt=dealt, challenge="1" * 66),
+        Sum(**task, disputed=("b",)),
+        Sum(**task, members=tuple("abcd")),
+        Sum(**task, sent=("a", "b", "d")),
+        Sum(**task, unmatched=("c",)),
+    ]
+    for step in steps[1:]:
+        before.append(copy.deepcopy(members["a"]))
+        members["a"].answer(step)
+    reveals = steps.index(next(step for step in steps if step.sent))
+    all_sent = Sum(**task, sent=tuple("abcd"))
+    own_shares = copy.deepcopy(before[reveals]).answer(all_sent)["revealed"]
 
     def read(index: int, data: bytes) -> None:
-        said = parse_server_message(data)
-        if not isinstance(said, Sum):
+        step = parse_server_message(data)
+        if not isinstance(step, Sum):
             raise RefusedError(RefusalReason.MALFORMED, "another message")
-        answer = Shares(**task, device="a", **copy.deepcopy(before[index]).answer(said))
-        if index == 2 and any(
-            (share == both[name]) != (name in said.sent) for name, share in answer.revealed.items()
-        ):
-            raise Corruption("a share was revealed that was not asked for")
-        if answer.revealed and index != 2:
-            raise Corruption("shares were revealed before anything was sent")
+        answer = Shares(**task, device="a", **copy.deepcopy(before[index]).answer(step))
+        for name, share in answer.revealed.items():
+            if index == reveals and (share == own_shares[name]) != (name in step.sent):
+                raise Corruption("a share was revealed that was not asked for")
+        if answer.revealed and index != reveals:
+            raise Corruption("shares were revealed before anything was sent, or once more")
 
-    return Target("steps of a secure sum", tuple(said.to_bytes() for said in told), read)
+    return Target("steps of a secure sum", tuple(step.to_bytes() for step in steps), read)
 
 
 def messages_of_manifest(manifest: bytes) -> Target:

@@ -23,7 +23,7 @@ from paho.mqtt.subscribe import simple
 
 from broker_server.store import Store
 from fleet_protocol.configuration import load_config
-from tests.brokers import free_port, mosquitto_broker
+from tests.brokers import free_port, mosquitto_broker, needs_mosquitto
 from tests.documents.reference import FILES, commands, keys_of
 from tests.shoal.view.stores import RUN, made
 
@@ -124,12 +124,9 @@ def test_a_model_of_ones_own_is_explained(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(
-    shutil.which("mosquitto", path="/usr/sbin:/usr/bin") is None,
-    reason="mosquitto is not installed",
-)
 def test_mosquitto_lets_an_enrolled_board_in(tmp_path):
     """Server, Mosquitto and board as typed, but for the port; the server sees the board."""
+    needs_mosquitto()
     init, enroll, up, device, elsewhere = typed_in("Run Mosquitto in production")
     run([*init, "--port", str(free_port())], tmp_path)
     run(enroll, tmp_path)
@@ -152,6 +149,7 @@ def test_mosquitto_lets_an_enrolled_board_in(tmp_path):
     shutil.rmtree(tmp_path / "lab")
     run(elsewhere, tmp_path)
     assert 'url = "mqtts://broker.lab:8883"' in fleet.read_text()
+    assert (tmp_path / "lab" / "mosquitto" / "README.md").exists()
 
 
 @pytest.mark.slow

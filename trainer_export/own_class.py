@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ShoalError
 from fleet_protocol.manifest import statistic_mean, statistic_variance
+from fleet_protocol.python_files import MODULE_PREFIX
 from models.architecture import Architecture, build
 from models.conversion_switch import unconverted
 from models.layout import thaw
@@ -37,7 +38,6 @@ from trainer_export.model_inputs import heads_of, norms, prepared
 
 # Relative to the largest output: order of operations, amplified by a norm of few numbers.
 _TOLERANCE = 1e-3
-_USER_FILES = "shoal_user_models_"  # prefix of a registry's modules for users' files
 
 
 def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
@@ -183,7 +183,7 @@ def _name_in(module: ModuleType, function: Any) -> str | None:
 
 def _user_file(module: ModuleType) -> str | None:
     """Return the user's file that a module was read from, if it is not one that is installed."""
-    is_own_file = module.__name__.startswith(_USER_FILES) or module.__name__ == "__main__"
+    is_own_file = module.__name__.startswith(MODULE_PREFIX) or module.__name__ == "__main__"
     return str(Path(module.__file__).resolve()) if is_own_file and module.__file__ else None
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from trainer_export.pointwise_norms import fuse_pointwise_norms
+
 aten = torch.ops.aten
 
 
@@ -15,6 +17,7 @@ def simplify(program: fx.GraphModule) -> None:
     _drop_no_operations(program.graph)
     _fold_scales_into_norms(program.graph)
     _drop_cancelled_biases(program.graph)
+    fuse_pointwise_norms(program.graph)
     _choose_behind_roots(program.graph)
     _pool_before_relu(program.graph)
     program.graph.eliminate_dead_code()

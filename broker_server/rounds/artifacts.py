@@ -16,8 +16,9 @@ import numpy as np
 
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.digests import file_matches
-from fleet_protocol.errors import BlobError, ConfigError, PlanError
+from fleet_protocol.errors import BlobError, ConfigError, PlanError, RefusedError
 from fleet_protocol.foreign_files import name_problem, path_within, quoted, read_within
+from fleet_protocol.graphs.vocabulary import read_vocabulary
 from fleet_protocol.manifest import BASE, FileSpec, Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
@@ -46,6 +47,22 @@ class TierArtifacts:
         Errors are those of `path`.
         """
         return _path(self.folder, "head.safetensors")
+
+    def vocabulary(self) -> int | None:
+        """Return how many tokens the model has, if it takes tokens and looks them up in a table.
+
+        Raises:
+            ConfigError: a graph's file cannot be read.
+        """
+        graphs = self.manifest.graphs
+        graph = graphs.get("onnx/eval") or graphs.get("onnx/train")
+        if self.manifest.input_dtype != "int64" or graph is None:
+            return None
+        path = self.path(graph)
+        try:
+            return read_vocabulary(path)
+        except (OSError, RefusedError) as error:
+            raise ConfigError(f"cannot read {path}: {error}; export it again") from error
 
     def base(self) -> Tensors:
         """Return the frozen tensors beside the weights, as read-only float32 views.

@@ -5,7 +5,7 @@ elsewhere.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -19,7 +19,7 @@ from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Done, Instructions
 from fleet_protocol.messages.instructions import Summing
 from fleet_protocol.messages.values import SUM_LIMIT
-from fleet_protocol.secure_sum import majority
+from fleet_protocol.secure_sum import Words, threshold
 
 _MOST_TIER_CHANGES = 3
 
@@ -119,12 +119,25 @@ class Cohort:
         Raises:
             RefusedError: they are too few.
         """
-        least = max(self.summing.least, majority(members))
+        least = threshold(members, self.summing.least)
         if count < least:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 f"{count} are left for a secure sum of {least} at least",
             )
+
+
+@dataclass(frozen=True)
+class CohortSum:
+    """The sum of the updates of a cohort.
+
+    Attributes:
+        total: whole numbers, see `fleet_protocol.secure_sum.fixed_point`.
+        tasks: whose updates are in it.
+    """
+
+    total: Words
+    tasks: Sequence[OpenTask]
 
 
 @dataclass

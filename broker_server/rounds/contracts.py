@@ -14,7 +14,6 @@ from fleet_protocol.manifest import Manifest
 
 _LOG = logging.getLogger(__name__)
 NO_TERMS = ContractTerms()
-_VOCABULARY = "vocab"  # a setting of models that take tokens
 
 
 class FleetContracts:
@@ -96,7 +95,7 @@ class FleetContracts:
             return self._own[tier.tier.id]
         contract = self._shared
         if contract is None:
-            terms = self._with_bounds(self._configured, tier.manifest)
+            terms = self._with_bounds(self._configured, tier)
             contract = DataContract(**dict(terms))
         if self._has_own_labels(tier):
             return contract.model_copy(update={"labels": ()})
@@ -120,12 +119,13 @@ class FleetContracts:
             )
         if terms.missing is None:
             terms = terms.model_copy(update={"missing": rule})
-        return self._with_bounds(terms, tier.manifest)
+        return self._with_bounds(terms, tier)
 
-    def _with_bounds(self, terms: ContractTerms, manifest: Manifest) -> ContractTerms:
+    def _with_bounds(self, terms: ContractTerms, tier: TierArtifacts) -> ContractTerms:
         """Add the vocabulary of a model of tokens to the terms."""
-        vocabulary = manifest.settings.get(_VOCABULARY)
-        if manifest.input_dtype != "int64" or not isinstance(vocabulary, int):
+        manifest = tier.manifest
+        vocabulary = tier.vocabulary()
+        if vocabulary is None:
             return terms
         if terms.tokens is not None and terms.tokens > vocabulary:
             raise ConfigError(

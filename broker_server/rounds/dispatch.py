@@ -11,14 +11,13 @@ from typing import Protocol
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.closing import Decision, decide
-from broker_server.rounds.collecting import Cohort, Collection
+from broker_server.rounds.collecting import Cohort, CohortSum, Collection
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import OperatorWish
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundEvent
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.secure_sum import Words
 
 
 class BlobOffers(Protocol):
@@ -75,7 +74,14 @@ class Dispatcher(Protocol):
             waits: they continue instead, and answer in a later collection.
         """
 
-    def total(self, cohort: Cohort) -> Words:
+    @property
+    def has_begun_sums(self) -> bool:
+        """Return whether the opening of a secure sum of the open collection has begun."""
+
+    def sum_obstacle(self, cohort: Cohort) -> str:
+        """Return why the sum of a cohort cannot be opened; nothing where it can."""
+
+    def total(self, cohort: Cohort) -> CohortSum:
         """Return the sum of the updates of a cohort of the open collection, without seeing any.
 
         Raises:

@@ -1,4 +1,8 @@
-"""Updates that nobody sees: the server learns the sum of a cohort, and its mean counts for each."""
+"""Updates that nobody sees: the server learns the sum of a cohort, and its mean counts for each.
+
+Boards reveal shares for one sum of a version only, so a sum that was opened always becomes part of
+the next version: whether enough updates are there is decided before the first sum is opened.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +13,9 @@ from broker_server.store import TaskPhase
 from broker_server.updates.combine import mean_of_sum
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
+from fleet_protocol.weights import MASKED
+
+_TOO_LATE = "it came after the others were added up"
 
 
 def sum_up(services: Services, collection: Collection) -> str:
@@ -18,51 +25,100 @@ def sum_up(services: Services, collection: Collection) -> str:
     the store.
 
     Returns:
-        Why the round has no sum, where fewer updates are in sums than make a quorum; else nothing.
+        Why the round has no sum; nothing where it has one.
 
     Raises:
         StopRequested: the run shall stop here and be continued later.
         StorageError: the disk is full.
     """
-    lost = "no update came"
+    needed = _quorum(collection)
     # A device may answer while its cohort is added up, so cohorts are chosen before the first is.
-    cohorts = []
-    for cohort in collection.cohorts():
-        if cohort.received:
-            cohorts.append(cohort)
+    cohorts = [cohort for cohort in collection.cohorts() if cohort.received]
+    obstacles = _obstacles(services, cohorts)
+    lost = _last_reason(cohorts, obstacles)
+    possible = 0
+    for cohort, obstacle in zip(cohorts, obstacles, strict=True):
+        possible += 0 if obstacle else len(cohort.received)
+    is_opened = services.dispatcher.has_begun_sums
     for cohort in cohorts:
-        added, why = _sum_cohort(services, cohort)
-        if not added:
-            lost = why
-        for task in cohort.received:
-            # A masked update that is in no sum cannot be read by itself.
-            if task not in added:
-                services.store.settle([task.record.id], TaskPhase.MISSED, why)
-                task.record = replace(task.record, phase=TaskPhase.MISSED, detail=why)
-    count = 0
-    for cohort in cohorts:
-        count += len(cohort.received)
-    enough = count and count >= collection.rule.needed(len(collection.tasks), 0)
-    return "" if enough else lost
+        if _is_added(services, cohort):
+            is_opened = True
+        elif is_opened or possible >= needed:
+            count = len(cohort.received)
+            why = _sum_cohort(services, cohort)
+            is_opened = is_opened or not why
+            possible -= count if why else 0
+            lost = why or lost
+        else:
+            # No sum was opened yet, so the boards may try again from the same version.
+            _settle(services, cohort.received, lost)
+    return "" if any(cohort.received for cohort in cohorts) else lost
 
 
-def _sum_cohort(services: Services, cohort: Cohort) -> tuple[Sequence[OpenTask], str]:
-    """Return the tasks that are in the sum of a cohort, and why its other tasks are not."""
-    tasks = cohort.received
+def _obstacles(services: Services, cohorts: Sequence[Cohort]) -> list[str]:
+    """Return why the sum of each cohort cannot be opened; nothing where it can, or has been."""
+    obstacles = []
+    for cohort in cohorts:
+        is_added = _is_added(services, cohort)
+        obstacles.append("" if is_added else services.dispatcher.sum_obstacle(cohort))
+    return obstacles
+
+
+def _last_reason(cohorts: Sequence[Cohort], obstacles: Sequence[str]) -> str:
+    reason = "no update came"
+    for cohort, obstacle in zip(cohorts, obstacles, strict=True):
+        if obstacle:
+            reason = _reason(cohort, obstacle)
+    return reason
+
+
+def _quorum(collection: Collection) -> int:
+    phases = list(collection.phases().values())
+    return collection.rule.needed(len(phases), phases.count(TaskPhase.REFUSED))
+
+
+def _is_added(services: Services, cohort: Cohort) -> bool:
+    """Return whether a killed server had put the mean in the place of the updates of a cohort."""
+    digest = cohort.received[0].record.update_digest
+    return digest is not None and MASKED not in services.updates.tensors(digest)
+
+
+def _sum_cohort(services: Services, cohort: Cohort) -> str:
+    """Add a cohort up, and settle the tasks that are in no sum.
+
+    Returns:
+        Why there is no sum; nothing where there is one.
+    """
+    added: Sequence[OpenTask] = ()
+    why = ""
     try:
-        _store_mean(services, cohort, tasks)
+        added = _store_mean(services, cohort)
     except RefusedError as error:
-        why = f"no sum of {tasks[0].record.tier}: {error}"
+        why = _reason(cohort, str(error))
         services.dispatcher.reporter.note("sum-lost", why)
-        return (), why
-    return tasks, "it came after the others were added up"
+    # A masked update that is in no sum cannot be read by itself.
+    missed = [task for task in cohort.received if task not in added]
+    _settle(services, missed, why or _TOO_LATE)
+    return why
 
 
-def _store_mean(services: Services, cohort: Cohort, tasks: Sequence[OpenTask]) -> None:
-    total = services.dispatcher.total(cohort)
+def _reason(cohort: Cohort, why: str) -> str:
+    return f"no sum of {cohort.received[0].record.tier}: {why}"
+
+
+def _settle(services: Services, tasks: Sequence[OpenTask], why: str) -> None:
+    for task in tasks:
+        services.store.settle([task.record.id], TaskPhase.MISSED, why)
+        task.record = replace(task.record, phase=TaskPhase.MISSED, detail=why)
+
+
+def _store_mean(services: Services, cohort: Cohort) -> Sequence[OpenTask]:
+    """Store the mean of a cohort as the update of its tasks, and return these."""
+    cohort_sum = services.dispatcher.total(cohort)
+    tasks = cohort_sum.tasks
     first = tasks[0]
     sent = open_weights(services.blobs.path(first.record.weights.digest))
-    mean = mean_of_sum(total, len(tasks), cohort.summing.clip, first.expected, sent)
+    mean = mean_of_sum(cohort_sum.total, len(tasks), cohort.summing.clip, first.expected, sent)
     digest = services.updates.put(mean)
     records = [replace(task.record, update_digest=digest) for task in tasks]
     # Committed before the masked updates are removed: a server that is killed finds one of both.
@@ -71,3 +127,4 @@ def _store_mean(services: Services, cohort: Cohort, tasks: Sequence[OpenTask]) -
         if task.record.update_digest not in {None, digest}:
             services.updates.remove(task.record.update_digest)
         task.record = record
+    return tasks

@@ -8,7 +8,7 @@ stored, and updates are on disk, so the round continues as it was.
 import time
 from collections.abc import Mapping, Sequence
 
-from broker_server.rounds.closing import ClosingRule
+from broker_server.rounds.closing import ClosingRule, Decision
 from broker_server.rounds.collecting import Collection
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.judging import Judge, Judgement
@@ -100,7 +100,7 @@ class TrainingRound:
         began = self._dispatcher.now()
         collection = self._open_collection(began)
         self._offer(collection)
-        decision = gather(self._dispatcher, collection, self._advance)
+        decision = self._gather(collection)
         # Written before the round changes its state: an abandoned round has its timings, too.
         self._store.record_timings(collection.timings())
         seconds = self._dispatcher.now() - began
@@ -122,6 +122,12 @@ class TrainingRound:
             and self._record.version + 1 < self._context.config.round.rounds
         )
         self._dispatcher.close(f"round {self._record.number} is closed", waits=waits)
+
+    def _gather(self, collection: Collection) -> Decision:
+        if self._dispatcher.has_begun_sums:
+            # A killed server had collected all it wanted, and was opening the sums.
+            return Decision(RoundEvent.ANSWERED, self._dispatcher.now())
+        return gather(self._dispatcher, collection, self._advance)
 
     @property
     def _accepts_late_updates(self) -> bool:
@@ -166,7 +172,8 @@ class TrainingRound:
         if self._record.state is RoundState.OPEN:
             self._record = self._store.advance_round(self._record, RoundEvent.ANNOUNCED)
         # In a simulation, which has no settling time, there are no masks.
-        if self._uses_secure_sum and collection.rule.settling:
+        is_restarted = collection.rule.settling > 0
+        if self._uses_secure_sum and is_restarted and not self._dispatcher.has_begun_sums:
             raise RoundGivenUp("the server was restarted, and had the keys to its sums in memory")
 
     def _advance(self, phases: Mapping[str, TaskPhase]) -> None:

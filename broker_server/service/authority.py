@@ -6,9 +6,10 @@
 <folder>/crl.pem            client certificates that count for nothing any more
 <folder>/server.enrolment   the server as a member
 <folder>/broker.pem, .key   the broker's certificate
-<folder>/registry.json      members, their logins, who was revoked
+<folder>/registry.json      members, who was revoked
 <folder>/devices/           an enrolment for each device, to be carried to it
 <folder>/fleet.toml         a configuration that runs
+<folder>/emqx, mosquitto    for the broker's host, if the operator runs the broker
 """
 
 import contextlib
@@ -16,7 +17,6 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -24,9 +24,11 @@ from typing import Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker_server.service.certificates import Authority, pem, serial_of
-from broker_server.service.emqx import EMQX, write_emqx_listener, write_emqx_rules
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.operator_key import expiry_of, read_operator_key
+from broker_server.service.own_brokers import write_access, write_configuration
 from broker_server.service.registry import MemberEntry, Registry, later, read_registry
+from broker_server.service.topic_rights import SERVER
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import (
     Certificate,
@@ -46,52 +48,7 @@ from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.topics import check_name
-from fleet_protocol.transport import BrokerAddress, bracket_host
-
-SERVER = "server"
-
-_FLEET_TOML = """\
-# A fleet with identities: devices need the file that `shoal enroll NAME` writes.
-fleet = "{fleet}"
-store = "store"
-
-[broker]
-url = "{url}"
-identity = "server.enrolment"
-port = {port}  # boards take theirs from the file `address` beside this one: change it, too, \
-and enrol them anew
-listen = "{listen}"
-
-# What `shoal run` trains; `shoal export` writes the artifacts. `shoal up` does not need it.
-[model]
-artifacts = "artifacts"
-arch = "conv"
-"""
-
-
-@dataclass(frozen=True)
-class NewFleet:
-    """What a fleet is to be.
-
-    Attributes:
-        fleet: its name.
-        host: name or address under which boards reach the broker.
-        port: of the broker.
-        url: ``embedded``, ``mosquitto``, ``emqx`` for one on ``host``, or the address of a broker
-            elsewhere.
-        listen: address that a broker started here listens on.
-    """
-
-    fleet: str
-    host: str
-    port: int = 8883
-    url: str = "embedded"
-    listen: str = "0.0.0.0"  # noqa: S104  (boards must get in, and nobody does without a login)
-
-    @property
-    def broker(self) -> str:
-        """The broker's address for boards."""
-        return self.url if "://" in self.url else f"mqtts://{bracket_host(self.host)}:{self.port}"
+from fleet_protocol.transport import BrokerAddress
 
 
 def found_fleet(folder: Path, new: NewFleet) -> None:
@@ -107,8 +64,8 @@ def found_fleet(folder: Path, new: NewFleet) -> None:
     except ValueError as error:
         if not re.fullmatch(r"[A-Za-z0-9.-]{1,64}", new.host):  # as certificates have it
             raise ConfigError(
-                f"--host {new.host!r} is no address, and no name of up to 64 letters, digits, dots "
-                "and hyphens"
+                f"the broker's host (--host) {new.host!r} is neither an address nor a name of up "
+                "to 64 letters, digits, dots and hyphens"
             ) from error
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
@@ -116,10 +73,10 @@ def found_fleet(folder: Path, new: NewFleet) -> None:
     authority = Authority.generate(new.fleet)
     authority.write(folder)
     Registry().write(folder)
-    if new.url == EMQX:
-        write_emqx_listener(folder, new.port)
-        new = replace(new, url=new.broker)
-    write_secret(folder / "fleet.toml", _FLEET_TOML.format(**vars(new)))
+    if new.own_broker is not None:
+        address = BrokerAddress.parse(new.broker)
+        write_configuration(folder, new.own_broker, new.fleet, address)
+    write_secret(folder / "fleet.toml", new.configuration())
     write_secret(folder / "address", new.broker)
     _add(folder, SERVER, "server", days=0)
 
@@ -295,8 +252,7 @@ def _keep(folder: Path, registry: Registry) -> None:
     registry.write(folder)
     authority = Authority.read(folder)
     write_secret(folder / "crl.pem", authority.revoked(registry.withdrawn))
-    if (folder / EMQX).exists():
-        write_emqx_rules(folder, authority.fleet, registry.logins())
+    write_access(folder, authority.fleet, registry.names())
     revocations = Revocations(fleet=authority.fleet, counter=registry.epoch, since=registry.since)
     signed = issue(revocations, read_operator_key(folder)).hex()
     if len(signed) > REVOKED_DIGITS:

@@ -143,6 +143,24 @@ def serial_of(certificate: str) -> str:
     return f"{x509.load_pem_x509_certificate(certificate.encode()).serial_number:x}"
 
 
+def withdrawn_serials(path: Path) -> frozenset[int]:
+    """Return the numbers of a list of revoked certificates, none where there is no file.
+
+    Raises:
+        ConfigError: it is no such list.
+    """
+    if not path.exists():
+        return frozenset()
+    try:
+        revocations = x509.load_pem_x509_crl(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is no list of revoked certificates ({error}): `shoal enroll server` writes it "
+            "again"
+        ) from error
+    return frozenset(certificate.serial_number for certificate in revocations)
+
+
 def _builder(
     name: str, issuer: x509.Name | None, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:

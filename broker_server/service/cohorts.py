@@ -1,82 +1,33 @@
 """Secure sums in the server: passes keys and sealed shares on, and asks for what removes the masks.
 
-The devices of a cohort go through its steps together. A device that is away or slow when a step
-ends is out of the cohort. Nothing is stored: a server that is killed has lost its sums, and the
-round is made again.
+The devices of a cohort go through its steps together (`fleet_protocol.secure_sum`). A device that
+is away or slow when a step ends is out of the cohort, and one that lies is refused by name. Until a
+sum is opened nothing is stored: a server that is killed makes the round again. From then on it
+finishes the sum (`broker_server.service.begun_sums`).
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 
-from broker_server.rounds.collecting import Cohort, Collection, OpenTask
+from broker_server.rounds.collecting import Cohort, CohortSum, Collection, OpenTask
+from broker_server.rounds.reporting import Reporter
+from broker_server.service.begun_sums import BegunSum, BegunSums
 from broker_server.service.clock import Clock
 from broker_server.service.outbox import Outbox
+from broker_server.service.secure_sum import SecureSum, SumStep, content_by_step
 from broker_server.store import Store, TaskPhase
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import Cancel, Shares, Sum, UploadAck
-from fleet_protocol.messages.values import KeyPair
-from fleet_protocol.secure_sum import Words, check_keys, majority, unmasked
+from fleet_protocol.messages.values import MemberKeys
+from fleet_protocol.secure_sum.checks import examine, judge, new_challenge
+from fleet_protocol.secure_sum.masks import check_keys
+from fleet_protocol.secure_sum.opening import Secrets, restore_secrets, unmasked
 from fleet_protocol.weights import MASKED
 
 # after the end of the collecting, in which a device still has its task in hand
 REVEAL_SECONDS = 30.0
-_STEP_SHARE = 0.25  # of the time of the round, for sending keys, and again for dealing shares
-
-
-class _Step(IntEnum):
-    """What a cohort waits for."""
-
-    KEYS = 0
-    SHARES = 1
-    VECTORS = 2
-    SECRETS = 3
-
-
-@dataclass
-class _SecureSum:
-    """The sum of one cohort.
-
-    Attributes:
-        cohort: the tasks whose updates go into it.
-        seconds: how long the steps may take in which keys are sent and shares are dealt.
-        until: when the step ends, on the clock of the round.
-        members: devices that take part from this step on.
-        keys: of the devices that have sent theirs; from the second step on, of those that make
-            shares.
-        dealt: the sealed shares of each device, by the device that they are for.
-        sent: devices whose masked updates are in the sum.
-        revealed: the shares that each device has revealed, by the device that they are of.
-    """
-
-    cohort: Cohort
-    seconds: float
-    until: float
-    members: tuple[str, ...]
-    step: _Step = _Step.KEYS
-    keys: dict[str, KeyPair] = field(default_factory=dict)
-    dealt: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    sent: tuple[str, ...] = ()
-    revealed: dict[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def content_for(self, device: str) -> dict[str, object]:
-        """Return what a device is sent in this step, as fields of `Sum`."""
-        if self.step == _Step.SHARES:
-            return {"keys": self.keys}
-        if self.step == _Step.VECTORS:
-            # Sealed for this device alone: the server passes on what it cannot read.
-            return {"dealt": {name: self.dealt[name][device] for name in self.members}}
-        return {"sent": self.sent}
-
-    def unanswered(self) -> list[str]:
-        """Return the members that have not answered their tasks yet."""
-        tasks = self.cohort.tasks
-        return [name for name in self.members if not tasks[name].record.phase.answered]
-
-    def answers(self) -> Mapping[str, object]:
-        """Return what has come in this step, by device; of the first two steps."""
-        return self.keys if self.step == _Step.KEYS else self.dealt
+_STEP_SHARE = 0.2  # of the time of the round, for each of the four steps before the vectors
 
 
 @dataclass
@@ -88,24 +39,50 @@ class Cohorts:
         updates: contains the masked updates.
         outbox: sends messages to devices.
         clock: of the round.
+        reporter: counts and logs what devices are refused for.
     """
 
     store: Store
     updates: BlobStore
     outbox: Outbox
     clock: Clock
-    _sums: list[_SecureSum] = field(default_factory=list)
+    reporter: Reporter
+    _sums: list[SecureSum] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._begun = BegunSums(self.store.folder)
 
     def open(self, collection: Collection) -> None:
-        """Begin with the sums of a collection."""
+        """Begin with the sums of a collection, or go on with those whose opening has begun."""
         now = self.clock.now()
         seconds = _STEP_SHARE * (collection.deadline - now)
-        self._sums = [
-            _SecureSum(cohort, seconds, now + seconds, tuple(cohort.tasks))
-            for cohort in collection.cohorts()
-        ]
+        self._sums = []
+        for cohort in collection.cohorts():
+            secure_sum = SecureSum(cohort, seconds, now + seconds, tuple(cohort.tasks))
+            self._sums.append(secure_sum)
+        if self._sums:
+            self._restore_begun(collection.number)
 
-    def receive_keys(self, task: OpenTask, keys: KeyPair | None) -> None:
+    def _restore_begun(self, number: int) -> None:
+        """Continue the sums of a round that a killed server had begun to open."""
+        begun_sums = self._begun.load(self.reporter.run, number)
+        begun_by_devices = {begun.devices: begun for begun in begun_sums}
+        for secure_sum in self._sums:
+            begun = begun_by_devices.get(tuple(secure_sum.cohort.tasks))
+            if begun is not None:
+                secure_sum.step = SumStep.SECRETS
+                secure_sum.keys = dict(begun.keys)
+                secure_sum.members = begun.members
+                secure_sum.sent = begun.sent
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether a sum of the open collection is being opened."""
+        return any(secure_sum.step >= SumStep.SECRETS for secure_sum in self._sums)
+
+    # Messages.
+
+    def receive_keys(self, task: OpenTask, keys: MemberKeys | None) -> None:
         """Receive the keys of a device, or once more of one that may have missed something.
 
         Raises:
@@ -118,9 +95,9 @@ class Cohorts:
         if keys is None:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"{device} tells no keys for the sum its update goes into",
+                f"{device} sent no keys for the sum its update goes into",
             )
-        if secure_sum.step == _Step.KEYS:
+        if secure_sum.step == SumStep.KEYS:
             check_keys(keys)
             secure_sum.keys[device] = keys
         elif secure_sum.keys.get(device) != keys:
@@ -130,29 +107,28 @@ class Cohorts:
             self._send(secure_sum, device)
 
     def receive_shares(self, task: OpenTask, message: Shares) -> None:
-        """Receive shares that a device deals or reveals.
+        """Receive what a device answers to a step.
 
         Raises:
-            RefusedError: they are not the shares that it was asked for.
+            RefusedError: it is not what the device was asked for.
         """
         secure_sum = self._sum_of(task)
         device = task.record.device
-        members = secure_sum.members
-        for_all = bool(message.sealed) and message.sealed.keys() == secure_sum.keys.keys()
-        if for_all and device in secure_sum.keys:
-            if secure_sum.step == _Step.SHARES:
-                secure_sum.dealt[device] = message.sealed
-            return
-        is_asked = secure_sum.step == _Step.SECRETS and device in members
-        if not is_asked or message.revealed.keys() != set(members):
-            raise RefusedError(
-                RefusalReason.UNSUPPORTED,
-                f"{device} tells shares that it was not asked for",
+        for step, content in content_by_step(message).items():
+            is_expected = bool(content) and content.keys() == secure_sum.expected_names(
+                step, device
             )
-        secure_sum.revealed[device] = message.revealed
+            if is_expected and step <= secure_sum.step:
+                # What comes again, or after its step, changes nothing.
+                secure_sum.of_step(step).setdefault(device, content)
+                return
+        raise RefusedError(
+            RefusalReason.UNSUPPORTED,
+            f"{device} sent shares that it was not asked for",
+        )
 
     def require_due(self, task: OpenTask) -> None:
-        """Refuse a masked update that comes before the shares that could remove its masks.
+        """Refuse a masked update that comes before its device knows whom it shares masks with.
 
         Raises:
             RefusedError: it does.
@@ -160,49 +136,75 @@ class Cohorts:
         if task.instructions.upload.summing is None:
             return
         secure_sum = self._sum_of(task)
-        if secure_sum.step <= _Step.SHARES or task.record.device not in secure_sum.members:
+        is_early = secure_sum.step < SumStep.VECTORS
+        if is_early or task.record.device not in secure_sum.members:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 "an update whose masks nobody could take off a sum",
             )
 
+    # Steps.
+
     def advance_due(self, is_online: Callable[[str], bool]) -> None:
         """Begin the next step of every sum that waits for no device any more."""
         for secure_sum in self._sums:
-            if secure_sum.step > _Step.SHARES:
+            if secure_sum.step >= SumStep.VECTORS:
                 continue
-            answers = secure_sum.answers()
-            members: list[str] = []
-            is_awaited = False
-            for name in secure_sum.unanswered():
-                if name in answers:
-                    members.append(name)
-                elif is_online(name):
-                    is_awaited = True
-            if is_awaited and self.clock.now() < secure_sum.until:
-                continue
-            secure_sum.members = tuple(members)
-            self._advance(secure_sum)
+            is_awaited = any(is_online(device) for device in secure_sum.awaited())
+            if not is_awaited or self.clock.now() >= secure_sum.until:
+                self._advance(secure_sum)
 
-    def _advance(self, secure_sum: _SecureSum) -> None:
-        if secure_sum.step == _Step.KEYS:
-            # From now on these are the devices that make shares, also of those that drop out later.
-            secure_sum.keys = {name: secure_sum.keys[name] for name in secure_sum.members}
+    def _advance(self, secure_sum: SecureSum) -> None:
+        remaining = secure_sum.remaining()
+        liars: Mapping[str, str] = {}
+        match secure_sum.step:
+            case SumStep.KEYS:
+                # From now on these make shares, also for those that drop out later.
+                secure_sum.keys = {name: secure_sum.keys[name] for name in remaining}
+                secure_sum.step = SumStep.SHARES
+            case SumStep.SHARES:
+                secure_sum.challenge = new_challenge()
+                secure_sum.step = SumStep.CHECKS
+            case SumStep.CHECKS:
+                liars = self._examine(secure_sum)
+                secure_sum.step = SumStep.OPENINGS if secure_sum.disputes else SumStep.VECTORS
+            case _:
+                openings = secure_sum.of_step(SumStep.OPENINGS)
+                liars = judge(secure_sum.dealings(), secure_sum.disputes, openings)
+                secure_sum.step = SumStep.VECTORS
+        self._refuse(secure_sum, liars)
+        secure_sum.members = tuple(name for name in remaining if name not in liars)
+        self._begin_step(secure_sum)
+
+    def _examine(self, secure_sum: SecureSum) -> Mapping[str, str]:
+        """Find who deals bad shares, and who has to prove that they are good."""
+        findings = examine(secure_sum.dealings())
+        disputes = {}
+        for dealer, members in findings.disputes.items():
+            # Nobody has to answer a device that lies itself.
+            honest = members - findings.liars.keys()
+            if honest:
+                disputes[dealer] = honest
+        secure_sum.disputes = disputes
+        return findings.liars
+
+    def _begin_step(self, secure_sum: SecureSum) -> None:
+        """Send what the step needs, and drop the devices that are not among its members."""
         detail = "it was away when the others of its secure sum went on"
         try:
             secure_sum.cohort.require(len(secure_sum.members), len(secure_sum.keys))
         except RefusedError as error:
             # Fewer could reveal one device's update: nobody goes on.
             secure_sum.members = ()
+            secure_sum.step = SumStep.VECTORS
             detail = str(error)
-        secure_sum.step = _Step(secure_sum.step + 1)
         secure_sum.until = self.clock.now() + secure_sum.seconds
         for name, task in secure_sum.cohort.tasks.items():
             if name not in secure_sum.members:
                 self._drop(task, detail)
             self._send(secure_sum, name)
 
-    def _sum_of(self, task: OpenTask) -> _SecureSum:
+    def _sum_of(self, task: OpenTask) -> SecureSum:
         for secure_sum in self._sums:
             # The same device may have a task that goes on from an earlier collection.
             if secure_sum.cohort.tasks.get(task.record.device) is task:
@@ -212,18 +214,45 @@ class Cohorts:
             f"the update of {task.record.device} goes into no secure sum",
         )
 
-    def _send(self, secure_sum: _SecureSum, device: str) -> None:
-        if device in secure_sum.members:
-            record = secure_sum.cohort.tasks[device].record
-            self.outbox.send_about(Sum, record, **secure_sum.content_for(device))
+    def _send(self, secure_sum: SecureSum, device: str) -> None:
+        if device not in secure_sum.members:
+            return
+        content = secure_sum.content_for(device)
+        if content:
+            self.outbox.send_about(Sum, secure_sum.cohort.tasks[device].record, **content)
 
     def _drop(self, task: OpenTask, detail: str) -> None:
+        self._settle(task, TaskPhase.MISSED, detail)
+
+    def _refuse(self, secure_sum: SecureSum, liars: Mapping[str, str]) -> None:
+        """Count devices that lie, and leave those out whose update is not in the sum yet."""
+        for name, why in liars.items():
+            task = secure_sum.cohort.tasks[name]
+            self.reporter.refused(
+                RefusalReason.BAD_SHARES, why, device=name, number=task.record.round
+            )
+            self._settle(task, TaskPhase.REFUSED, f"{RefusalReason.BAD_SHARES.value}: {why}")
+
+    def _settle(self, task: OpenTask, phase: TaskPhase, detail: str) -> None:
         if not task.record.phase.answered:
-            self.store.settle([task.record.id], TaskPhase.MISSED, detail)
-            task.record = replace(task.record, phase=TaskPhase.MISSED, detail=detail)
+            self.store.settle([task.record.id], phase, detail)
+            task.record = replace(task.record, phase=phase, detail=detail)
             self.outbox.send_about(Cancel, task.record, reason=detail)
 
-    def total(self, cohort: Cohort, pump: Callable[[float], None]) -> Words:
+    # Opening.
+
+    def obstacle(self, cohort: Cohort) -> str:
+        """Return why the sum of a cohort cannot be opened; nothing where it can."""
+        secure_sum = self._sum_of(cohort.received[0])
+        if secure_sum.step >= SumStep.SECRETS:
+            return ""
+        try:
+            cohort.require(len(cohort.received), len(secure_sum.keys))
+        except RefusedError as error:
+            return str(error)
+        return ""
+
+    def total(self, cohort: Cohort, pump: Callable[[float], None]) -> CohortSum:
         """Return the sum of the updates of a cohort, for `rounds.dispatch.Dispatcher.total`.
 
         Args:
@@ -233,35 +262,78 @@ class Cohorts:
         Raises:
             RefusedError: there are too few updates, or the masks cannot be removed.
         """
-        records = {task.record.device: task.record for task in cohort.received}
         secure_sum = self._sum_of(cohort.received[0])
-        until = self.clock.now() + REVEAL_SECONDS
-        cohort.require(len(records), len(secure_sum.keys))
-        secure_sum.step = _Step.SECRETS
-        secure_sum.sent = tuple(records)
-        for name in secure_sum.members:
+        if secure_sum.step < SumStep.SECRETS:
+            self._begin_opening(secure_sum)
+        for name in secure_sum.sent:
             self._send(secure_sum, name)
-        # So many shares restore a secret; those of devices that are gone are not waited for.
-        needed = majority(len(secure_sum.keys))
-        while len(secure_sum.revealed) < needed and self.clock.now() < until:
-            pump(until)
-        vectors = {
-            name: self.updates.tensors(str(record.update_digest))[MASKED]
-            for name, record in records.items()
-        }
-        return unmasked(
-            vectors,
-            secure_sum.keys,
-            secure_sum.members,
-            secure_sum.revealed,
-            cohort.received[0].record.weights.digest,
+        restored = self._restore_secrets(secure_sum, pump)
+        self._refuse(secure_sum, restored.liars)
+        if restored.unmatched:
+            self._ask_for_pair_keys(secure_sum, restored.unmatched, pump)
+        tasks = [cohort.tasks[name] for name in secure_sum.sent]
+        vectors = {}
+        for task in tasks:
+            update = self.updates.tensors(str(task.record.update_digest))
+            vectors[task.record.device] = update[MASKED]
+        return CohortSum(unmasked(vectors, secure_sum.revealed(), restored), tasks)
+
+    def _begin_opening(self, secure_sum: SecureSum) -> None:
+        cohort = secure_sum.cohort
+        received = cohort.received
+        cohort.require(len(received), len(secure_sum.keys))
+        secure_sum.sent = tuple(task.record.device for task in received)
+        begun = BegunSum(
+            devices=tuple(cohort.tasks),
+            keys=secure_sum.keys,
+            members=secure_sum.members,
+            sent=secure_sum.sent,
         )
+        # On disk first: from the first share on, its boards take part in no other sum.
+        self._begun.add(self.reporter.run, received[0].record.round, begun)
+        secure_sum.step = SumStep.SECRETS
+
+    def _restore_secrets(self, secure_sum: SecureSum, pump: Callable[[float], None]) -> Secrets:
+        """Wait for shares until they restore all secrets, or no more can come."""
+        until = self.clock.now() + REVEAL_SECONDS
+        needed = secure_sum.revealed().needed
+        shares = secure_sum.of_step(SumStep.SECRETS)
+        # So many shares restore a secret; those of devices that are gone are not waited for.
+        while len(shares) < needed and self.clock.now() < until:
+            pump(until)
+        restored = restore_secrets(secure_sum.revealed())
+        # Somebody's share is wrong: with those of all, it can be told whose.
+        while restored.lost or restored.unmatched:
+            if len(shares) == len(secure_sum.sent) or self.clock.now() >= until:
+                return restored
+            pump(until)
+            if len(shares) == len(secure_sum.sent):
+                restored = restore_secrets(secure_sum.revealed())
+        return restored
+
+    def _ask_for_pair_keys(
+        self,
+        secure_sum: SecureSum,
+        unmatched: frozenset[str],
+        pump: Callable[[float], None],
+    ) -> None:
+        """Ask for keys of masks in common with devices that are away and dealt a wrong mask key."""
+        secure_sum.unmatched = unmatched
+        secure_sum.step = SumStep.PAIR_KEYS
+        for name in secure_sum.sent:
+            self._send(secure_sum, name)
+        until = self.clock.now() + REVEAL_SECONDS
+        pair_keys = secure_sum.of_step(SumStep.PAIR_KEYS)
+        while len(pair_keys) < len(secure_sum.sent) and self.clock.now() < until:
+            pump(until)
 
     def close(self) -> None:
         """Acknowledge the updates in the sums, which releases their devices.
 
         These kept their tasks for their shares; they are released also where no sum came of it.
         """
+        if self._sums:
+            self._begun.clear()
         for secure_sum in self._sums:
             for task in secure_sum.cohort.tasks.values():
                 if task.record.update_digest is not None:

@@ -26,7 +26,8 @@ from broker_server.service.local_requests import (
 from broker_server.service.outbox import Outbox
 from broker_server.service.prediction_requests import Answer, PredictionRequests
 from broker_server.service.trusted import trusted_config
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import RequestedSettings, grant
 from broker_server.store import Store, queries
 from fleet_protocol import control

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from broker_server.rounds.accounting import ByteCount
-from broker_server.rounds.collecting import Cohort, Collection, OpenTask
+from broker_server.rounds.collecting import Cohort, CohortSum, Collection, OpenTask
 from broker_server.rounds.stopping import StopRequested
 from broker_server.service.connection import Connection, RunParts, Stop
 from broker_server.service.control_socket import LocalRequest
@@ -24,7 +24,6 @@ from broker_server.service.replies import Replies
 from broker_server.service.routing import Handlers, Router
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import Cancel, DeviceProfile, DeviceStatus
-from fleet_protocol.secure_sum import Words
 from fleet_protocol.transport import (
     Connected,
     Disconnected,
@@ -312,7 +311,16 @@ class MqttDispatcher:
         for task in unanswered:
             self._outbox.send_about(Cancel, task.record, reason=reason)
 
-    def total(self, cohort: Cohort) -> Words:
+    @property
+    def has_begun_sums(self) -> bool:
+        """Return whether the opening of a secure sum has begun."""
+        return self._uploads.cohorts.has_begun
+
+    def sum_obstacle(self, cohort: Cohort) -> str:
+        """Return why the sum of a cohort cannot be opened; nothing where it can."""
+        return self._uploads.cohorts.obstacle(cohort)
+
+    def total(self, cohort: Cohort) -> CohortSum:
         """Ask the devices for what takes the masks off a sum, and take them off."""
         return self._uploads.cohorts.total(cohort, self.pump)
 

@@ -1,39 +1,22 @@
 """The embedded broker: rumqttd from the iotcore wheel, in a child that dies with the server.
 
-Run as a module it is that child: ``python -m broker_server.service.embedded_broker <file.toml>``
-serves until its standard input closes, so the broker never outlives its server, however the server
-ends.
-
-With a gate the child takes TLS off in front of rumqttd, which shakes one hand after the other and
-waits for each without end: a single stranger who connects and says nothing would keep everybody
-else out.
+It is for fleets on one computer. Run as a module it is that child: ``python -m
+broker_server.service.embedded_broker <file.toml>`` serves until its standard input closes, so the
+broker never outlives its server, however the server ends.
 """
 
-import asyncio
-import contextlib
 import importlib.util
-import json
 import logging
 import os
-import socket
-import ssl
 import sys
-import threading
 
 from typing_extensions import override
 
-from broker_server.service.broker import (
-    MAX_PAYLOAD_BYTES,
-    PROBE_SECONDS,
-    ChildBroker,
-    accepts_connections,
-)
+from broker_server.service.broker import MAX_PAYLOAD_BYTES, ChildBroker
 from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 from fleet_protocol.transport import bracket_host
-
-_HANDSHAKE_SECONDS = 10.0
 
 # rumqttd keeps a log in memory for every topic filter that was ever subscribed to, so for every
 # blob, and never frees it: the product of the two is the most one filter may hold. A reader that
@@ -77,7 +60,10 @@ next_connection_delay_ms = 1
 
 
 class EmbeddedBroker(ChildBroker):
-    """The broker of `shoal[broker]`, for one machine; with a gate, for a network."""
+    """The broker of `shoal[broker]`, for one computer: it asks for no login, and encrypts nothing.
+
+    Arguments are those of `ChildBroker`.
+    """
 
     @override
     def _command(self) -> list[str]:
@@ -87,78 +73,19 @@ class EmbeddedBroker(ChildBroker):
                 'or name a broker of your own with [broker] url = "mqtt://host:1883"'
             )
         config = self._folder / "broker.toml"
-        inside = f"{bracket_host(self.listen)}:{self.port}"
-        if self._gate is not None:
-            # A free port for rumqttd behind the TLS front, on this computer alone.
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                inside = f"127.0.0.1:{free.getsockname()[1]}"
-        write_secret(
-            config,
-            _CONFIG.format(
-                listen=inside,
-                segment_bytes=_SEGMENT_BYTES,
-                segments=_SEGMENTS,
-                small_segment_bytes=_SMALL_SEGMENT_BYTES,
-                small_segments=_SMALL_SEGMENTS,
-                max_payload_bytes=MAX_PAYLOAD_BYTES,
-            )
-            + self._gate_text(),
+        text = _CONFIG.format(
+            listen=f"{bracket_host(self.listen)}:{self.port}",
+            segment_bytes=_SEGMENT_BYTES,
+            segments=_SEGMENTS,
+            small_segment_bytes=_SMALL_SEGMENT_BYTES,
+            small_segments=_SMALL_SEGMENTS,
+            max_payload_bytes=MAX_PAYLOAD_BYTES,
         )
-        arguments = [str(config)]
-        if self._gate is not None:
-            certificate, key = str(self._gate.certificate), str(self._gate.key)
-            arguments += [inside, self.listen, str(self.port), certificate, key]
-        return python_module("broker_server.service.embedded_broker", *arguments)
-
-    def _gate_text(self) -> str:
-        if self._gate is None:
-            return ""
-        lines = ["\n    [v5.1.connections.auth]\n"]
-        for name, password in self._gate.logins().items():
-            # A JSON string is a TOML string.
-            lines.append(f"    {json.dumps(name)} = {json.dumps(password)}\n")
-        return "".join(lines)
+        write_secret(config, text)
+        return python_module("broker_server.service.embedded_broker", str(config))
 
 
-async def _admit(inside: str, listen: str, port: str, certificate: str, key: str) -> None:
-    """Serve TLS in front of a broker that listens at an address of this machine without it."""
-    host, _, inner = inside.partition(":")
-    while not accepts_connections(host, int(inner)):  # noqa: ASYNC110
-        await asyncio.sleep(PROBE_SECONDS)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-
-    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                sink.write(data)
-                await sink.drain()
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            inner_reader, inner_writer = await asyncio.open_connection(host, int(inner))
-            directions = [
-                asyncio.create_task(copy(reader, inner_writer)),
-                asyncio.create_task(copy(inner_reader, writer)),
-            ]
-            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
-            inner_writer.close()
-        writer.close()
-
-    is_ipv6 = ":" in listen
-    listening = socket.create_server(
-        (listen, int(port)),
-        family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
-        backlog=1024,
-        dualstack_ipv6=is_ipv6,
-    )
-    server = await asyncio.start_server(
-        connect, sock=listening, ssl=context, ssl_handshake_timeout=_HANDSHAKE_SECONDS
-    )
-    await server.serve_forever()
-
-
-def _serve(config: str, *front: str) -> None:
+def _serve(config: str) -> None:
     import iotcore  # noqa: PLC0415  (an optional package, and only the child needs it)
 
     logging.basicConfig(
@@ -166,11 +93,8 @@ def _serve(config: str, *front: str) -> None:
     )
     # rumqttd reports each packet inside an error span, which would arrive here as an error each.
     logging.getLogger("rumqttd").setLevel(logging.CRITICAL)
+    # iotcore's own way out waits for connections that are open.
     when_parent_ends(lambda: os._exit(0))
-    if front:
-        threading.Thread(
-            target=lambda: asyncio.run(_admit(*front)), name="front", daemon=True
-        ).start()
     iotcore.IotCoreBroker(config_path=config).run_forever()
 
 

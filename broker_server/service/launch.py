@@ -29,7 +29,8 @@ from broker_server.service.visiting import (
     is_here,
     visiting,
 )
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import RequestedSettings
 from fleet_protocol import control, requests
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, TransportError

@@ -3,11 +3,11 @@
 import ssl
 from pathlib import Path
 
-from broker_server.service.broker import ChildBroker, Gate
+from broker_server.service.broker import ChildBroker
 from broker_server.service.embedded_broker import EmbeddedBroker
-from broker_server.service.mosquitto import MosquittoBroker
+from broker_server.service.mosquitto import Gate, MosquittoBroker
 from broker_server.service.registry import RegistryReader, read_registry
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import ANYWHERE, EMBEDDED, MOSQUITTO, BrokerConfig
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.group import Group
@@ -15,8 +15,6 @@ from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.papers import Membership
 from fleet_protocol.identity.sealing import derive_key
 from fleet_protocol.transport import BrokerAddress, bracket_host
-
-_ANYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  (compared, not bound)
 
 
 def broker_address(config: BrokerConfig) -> BrokerAddress:
@@ -27,7 +25,7 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
             carry everything in the open although nobody said that it may.
     """
     hosted = config.hosted
-    host = "127.0.0.1" if config.listen in _ANYWHERE else config.listen
+    host = "127.0.0.1" if config.listen in ANYWHERE else config.listen
     member = member_of(config)
     if member is not None:
         # The certificate names this computer, too, so that the server reaches its own broker.
@@ -43,7 +41,7 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
             key_file=config.key_file,
         )
     # Others reach a hosted broker that listens everywhere.
-    reachable = not address.on_this_machine or (hosted and config.listen in _ANYWHERE)
+    reachable = not address.on_this_machine or (hosted and config.listen in ANYWHERE)
     if reachable and not address.tls and not config.insecure:
         raise ConfigError(
             f"fleet without identities on {address}: whoever reaches that broker can run graphs on "
@@ -131,33 +129,28 @@ def _gate_of(config: BrokerConfig) -> Gate | None:
     folder = config.identity.parent
     server = read_enrolment(config.identity)
 
-    def logins() -> dict[str, str]:
-        # The server's is the one it started with, as it may be renewed while it runs.
-        return read_registry(folder).logins() | {server.name: server.token}
+    def members() -> set[str]:
+        # The server's name is there although it may be renewed while it runs.
+        return {*read_registry(folder).names(), server.name}
 
-    gate = Gate(
-        folder / "broker.pem",
-        folder / "broker.key",
-        folder / "ca.pem",
-        folder / "crl.pem",
-        logins,
-    )
+    certificate = folder / "broker.pem"
     try:
         # Now: a broker that cannot read them would only end, with a line in its log.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(gate.certificate, gate.key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, folder / "broker.key")
     except OSError as error:
         raise ConfigError(
-            f"{gate.certificate} and broker.key beside it are no certificate with its key "
+            f"{certificate} and broker.key beside it are no certificate with its key "
             f"({error}), so no broker can be started with them; take both from a copy of the folder"
         ) from error
-    return gate
+    return Gate(folder, members)
 
 
 def hosted_broker(config: BrokerConfig, fleet: str, folder: Path) -> ChildBroker | None:
     """Return the broker that the server starts, not started yet; None if it is elsewhere."""
-    if not config.hosted:
-        return None
-    gate = _gate_of(config)
-    if config.url == "mosquitto":
+    if config.url == EMBEDDED:
+        return EmbeddedBroker(folder, port=config.port, listen=config.listen)
+    if config.url == MOSQUITTO:
+        gate = _gate_of(config)
         return MosquittoBroker(folder, fleet, port=config.port, listen=config.listen, gate=gate)
-    return EmbeddedBroker(folder, port=config.port, listen=config.listen, gate=gate)
+    return None

@@ -1,111 +1,73 @@
 """An installed Mosquitto as the server's broker, with TLS, client certificates and access rules.
 
-Run as a module it is the child that holds Mosquitto: ``python -m broker_server.service.mosquitto
-<program> <file>`` serves until its standard input closes, so that the broker never outlives its
-server.
+It learns of members while it runs. Who is new gets in after a reload, which interrupts nobody. A
+certificate that was withdrawn ends only with its connection, so Mosquitto starts again then;
+members connect again by themselves.
 """
 
+import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import override
 
-from broker_server.service.broker import MAX_PAYLOAD_BYTES, ChildBroker, Gate
-from fleet_protocol.child_process import python_module, when_parent_ends
-from fleet_protocol.errors import ConfigError
+from broker_server.service.broker import ChildBroker
+from broker_server.service.certificates import withdrawn_serials
+from broker_server.service.mosquitto_files import AccessFiles, access_rules, listener
+from fleet_protocol.child_process import child_program
+from fleet_protocol.errors import ConfigError, ShoalError
 from fleet_protocol.identity.enrolment import write_secret
-from fleet_protocol.topics import Topics
 
-_SERVER = "server"
-# messages, of the bytes below, for a member that is away; what is dropped is asked for again
-_QUEUED = 100_000
+_LOOK_SECONDS = 1.0
+_JOIN_SECONDS = 30.0  # longer than one start takes
+_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
+"""Where systems install it, beside the folders that are searched for programs."""
 
-_CONFIG = """\
-listener {port} {listen}
+_MORE = """\
 persistence true
 persistence_location {folder}/
 autosave_interval 60
-max_packet_size {packet_bytes}
-max_queued_messages {queued}
-max_queued_bytes 536870912
-set_tcp_nodelay true
 log_type error
 log_type warning
-{user}{gate}"""
-
-_GATE = """\
-cafile {authority}
-certfile {certificate}
-keyfile {key}
-require_certificate true
-use_identity_as_username true
-allow_anonymous false
-acl_file {rules}
 """
 
 
-def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> str:
-    """Return the text of ``mosquitto.conf``; without a gate it lets anybody in."""
-    access = "allow_anonymous true\n"
-    if gate is not None:
-        access = _GATE.format(
-            authority=gate.authority,
-            certificate=gate.certificate,
-            key=gate.key,
-            rules=folder / "acl",
-        )
-        if gate.withdrawn.exists():  # not in a folder from before there were such lists
-            access += f"crlfile {gate.withdrawn}\n"
-    return _CONFIG.format(
-        port=port,
-        listen=listen,
-        folder=folder,
-        packet_bytes=MAX_PAYLOAD_BYTES,
-        queued=_QUEUED,
-        # Started as root it would become a user who may read none of the fleet's keys.
-        user="user root\n" if hasattr(os, "geteuid") and os.geteuid() == 0 else "",
-        gate=access,
-    )
+@dataclass(frozen=True)
+class Gate:
+    """How Mosquitto lets members in, and nobody else.
 
-
-def access_rules(fleet: str, members: Iterable[str]) -> str:
-    """Return the text of the access rules.
-
-    A device publishes under its own name, reads what is for it, and nothing else.
+    Attributes:
+        folder: of the fleet, with certificates, key and list of withdrawn certificates.
+        members: returns the names of the members of now.
     """
-    lines = []
-    for name in members:
-        lines.append(f"user {name}")
-        for right, topic in rights(Topics(fleet), name):
-            lines.append(f"topic {right} {topic}")
-        lines.append("")
-    return "\n".join(lines)
+
+    folder: Path
+    members: Callable[[], Collection[str]]
 
 
-def rights(topics: Topics, name: str) -> list[tuple[str, str]]:
-    """Return what a member may do: ``read``, ``write`` or ``readwrite``, and on which topics."""
-    if name == _SERVER:
-        return [("readwrite", f"{topics.root}/#")]
-    return [
-        ("write", topics.status(name)),
-        ("write", topics.profile(name)),
-        ("write", topics.reply(name)),
-        ("write", f"{topics.root}/uploads/#"),
-        ("read", topics.task(name)),
-        ("read", topics.key(name)),
-        ("read", topics.papers(name)),
-        ("read", topics.server_status),
-        ("read", f"{topics.root}/blobs/#"),
-    ]
+@dataclass(frozen=True)
+class _Admission:
+    """Who may connect, and who may not any more."""
+
+    members: frozenset[str]
+    withdrawn: frozenset[int]
 
 
 class MosquittoBroker(ChildBroker):
-    """Mosquitto as a child of the server; with the access rules of the members when it starts."""
+    """Mosquitto as a child of the server.
+
+    Args:
+        folder: of its configuration, rules, log and stored sessions.
+        fleet: whose topics its rules are about.
+        port: that it listens on.
+        listen: address that it listens on.
+        gate: lets members in; without it anybody connects, and nothing is encrypted.
+    """
 
     def __init__(
         self,
@@ -116,35 +78,100 @@ class MosquittoBroker(ChildBroker):
         listen: str = "127.0.0.1",
         gate: Gate | None = None,
     ) -> None:
-        super().__init__(folder.resolve(), port=port, listen=listen, gate=gate)
+        super().__init__(folder.resolve(), port=port, listen=listen)
         self._fleet = fleet
+        self._gate = gate
+        self.scheme = "mqtt" if gate is None else "mqtts"
+        self._admitted = _Admission(frozenset(), frozenset())
+        self._ending = threading.Event()
+        self._watch: threading.Thread | None = None
+
+    @override
+    def start(self) -> None:
+        super().start()
+        if self._gate is not None and self._watch is None:
+            self._ending.clear()
+            self._watch = threading.Thread(
+                target=self._watch_members, name="broker-members", daemon=True
+            )
+            self._watch.start()
+
+    @override
+    def stop(self, timeout_seconds: float = 5.0) -> None:
+        watch = self._watch
+        self._watch = None
+        self._ending.set()
+        if watch is not None:
+            watch.join(_JOIN_SECONDS)
+        super().stop(timeout_seconds)
 
     @override
     def _command(self) -> list[str]:
-        program = shutil.which("mosquitto") or shutil.which(
-            "mosquitto", path="/usr/sbin:/usr/local/sbin"
-        )
-        if program is None:
-            raise ConfigError(
-                'url = "mosquitto" needs an installed Mosquitto (apt install mosquitto), or take '
-                'url = "embedded"'
-            )
+        program = installed_mosquitto()
+        access = None
         if self._gate is not None:
-            write_secret(self._folder / "acl", access_rules(self._fleet, self._gate.logins()))
+            self._admitted = self._admission(self._gate)
+            access = self._write_access(self._gate)
+        text = listener(self.port, self.listen, access) + _MORE.format(folder=self._folder)
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            # It would become a user who may read none of the fleet's keys.
+            text += "user root\n"
         config = self._folder / "mosquitto.conf"
-        write_secret(config, configuration(self._folder, self.port, self.listen, self._gate))
-        # Not Mosquitto itself, which would not end with its input.
-        return python_module("broker_server.service.mosquitto", program, str(config))
+        write_secret(config, text)
+        return child_program(program, "-c", str(config))
+
+    def _write_access(self, gate: Gate) -> AccessFiles:
+        rules = self._folder / "acl"
+        write_secret(rules, access_rules(self._fleet, sorted(self._admitted.members)))
+        withdrawn = gate.folder / "crl.pem"
+        return AccessFiles(
+            certificate=gate.folder / "broker.pem",
+            key=gate.folder / "broker.key",
+            authority=gate.folder / "ca.pem",
+            rules=rules,
+            withdrawn=withdrawn if withdrawn.exists() else None,
+        )
+
+    def _admission(self, gate: Gate) -> _Admission:
+        return _Admission(
+            members=frozenset(gate.members()),
+            withdrawn=withdrawn_serials(gate.folder / "crl.pem"),
+        )
+
+    def _watch_members(self) -> None:
+        while not self._ending.wait(_LOOK_SECONDS):
+            # A broker that does not come up is started by the next call of `ensure`, which says
+            # why; a file that cannot be read now is read again.
+            with contextlib.suppress(ShoalError, OSError):
+                self._admit_members()
+
+    def _admit_members(self) -> None:
+        """Bring the broker up to date with the fleet's folder."""
+        with self._changing:
+            process = self._process
+            if self._gate is None or process is None or process.poll() is not None:
+                return
+            admission = self._admission(self._gate)
+            if admission.withdrawn != self._admitted.withdrawn:
+                self.restart()
+            elif admission.members != self._admitted.members:
+                self._admitted = admission
+                self._write_access(self._gate)
+                process.send_signal(signal.SIGHUP)
 
 
-def _hold(program: str, config: str) -> int:
-    """Serve until our input closes or the broker ends."""
-    # Our input stays with us, so that it closes with the server alone.
-    broker = subprocess.Popen([program, "-c", config], stdin=subprocess.DEVNULL)  # noqa: S603
-    signal.signal(signal.SIGTERM, lambda *_: broker.terminate())
-    when_parent_ends(broker.terminate)
-    return broker.wait()
+def installed_mosquitto() -> str:
+    """Return the path of the installed Mosquitto.
 
-
-if __name__ == "__main__":
-    sys.exit(_hold(*sys.argv[1:]))
+    Raises:
+        ConfigError: there is none; the message says what to install.
+    """
+    program = shutil.which("mosquitto") or shutil.which("mosquitto", path=_PLACES)
+    if program is None:
+        raise ConfigError(
+            "no Mosquitto is installed on this computer, and the server of a fleet with "
+            "identities starts one as its broker: `sudo apt install mosquitto` (macOS: `brew "
+            "install mosquitto`). For a broker that you run yourself, make the fleet with `shoal "
+            "init FLEET --broker mqtts://HOST:8883`"
+        )
+    return program

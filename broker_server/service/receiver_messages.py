@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.store import TaskRecord
 from broker_server.updates.values import Distance
 from fleet_protocol.errors import RefusalReason

@@ -24,7 +24,7 @@ from broker_server.service.receiver_messages import (
     Report,
 )
 from broker_server.store import TaskRecord
-from fleet_protocol.child_process import python_module
+from fleet_protocol.child_process import ChildProcess, python_module
 from fleet_protocol.errors import TransportError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions
@@ -60,12 +60,7 @@ class _Child:
         command = python_module("broker_server.service.receiver")
         if host is not None:
             command = ["ssh", "-oBatchMode=yes", host, shlex.join(command)]
-        self.process = subprocess.Popen(  # noqa: S603  (our module; hosts of our configuration)
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self.process = ChildProcess(command, output=subprocess.PIPE)
         self._orders.put(settings.to_bytes())
         self._threads = [
             threading.Thread(target=self._write_orders, daemon=True),
@@ -123,10 +118,10 @@ class _Child:
     def end(self) -> None:
         """Kill the process: what it has reported stays."""
         self.process.kill()
-        self.process.wait()
         self._orders.put(None)
         for thread in self._threads:
             thread.join()
+        self.process.end()
 
 
 class Receivers:

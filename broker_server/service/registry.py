@@ -1,4 +1,4 @@
-"""The members of an enrolled fleet as its server knows them: logins, keys and revocations."""
+"""The members of an enrolled fleet as its server knows them: names, keys and revocations."""
 
 import contextlib
 import time
@@ -33,7 +33,7 @@ class MemberEntry(FrozenModel):
     Attributes:
         role: ``server`` or ``device``.
         serial: of its newest certificate; older ones count for nothing.
-        token: password at the broker.
+        token: password that it gives to the broker, for one that asks.
         revoked: whether it is a member no longer.
         sealing: of a device, the public key to which the group's key is sealed; None if it was
             enrolled before there were such keys.
@@ -118,9 +118,9 @@ class Registry(FrozenModel):
                 devices[name] = entry
         return devices
 
-    def logins(self) -> dict[str, str]:
-        """Return the names and passwords that the broker lets in."""
-        return {name: entry.token for name, entry in self.members.items() if not entry.revoked}
+    def names(self) -> list[str]:
+        """Return the names of the members, the server among them."""
+        return [name for name, entry in self.members.items() if not entry.revoked]
 
     def without(self, name: str) -> "Registry":
         """Return the registry with all that a member has so far counting for nothing.

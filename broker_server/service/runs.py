@@ -28,7 +28,8 @@ from broker_server.service.rollout_service import RolloutService
 from broker_server.service.server_requests import ServerRequests
 from broker_server.service.trusted import name_differences, trusted_config
 from broker_server.service.uploads import Uploads
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store
 from broker_server.store.machine import FINAL
 from broker_server.store.update_store import UpdateStore
@@ -220,7 +221,7 @@ class Runs:
             Reassembly(partial),
             connection.outbox,
             reporter,
-            Cohorts(self._store, partial.blobs, connection.outbox, clock),
+            Cohorts(self._store, partial.blobs, connection.outbox, clock, reporter),
             self._resources.receivers,
         )
         chunk_bytes = context.config.round.chunk_bytes

@@ -46,7 +46,8 @@ from broker_server.service.routing import Router
 from broker_server.service.runs import Runs, ServerResources
 from broker_server.service.server_requests import ServerRequests
 from broker_server.service.trusted import log_invalid_run_ids
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store
 from broker_server.store.backup import remove_leftovers
 from broker_server.store.update_store import UpdateStore
@@ -372,7 +373,7 @@ class Server:
         if self._broker is not None and not self._stopping.is_set() and self._broker.ensure():
             self._store.log(
                 "broker-started",
-                "the broker had ended, or the fleet has other members now",
+                "the broker had ended, or an enrolment counts for nothing any more",
             )
 
     def _emit(self, event: control.RunEvent) -> None:

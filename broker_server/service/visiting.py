@@ -17,7 +17,8 @@ from pathlib import Path
 
 from broker_server.service.local import reach_server
 from broker_server.service.membership import broker_address, member_of
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.errors import TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.member import Member

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 
 from broker_server.settings.assignment import parse_mix
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.combinations import yielding_defaults
 from broker_server.settings.evaluation import EvaluationConfig, Share
 from broker_server.settings.method import StrategyConfig
@@ -35,66 +35,6 @@ _KINDS_OF_RATE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"final": ("cosine", "linear"), "every": ("step",), "factor": ("step",)}
 )
 """Keys of a schedule, with the kinds of schedule in which they have an effect."""
-
-
-class BrokerConfig(FrozenModel):
-    """Which broker carries the fleet.
-
-    Attributes:
-        url: ``embedded``, ``mosquitto`` for an installed one that the server starts, or
-            ``mqtt[s]://[user:password@]host[:port]``.
-        port: of the embedded broker.
-        listen: address the embedded broker listens on; ``0.0.0.0`` lets boards on the network in.
-        ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate of the server.
-        key_file: its key.
-        identity: the server's enrolment in a fleet made by `shoal init`; then everything is signed,
-            and the embedded broker speaks TLS and asks for logins.
-        insecure: let a broker carry the fleet over a network although anybody on it may read and
-            write.
-        connect_timeout_seconds: how long to try the first connection.
-        receivers: processes that take updates from it, each over a connection of its own; 0 for the
-            server alone.
-        receiver_hosts: where they run, in turn, by names that ``ssh`` reaches without a question;
-            Python, store and certificates have the same paths there. None for the server's own
-            computer.
-    """
-
-    url: str = "embedded"
-    port: int = Field(default=1883, ge=1, le=65535)
-    listen: str = "127.0.0.1"
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
-    identity: Path | None = None
-    insecure: bool = False
-    connect_timeout_seconds: float = Field(default=30.0, gt=0)
-    receivers: int = Field(default=0, ge=0, le=64)
-    receiver_hosts: tuple[Annotated[str, Field(pattern=r"^[^-\s]\S*$")], ...] = ()
-
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, listen: str) -> str:
-        return "127.0.0.1" if listen == "localhost" else listen.strip("[]")
-
-    @model_validator(mode="after")
-    def _hosts_have_receivers(self) -> "BrokerConfig":
-        if len(self.receiver_hosts) > self.receivers:
-            raise ValueError(
-                f"receiver_hosts names {len(self.receiver_hosts)} hosts for {self.receivers}"
-                " receivers"
-            )
-        if self.receiver_hosts and self.hosted:
-            raise ValueError(
-                "receivers on other hosts need the url of a broker that they reach, not"
-                f" {self.url!r}"
-            )
-        return self
-
-    @property
-    def hosted(self) -> bool:
-        """Return whether the server starts the broker."""
-        return self.url in {"embedded", "mosquitto"}
 
 
 class ViewConfig(FrozenModel):

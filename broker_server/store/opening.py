@@ -8,6 +8,7 @@ behind.
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,12 @@ BUSY_SECONDS = 10.0
 
 PATIENT_SECONDS = 60.0
 """How long a server waits: a backup may lock the database for as long as it takes to copy it."""
+
+_UNREADABLE_INDEX = "attempt to write a readonly database"
+"""SQLite's words where the index of a log has to be made anew, and this connection only reads."""
+
+_INDEX_SECONDS = 0.005
+"""How long a reader waits before it looks whether a server has written the index."""
 
 # Alembic hands its context to a migration through variables of its modules: one upgrade at a time
 # in a process.
@@ -107,7 +114,7 @@ def open_for_reading(path: Path) -> Engine:
     # Every transaction connects anew: whether a server works on the store just now decides how to
     # connect.
     engine = create_engine("sqlite://", creator=lambda: _connect_to_read(path), poolclass=NullPool)
-    event.listen(engine, "begin", _begin)
+    # Its connections come with an open transaction, so none is begun.
     with _opening(engine, path):
         if _stored_version(engine, path) == SCHEMA_VERSION:
             return engine
@@ -123,21 +130,35 @@ def open_for_reading(path: Path) -> Engine:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """Connect without leaving SQLite's ``-wal`` and ``-shm`` files or changing a server's."""
+    """Connect without leaving SQLite's ``-wal`` and ``-shm`` files or changing a server's.
+
+    Returns:
+        A connection with an open transaction: what its first query has seen, all others see, so
+        that none of them can fail because a server begins or ends its work meanwhile.
+
+    Raises:
+        sqlite3.OperationalError: it cannot be read.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    pause = threading.Event()  # never set
     options = _how_to_read(path)
     while True:
         address = f"{path.absolute().as_uri()}?mode=ro{options}"
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
         try:
+            connection.execute("BEGIN").close()
             # The first query opens the files, which then stay open.
             connection.execute("SELECT 1 FROM sqlite_master").close()
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
             connection.close()
             options_before = options
             options = _how_to_read(path)
+            # Else a server has begun or ended its work meanwhile: try again.
             if options == options_before:
-                raise
-            # A server has begun or ended its work meanwhile: try again.
+                if _UNREADABLE_INDEX not in str(error) or time.monotonic() > deadline:
+                    raise
+                # A server writes the index of its log, which a reader may not do for it.
+                pause.wait(_INDEX_SECONDS)
         else:
             return connection
 

@@ -88,7 +88,7 @@ def _load_file(path: Path, stamp: tuple[int, ...]) -> Method[Any]:
     """Load the strategy of a file; a new stamp marks a changed file."""
     del stamp
     try:
-        module = run_file(path, "shoal_strategy")
+        module = run_file(path, "strategy")
     except ShoalError as error:
         raise ConfigError(f"strategy.file {path}: {error}") from error
     except (Exception, SystemExit) as error:  # the user's code may raise anything

@@ -5,9 +5,13 @@ the weights that its device was sent, and bounded by a multiple of the median of
 bound has to be guessed: a median is moved by more than half of the devices only (norm bounding:
 Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor Federated Learning?",
 https://arxiv.org/abs/1911.07963, section 4). Norms of the round before count, too; of earlier ones
-where a tier has too few. A tier with fewer than three is also compared by the mean square of an
-entry with all tiers, and may go as far as the larger of both bounds, or one of two that does
-nothing would keep the other out.
+where a tier has too few.
+
+A tier in which fewer than three devices have sent updates has no median that its devices do not
+make themselves. It is compared with all tiers, by the mean square of an entry. Its bound never
+falls below an earlier one of the same run: where the others have settled, a device that moves as it
+always did is no worse than before. So such a device can go as far as the fleet once allowed, in
+every round, and no further.
 
 Everything here is a function of what is in the store and on the disk: a server that was killed
 comes to the same end.
@@ -24,7 +28,22 @@ from fleet_protocol.errors import RefusalReason
 COLOSSAL = 1e30
 """Norms beyond are refused in any case: a sum of such updates may be no float any more."""
 
-PEERS = 3  # norms that a tier needs for a median of its own
+PEERS = 3  # devices, and norms, that a tier needs for a median of its own
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What is known of a tier from earlier rounds of a run.
+
+    Attributes:
+        norms: of updates that counted, as they counted.
+        devices: that sent them.
+        bound: the largest that was applied; None if none was.
+    """
+
+    norms: Sequence[float] = ()
+    devices: frozenset[str] = frozenset()
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,14 +92,14 @@ def lower_median(values: Iterable[float]) -> float:
 
 def screen(
     updates: Mapping[str, Measured],
-    earlier: Mapping[str, Sequence[float]],
+    earlier: Mapping[str, Earlier],
     config: RobustConfig,
 ) -> dict[str, Verdict]:
     """Judge the updates of a round.
 
     Args:
         updates: what was measured of them, by task.
-        earlier: the norms of updates that counted in rounds before, by tier.
+        earlier: what is known of earlier rounds, by tier.
         config: the bounds.
 
     Returns:
@@ -99,9 +118,11 @@ def screen(
 
 
 def _norm_bounds(
-    updates: Sequence[Measured], earlier: Mapping[str, Sequence[float]], factor: float
+    updates: Sequence[Measured], earlier: Mapping[str, Earlier], factor: float
 ) -> dict[str, float | None]:
     """Return the largest norm of every tier; None for any."""
+    if not factor:
+        return dict.fromkeys(update.tier for update in updates)
     # The root of the mean square of an entry makes updates of different sizes comparable.
     roots = []
     by_tier: dict[str, list[Measured]] = {}
@@ -111,16 +132,27 @@ def _norm_bounds(
             roots.append(update.norm / math.sqrt(update.values))
     bounds: dict[str, float | None] = {}
     for tier, own in by_tier.items():
-        peers = [update.norm for update in own]
-        # A tier may have one board alone, so norms of earlier rounds count with those of this one.
-        peers += earlier.get(tier, ())
-        middle = lower_median(peers) if len(peers) >= PEERS else 0.0
-        if len(roots) > 1 and len(own) < PEERS:
-            usual = lower_median(roots) * math.sqrt(own[0].values)
-            middle = max(middle, usual)
+        before = earlier.get(tier, Earlier())
+        peers = [*(update.norm for update in own), *before.norms]
+        devices = before.devices.union(update.device for update in own)
+        if len(devices) >= PEERS and len(own) >= PEERS:
+            bound = factor * lower_median(peers)
+        elif len(devices) >= PEERS:
+            # One of two that does nothing would otherwise keep the other out.
+            bound = factor * max(lower_median(peers), _usual_norm(roots, own[0].values))
+        else:
+            bound = factor * _usual_norm(roots, own[0].values)
+            bound = max(bound, before.bound or 0.0)
         # Where most have changed nothing there is nothing to compare with.
-        bounds[tier] = factor * middle if factor and middle else None
+        bounds[tier] = bound or None
     return bounds
+
+
+def _usual_norm(roots: Sequence[float], values: int) -> float:
+    """Return the norm that updates of so many entries have in the fleet; 0 where one is alone."""
+    if len(roots) < 2:
+        return 0.0
+    return lower_median(roots) * math.sqrt(values)
 
 
 def _judge(

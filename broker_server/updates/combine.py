@@ -24,6 +24,8 @@ from fleet_protocol.weights import encode_weights
 from models.layout import Layout
 from models.slicing import CompiledPlan
 
+_ROUNDED = 1.001  # a norm may be above its bound by what whole numbers round
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -79,13 +81,20 @@ def mean_of_sum(
         sent: the weights that their devices were sent.
 
     Returns:
-        A safetensors blob of float32 weights, as the store keeps updates.
+        A safetensors blob of float32 weights, as the store keeps updates. Their mean change has
+        the norm `clip` at most.
     """
     shapes = expected_shapes(expected)
     # Devices put their tensors one behind the other in the order of the names.
     names = sorted(shapes)
     ends = np.cumsum([math.prod(shapes[name]) for name in names])
-    changes = np.split(restored(total, clip) / count, ends[:-1])
+    mean = restored(total, clip) / count
+    norm = np.linalg.norm(mean)
+    # No member may send more than the bound, so a mean beyond it has a liar's numbers in it: nobody
+    # can tell whose, but they move the model no further than an honest sum may.
+    if norm > clip * _ROUNDED:
+        mean *= clip / norm
+    changes = np.split(mean, ends[:-1])
     weights = {}
     for name, change in zip(names, changes, strict=True):
         weights[name] = (sent[name] + change.reshape(shapes[name])).astype(np.float32)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.settings.robust import RobustConfig
-from broker_server.store import Outcome, Store, TaskPhase, VersionRecord
-from broker_server.updates.bounds import PEERS, Verdict, screen
+from broker_server.store import Outcome, Store, TaskPhase, TaskRecord, VersionRecord
+from broker_server.updates.bounds import PEERS, Earlier, Verdict, screen
 from broker_server.updates.folding import Folding
 from broker_server.updates.krum import left_out
 from broker_server.updates.moves import limit_samples, scale_change
@@ -85,45 +85,54 @@ def _judge(
     tiers: Counter[str] = Counter()
     for update in measured.values():
         tiers[update.tier] += 1
-    earlier, devices = _earlier_norms(store, old, tiers)
-    for update in measured.values():
-        devices.add(update.device)
+    earlier = _earlier_rounds(store, old, tiers)
+    devices = {update.device for update in measured.values()}
+    for before in earlier.values():
+        devices |= before.devices
     if len(devices) < PEERS:
         # Which of two is unlike the other?
         config = config.model_copy(update={"norm_bound": 0.0})
     return screen(measured, earlier, config)
 
 
-def _earlier_norms(
+def _earlier_rounds(
     store: Store, old: VersionRecord, tiers: Mapping[str, int]
-) -> tuple[dict[str, list[float]], set[str]]:
-    """Return norms of updates that counted before, by tier, and the devices that sent them.
+) -> dict[str, Earlier]:
+    """Return what is known of updates that counted before, by tier.
 
     They are those that the old version was made of, and of rounds before where a tier has too few.
     """
-    norms: dict[str, list[float]] = {}
-    devices: set[str] = set()
+    by_tier: dict[str, list[TaskRecord]] = {}
     # A device that is alone in the fleet has only itself to differ from.
     back = _BACK if sum(tiers.values()) > 1 else 1
     for number in range(old.round, max(old.round - back, 0), -1):
         for task in store.tasks(old.run, number, "train"):
             if task.phase is TaskPhase.MERGED and task.screening is not None:
-                # The norm as it counted: of a clipped update that is the bound.
-                norm = task.screening.norm * task.screening.scale
-                norms.setdefault(task.tier, []).append(norm)
-                devices.add(task.device)
-        if _are_enough(tiers, norms):
+                by_tier.setdefault(task.tier, []).append(task)
+        if _are_enough(tiers, by_tier):
             break
-    return norms, devices
+    return {tier: _earlier(tasks) for tier, tasks in by_tier.items()}
 
 
-def _are_enough(
-    tiers: Mapping[str, int],
-    norms: Mapping[str, Sequence[float]],
-) -> bool:
+def _earlier(tasks: Sequence[TaskRecord]) -> Earlier:
+    """Return what is known of a tier from the tasks whose updates counted."""
+    norms = []
+    bounds = []
+    for task in tasks:
+        if task.screening is None:
+            continue
+        # The norm as it counted: of a clipped update that is the bound.
+        norms.append(task.screening.norm * task.screening.scale)
+        if task.screening.bound is not None:
+            bounds.append(task.screening.bound)
+    devices = frozenset(task.device for task in tasks)
+    return Earlier(norms, devices, max(bounds, default=None))
+
+
+def _are_enough(tiers: Mapping[str, int], by_tier: Mapping[str, Sequence[TaskRecord]]) -> bool:
     """Return whether every tier has enough norms for a median of its own."""
     for tier, count in tiers.items():
-        earlier = len(norms.get(tier, ()))
+        earlier = len(by_tier.get(tier, ()))
         if count + earlier < PEERS:
             return False
     return True

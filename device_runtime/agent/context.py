@@ -16,6 +16,7 @@ from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import WORKING, Event, State
 from device_runtime.agent.measurements import Measurements
 from device_runtime.agent.memory import MemoryRecord
+from device_runtime.agent.opened_sums import OpenedSums
 from device_runtime.agent.refusals import Refusal, refusal_of
 from device_runtime.agent.releases import Releases
 from device_runtime.agent.sample_files import SampleFiles
@@ -49,6 +50,7 @@ class Kit:
     store: TaskStore  # the task record
     cache: Cache  # what the blobs are for
     memory: MemoryRecord  # what was too large for this board
+    opened_sums: OpenedSums  # secure sums that are not taken part in again
     worker: Worker  # the thread for long work
     agreement: Agreement  # brings the data into the form of the fleet's contract
     findings: DataFindings  # the findings in the data

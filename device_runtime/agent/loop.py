@@ -22,6 +22,7 @@ from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import WORKING, Event, State, successor
 from device_runtime.agent.memory import MemoryRecord
 from device_runtime.agent.offers import receive_offer
+from device_runtime.agent.opened_sums import OpenedSums
 from device_runtime.agent.releases import RESTART, Releases
 from device_runtime.agent.sample_files import SampleFiles
 from device_runtime.agent.states.base import DeviceState
@@ -378,6 +379,7 @@ def _kit(config: DeviceConfig) -> Kit:
         store=TaskStore(config.state_dir),
         cache=Cache(config.state_dir, blobs, config.max_cache_bytes),
         memory=MemoryRecord(config.state_dir, config.conditions.root),
+        opened_sums=OpenedSums(config.state_dir),
         worker=Worker(inbox),
         agreement=Agreement(config.state_dir),
         findings=DataFindings(config.state_dir, journal),

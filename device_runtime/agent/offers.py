@@ -20,6 +20,7 @@ def begin_task(ctx: Context, offer: Offer) -> None:
     choices: tuple[TierChoice, ...] = ()
     now = time.monotonic()
     try:
+        ctx.kit.opened_sums.require_new(offer)
         choices = able_choices(offer, ctx.kit.config, ctx.need_setup())
         _require_fitting_data(ctx, offer)  # before anything is fetched for it
         ctx.kit.findings.compare_with(offer.contract)

@@ -46,6 +46,8 @@ class StoredTask(FrozenModel):
             task.
         settled: the agent ended by itself, so coming back is no crash.
         update: the finished update, from uploading on.
+        masked: whether it is covered with the masks of a secure sum, whose keys are in memory
+            alone.
         metrics: what goes with it.
         load: what is computed, from sizing, training or measuring on.
     """
@@ -61,6 +63,7 @@ class StoredTask(FrozenModel):
     outages: int = Field(default=0, ge=0)
     settled: bool = False
     update: BlobRef | None = None
+    masked: bool = False
     metrics: TaskMetrics | None = None
     load: Load | None = None
 

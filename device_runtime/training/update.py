@@ -150,7 +150,8 @@ def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
 def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
     """Cover a sealed update with the masks of a secure sum, in a blob of its own.
 
-    The uncovered blob stays until the caller has recorded the new one.
+    An update is masked once: the caller records that it was, together with the new blob, and
+    removes the uncovered blob afterwards.
 
     Raises:
         BlobError: the update is damaged on disk.

@@ -110,7 +110,7 @@ def _load(name: str, stamp: tuple[int, ...]) -> Callable[..., Any]:
     if not path.is_file():
         raise DataError(f"the data file {path} does not exist, or is not a Python file")
     try:
-        function: Callable[..., Any] = getattr(run_file(path, "shoal_data"), function_name)
+        function: Callable[..., Any] = getattr(run_file(path, "data"), function_name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
     return function

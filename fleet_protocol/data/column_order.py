@@ -47,11 +47,11 @@ def _check_tokens(data: DataSet, contract: ContractTerms) -> None:
     for start in range(0, len(data.x), _CHECK_ROWS):
         block = data.x[start : start + _CHECK_ROWS]
         if block.size and block.max() >= contract.tokens:
-            row = start + int(np.argwhere(block >= contract.tokens)[0][0])
+            place = np.argwhere(block >= contract.tokens)[0]
             raise MismatchError(
-                f"sample {row} in {data.source} has the token {int(block.max())}, and the fleet's "
-                f"vocabulary has {contract.tokens}, numbered from 0: make the tokens with the "
-                "fleet's tokenizer"
+                f"sample {start + place[0]} in {data.source} has the token "
+                f"{int(block[tuple(place)])}, and the fleet's vocabulary has {contract.tokens}, "
+                "numbered from 0: make the tokens with the fleet's tokenizer"
             )
 
 

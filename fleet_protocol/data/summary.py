@@ -137,6 +137,8 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
             f"{data.source} holds {len(data)} samples of shape {list(shape)}, which have no value"
         )
     groups, kind = _grouping(shape)
+    # Fractions are no tokens, and must be seen as they are.
+    are_whole = (tokens and data.x.dtype.kind in "biu") or _is_plain(data)
     figures = _RunningFigures(groups)
     rows = drawn_rows(len(data), MOST_VALUES // max(1, math.prod(shape)))
     with np.errstate(over="ignore"):  # a large scale may overflow float32
@@ -144,7 +146,7 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
             data,
             rows,
             groups,
-            tokens=tokens or _is_plain(data),
+            tokens=are_whole,
         ):
             figures.add(values)
     return DataSummary(

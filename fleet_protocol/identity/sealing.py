@@ -83,6 +83,7 @@ def seal(
     data: bytes,
     recipient: str,
     place: str,
+    key: str = "",
 ) -> bytes:
     """Seal a few bytes.
 
@@ -90,8 +91,10 @@ def seal(
         data: what to seal.
         recipient: public key of the reader, 32 bytes in hexadecimal.
         place: topic on which the seal is sent.
+        key: private key of this seal, which gives the same seal again; without one a new key is
+            made. A key serves for one seal only.
     """
-    own = X25519PrivateKey.generate()
+    own = private_key(key or new_key())
     reader = bytes.fromhex(recipient)
     public = own.public_key().public_bytes_raw()
     cipher = ChaCha20Poly1305(agreed_key(own, reader, _PURPOSE + public + reader))

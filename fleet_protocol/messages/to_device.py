@@ -17,7 +17,7 @@ from fleet_protocol.messages.bounds import (
 from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.messages.instructions import Instructions, TierChoice
 from fleet_protocol.messages.to_server import Sealed
-from fleet_protocol.messages.values import SUM_LIMIT, KeyPair, Name
+from fleet_protocol.messages.values import SHARE_DIGITS, SUM_LIMIT, MemberKeys, Name
 
 
 class Offer(Instructions, TaskMessage):
@@ -82,20 +82,29 @@ class UploadRefused(TaskMessage):
 class Sum(TaskMessage):
     """What a device needs for its next step in a secure sum (`fleet_protocol.secure_sum`).
 
-    One of three is there.
+    One of these is there, but for the challenge, which comes with the shares.
 
     Attributes:
         keys: of the members that it deals shares for, by name.
-        dealt: shares that were sealed for it, by the member they are of; it masks its update for
-            those.
+        dealt: shares that were sealed for it, by the member they are of.
+        challenge: a random number; the device answers it for each member that dealt.
+        disputed: members who say that the shares which this device dealt to them are bad; it opens
+            these shares.
+        members: whose masks are in the sum; the device masks its update for these.
         sent: members whose masked updates came; it reveals the shares that take their masks off the
             sum.
+        unmatched: members whose shares restored another mask key than theirs; the device gives the
+            keys of its masks in common with these.
     """
 
     type: Literal["sum"] = "sum"
-    keys: Annotated[Mapping[Name, KeyPair], Field(max_length=SUM_LIMIT)] = {}
+    keys: Annotated[Mapping[Name, MemberKeys], Field(max_length=SUM_LIMIT)] = {}
     dealt: Annotated[Mapping[Name, Sealed], Field(max_length=SUM_LIMIT)] = {}
+    challenge: Annotated[str, Field(pattern=f"^([0-9a-f]{{{SHARE_DIGITS}}})?$")] = ""
+    disputed: Annotated[tuple[Name, ...], Field(max_length=SUM_LIMIT)] = ()
+    members: Annotated[tuple[Name, ...], Field(max_length=SUM_LIMIT)] = ()
     sent: Annotated[tuple[Name, ...], Field(max_length=SUM_LIMIT)] = ()
+    unmatched: Annotated[tuple[Name, ...], Field(max_length=SUM_LIMIT)] = ()
 
 
 class Ask(TaskMessage):

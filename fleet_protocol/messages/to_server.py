@@ -14,14 +14,17 @@ from fleet_protocol.messages.values import (
     SUM_LIMIT,
     BlobRef,
     Digest,
-    KeyPair,
+    MemberKeys,
     Name,
     TaskMetrics,
 )
 
-Sealed = Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * SHARE_DIGITS + 104}}}$")]
-"""Two sealed shares of a secure sum, in hexadecimal digits."""
+Sealed = Annotated[str, Field(pattern=f"^[0-9a-f]{{{3 * SHARE_DIGITS + 104}}}$")]
+"""Three sealed shares of a secure sum, in hexadecimal digits."""
+_Opening = Annotated[str, Field(pattern=f"^[0-9a-f]{{{64 + 3 * SHARE_DIGITS}}}$")]
 _Share = Annotated[str, Field(pattern=f"^[0-9a-f]{{{SHARE_DIGITS}}}$")]
+_Check = Annotated[str, Field(pattern=f"^([0-9a-f]{{{SHARE_DIGITS}}})?$")]
+_PairKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Accept(DeviceTaskMessage):
@@ -37,7 +40,7 @@ class Accept(DeviceTaskMessage):
     type: Literal["accept"] = "accept"
     tier: Word = ""
     lacks: Annotated[tuple[Literal["artifact_set", "weights"], ...], Field(max_length=2)] = ()
-    keys: KeyPair | None = None
+    keys: MemberKeys | None = None
 
 
 class Progress(DeviceTaskMessage):
@@ -86,16 +89,25 @@ class Done(DeviceTaskMessage):
 
 
 class Shares(DeviceTaskMessage):
-    """A device's answer to what it was told of a secure sum.
+    """A device's answer to a step of a secure sum.
+
+    One of these is there.
 
     Attributes:
         sealed: shares of its secrets, by the member that each is sealed for.
+        checks: answers to the challenge, by the dealer whose shares they are of; empty where those
+            shares do not open.
+        openings: keys of seals with the shares in them, by the member that it dealt these to.
         revealed: shares of the members' secrets, by member.
+        pair_keys: keys of the masks in common with members, by member.
     """
 
     type: Literal["shares"] = "shares"
     sealed: Annotated[Mapping[Name, Sealed], Field(max_length=SUM_LIMIT)] = {}
+    checks: Annotated[Mapping[Name, _Check], Field(max_length=SUM_LIMIT)] = {}
+    openings: Annotated[Mapping[Name, _Opening], Field(max_length=SUM_LIMIT)] = {}
     revealed: Annotated[Mapping[Name, _Share], Field(max_length=SUM_LIMIT)] = {}
+    pair_keys: Annotated[Mapping[Name, _PairKey], Field(max_length=SUM_LIMIT)] = {}
 
 
 class Refuse(DeviceTaskMessage):

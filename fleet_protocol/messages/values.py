@@ -29,8 +29,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN)]
 
 _PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-KeyPair = tuple[_PublicKey, _PublicKey]
-"""Both keys of a member of a secure sum (`fleet_protocol.secure_sum`) in hexadecimal digits."""
+MemberKeys = tuple[_PublicKey, _PublicKey, _PublicKey]
+"""The keys of a member of a secure sum (`fleet_protocol.secure_sum`) in hexadecimal digits."""
 SHARE_DIGITS = 66  # of a share of one secret
 SUM_LIMIT = 128  # members of a secure sum: what each of them is told stays below 50 kB
 

@@ -16,6 +16,7 @@ from reproduction.figures import VERDICTS, Rows, judge
 from reproduction.report.cells import claim_cells, table_text
 from reproduction.report.drawing import draw
 from reproduction.report.markdown import as_markdown, stated_since
+from reproduction.report.overview import PICTURE, chart, in_words
 from reproduction.running import ArmResult
 from reproduction.stored import (
     EARLIER,
@@ -37,33 +38,41 @@ StoredRows = tuple[Row, ...]
 Group = tuple[str, list[Experiment]]
 """A paper, and its tables."""
 
-_ABOUT = """# What we ran
+_ABOUT = """# Results
 
-Every claim of the papers' tables, as `shoal reproduce --report` wrote this page from the figures \
-stored beside it. What
-is claimed, what decides and how it is tested stands in the table's file (`reproduction/tables`) \
-before it is run: the
-mean of the last evaluations (of arms with a run that is too old to have it the last one), or a \
-simulated time; paired
-over the seeds; Student's interval of 95 %.
+This page judges every claim of the reproduced papers' tables. `shoal reproduce --report` writes \
+it from the stored figures."""
 
-- `holds`: all of the interval is beyond what is wanted; `does not hold`: all of it is on the \
-other side.
-- `undecided`: neither, or not all of the stated seeds, or a target that one of the two never \
-reached, or other data.
-  `> 2.65` is what is known of a ratio of times then: the first had not reached it when its run \
-ended.
-- `not run`: nothing is stored of one of the two, or they share no stated seed; other seeds stand \
-in the table alone.
+_VERDICTS = """## Verdicts
 
-How to run a table is in [simulation](../simulation.md)."""
+The file of a table (`reproduction/tables`) states its claims, what decides them and how they \
+are tested before the
+table is run. The mean of the last evaluations decides, or a simulated time; for arms with a run \
+that is too old to have
+that mean, the last evaluation. Arms are paired over the seeds. The interval is Student's, at 95 %.
+
+| verdict | meaning |
+| --- | --- |
+| `holds` | the whole interval is beyond the wanted value |
+| `does not hold` | the whole interval is on the other side |
+| `undecided` | neither; or seeds are missing, an arm never reached a target, or the data differ. \
+`> 2.65` is a lower bound of a ratio of times: the slower arm had not reached the target when its \
+run ended |
+| `not run` | one of the arms has no stored figures, or they share no stated seed |
+
+[Simulations](../simulation.md) explains how to run a table."""
+
+_EARLIER_STATEMENTS = """## Appendix: earlier statements
+
+When the claims or settings of a table change, its earlier figures are kept beside it and no \
+longer judged."""
 
 
 def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
     """Write ``README.md`` from all tables, and the Markdown of each in the folder of its name.
 
-    Files that were written when a table stated something else are set aside, and not judged by what
-    is stated now.
+    Beside it is a picture of the verdicts. Files that were written when a table stated something
+    else are set aside, and not judged by what is stated now.
 
     Raises:
         DataError: if a stored table is damaged.
@@ -81,15 +90,18 @@ def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
     counts = []
     for paper, group in papers:
         counts.append(_count_verdicts(paper, group, rows_by_table))
-    paragraphs = [_ABOUT, table_text(counts)]
+    picture = f"![Claims by paper and verdict]({PICTURE})"
+    paragraphs = [_ABOUT, picture, in_words(counts), table_text(counts), _VERDICTS]
     for paper, group in papers:
         paragraphs.append(f"## {paper}")
         for experiment in group:
             name = experiment.table
-            paragraphs += _summary(experiment, rows_by_table[name], folder / name)
+            paragraphs += _summary(experiment, rows_by_table[name])
+    paragraphs += _earlier_statements(tables, folder)
     text = "\n\n".join(paragraphs) + "\n"
     path = folder / "README.md"
     write_atomically(path, text.encode())
+    write_atomically(folder / PICTURE, chart(counts).encode())
     return path
 
 
@@ -101,7 +113,7 @@ def _write_again(
     """Write the files of a table from its rows; return the rows that what is stated now judges."""
     statement = statement_of(rows)
     if statement and statement != stated(experiment, rows[0].scale):
-        keep_earlier(folder, experiment.table, statement)
+        keep_earlier(folder, experiment.table)
         return ()
     if rows:
         write_rows(experiment, rows, folder)
@@ -134,16 +146,12 @@ def _count_verdicts(
     return cells
 
 
-def _summary(
-    experiment: Experiment,
-    rows: Rows,
-    folder: Path,
-) -> Iterator[str]:
+def _summary(experiment: Experiment, rows: Rows) -> Iterator[str]:
     """Yield the paragraphs of a table on the page of all tables."""
     _, _, title = experiment.title.partition(", ")
     capital = title[0].upper()
     yield f"### {capital}{title[1:]}"
-    yield " ".join(_run_sentences(experiment, rows, folder))
+    yield " ".join(_run_sentences(experiment, rows))
     claims: list[dict[str, str]] = []
     for result in judge(experiment, rows):
         if result.claim.says:
@@ -151,16 +159,12 @@ def _summary(
     if claims:
         yield table_text(claims)
     else:
-        yield "Nothing is claimed of it; its figures stand beside the others."
+        yield "The table makes no claim; its figures are beside the others."
     if rows and rows[0].scale == "small":
         yield from experiment.checked
 
 
-def _run_sentences(
-    experiment: Experiment,
-    rows: Rows,
-    folder: Path,
-) -> Iterator[str]:
+def _run_sentences(experiment: Experiment, rows: Rows) -> Iterator[str]:
     """Yield what was run of a table, and where it is."""
     name = experiment.table
     if rows:
@@ -171,12 +175,22 @@ def _run_sentences(
             yield since
     else:
         yield f"`{name}`: not run."
-    links: list[str] = []
-    for path in sorted(folder.glob(f"{EARLIER}*")):
-        earlier = path.name
-        links.append(f"[{earlier}]({name}/{earlier}/{name}.md)")
-    if links:
-        yield f"Earlier, when something else was stated: {', '.join(links)}."
+
+
+def _earlier_statements(tables: Iterable[str], folder: Path) -> list[str]:
+    """Return the appendix with links to figures of earlier statements; empty without any."""
+    lines: list[str] = []
+    for name in tables:
+        links: list[str] = []
+        own_folder = folder / name
+        for path in sorted(own_folder.glob(f"{EARLIER}*")):
+            earlier = path.name
+            links.append(f"[{earlier}]({name}/{earlier}/{name}.md)")
+        if links:
+            lines.append(f"- `{name}`: {', '.join(links)}")
+    if not lines:
+        return []
+    return [_EARLIER_STATEMENTS, "\n".join(lines)]
 
 
 def _extent(experiment: Experiment, rows: Rows) -> str:
@@ -253,7 +267,7 @@ def _rows_to_keep(
     has_curves = curves.exists()
     # Without curves, the plots could not be drawn again.
     if not is_current or not has_curves:
-        keep_earlier(folder, experiment.table, statement or "nothing")
+        keep_earlier(folder, experiment.table)
     return rows if is_current else ()
 
 
@@ -291,23 +305,17 @@ def write_rows(
     return Written(tuple(paths), ordered)
 
 
-def keep_earlier(
-    folder: Path,
-    table: str,
-    digest: str,
-) -> None:
-    """Set a table's files aside, into a new folder named by a digest.
+def keep_earlier(folder: Path, table: str) -> None:
+    """Set a table's files aside, into a new folder with the next number.
 
     Args:
         folder: where the files are.
         table: name of the table.
-        digest: of what the table stated when they were written.
     """
-    earlier = folder / f"{EARLIER}{digest}"
     for number in count(1):
+        earlier = folder / f"{EARLIER}{number}"
         if not earlier.exists():
             break
-        earlier = folder / f"{EARLIER}{digest}-{number}"
     earlier.mkdir()
     files = [*folder.glob(f"{table}.*")]
     plots = [*folder.glob(f"{table}-*.png")]

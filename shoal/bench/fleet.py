@@ -15,7 +15,8 @@ from pathlib import Path
 from broker_server.service.membership import hosted_broker
 from broker_server.service.receivers import Receivers
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig, ModelConfig
 from broker_server.settings.rounds import RoundConfig
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError

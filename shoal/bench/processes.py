@@ -13,14 +13,17 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fleet_protocol.child_process import python_module, when_parent_ends
+from fleet_protocol.child_process import (
+    END_SECONDS,
+    ChildProcess,
+    python_module,
+    when_parent_ends,
+)
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
 from shoal.bench.bare import bare_client
 from shoal.bench.light_device import light_client
 from shoal.bench.swarm import Swarm, SwarmClient
-
-_END_SECONDS = 10.0
 
 
 def device_name(index: int) -> str:
@@ -52,15 +55,10 @@ def device_processes(
     exchanged: Counter[str] = Counter()
     # Each process has as many as the others, but for one.
     bounds = [devices * index // processes for index in range(processes + 1)]
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[ChildProcess] = []
     for first, stop in pairwise(bounds):
         command = python_module("shoal.bench.processes", kind, fleet, broker, str(first), str(stop))
-        child = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        children.append(child)
+        children.append(ChildProcess(command, output=subprocess.PIPE))
     try:
         yield exchanged
     finally:
@@ -70,13 +68,13 @@ def device_processes(
                 exchanged.update(json.loads(output))
 
 
-def _end(child: subprocess.Popen[bytes]) -> bytes:
-    """Close a child's standard input, and return what it prints; kill one that does not end."""
+def _end(child: ChildProcess) -> bytes:
+    """End a child, and return what it prints then: nothing, if it had to be killed."""
     try:
-        output, _ = child.communicate(b"", timeout=_END_SECONDS)
+        output, _ = child.communicate(timeout=END_SECONDS)
     except subprocess.TimeoutExpired:
-        child.kill()
-        output, _ = child.communicate()
+        child.end(0)
+        return b""
     return output
 
 

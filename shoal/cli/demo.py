@@ -14,14 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from broker_server.service.server import Server
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.evaluation import EvaluationConfig
-from broker_server.settings.fleet import (
-    BrokerConfig,
-    FleetConfig,
-    ModelConfig,
-    TiersConfig,
-    TrainConfig,
-)
+from broker_server.settings.fleet import FleetConfig, ModelConfig, TiersConfig, TrainConfig
 from broker_server.settings.rounds import RoundConfig
 from broker_server.store import RoundRecord, Store, TaskRecord, queries
 from broker_server.store.machine import RoundState

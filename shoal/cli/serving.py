@@ -11,9 +11,10 @@ from rich.markup import escape
 from broker_server.service.launch import predict, run_fleet, serve_fleet, steer
 from broker_server.service.server import Server
 from broker_server.service.visiting import Home
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig, ViewConfig
 from fleet_protocol import control
-from fleet_protocol.configuration import load_config
+from fleet_protocol.configuration import load_config, validate_config
 from fleet_protocol.data.samples import print_predictions, read_request
 from fleet_protocol.own_code import require_own_code
 from fleet_protocol.requests import Wanted, Wish
@@ -39,7 +40,9 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
     require_own_code(config, path, config.code)
     if broker is None:
         return config
-    return config.model_copy(update={"broker": config.broker.model_copy(update={"url": broker})})
+    changed = {**config.broker.model_dump(exclude_unset=True), "url": broker}
+    settings = validate_config(changed, BrokerConfig, source="--broker")
+    return config.model_copy(update={"broker": settings})
 
 
 def serve(

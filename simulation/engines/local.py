@@ -18,7 +18,7 @@ from typing import IO
 from pydantic import TypeAdapter
 
 from device_runtime.board import available_cores
-from fleet_protocol.child_process import python_module
+from fleet_protocol.child_process import ChildProcess, python_module
 from fleet_protocol.errors import ShoalError
 from simulation.orders import DeviceTask, Failed, Finished, WorkerSetup, WorkOrder
 
@@ -46,7 +46,7 @@ class _Worker:
         answered: tasks of the first order whose results have come.
     """
 
-    process: subprocess.Popen[bytes]
+    process: ChildProcess
     orders: deque[WorkOrder] = field(default_factory=deque)
     unread: bytes = b""
     answered: set[str] = field(default_factory=set)
@@ -93,11 +93,10 @@ class LocalEngine:
 
     def _start(self) -> _Worker:
         """Start a process, and send it the setup."""
-        process = subprocess.Popen(  # noqa: S603  (our own module)
+        process = ChildProcess(
             python_module("simulation.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **_ONE_THREAD},
+            output=subprocess.PIPE,
+            environment={**os.environ, **_ONE_THREAD},
             bufsize=0,
         )
         worker = _Worker(process)
@@ -157,7 +156,7 @@ class LocalEngine:
     def _replace(self, worker: _Worker) -> None:
         """Start another worker for one that died; its orders come before all others."""
         self._selector.unregister(worker.output)
-        code = self._end(worker)
+        code = worker.process.end(_END_SECONDS)
         place = self._workers.index(worker)
         del self._workers[place]
         orders = list(worker.orders)
@@ -181,19 +180,6 @@ class LocalEngine:
                 f"time with {_describe(code)}"
             )
 
-    def _end(self, worker: _Worker) -> int:
-        """Wait until a worker has ended, and return its exit code."""
-        if worker.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                worker.process.stdin.close()
-        try:
-            code = worker.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            code = worker.process.wait()
-        worker.output.close()
-        return code
-
     def close(self) -> None:
         """End the workers; what they work on is lost."""
         for worker in self._workers:
@@ -201,7 +187,7 @@ class LocalEngine:
                 worker.process.kill()
         for worker in self._workers:
             self._selector.unregister(worker.output)
-            self._end(worker)
+            worker.process.end(_END_SECONDS)
         self._selector.close()
 
 

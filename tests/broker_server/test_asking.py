@@ -13,9 +13,9 @@ import pytest
 
 from broker_server.service import prediction_requests
 from broker_server.service.launch import predict, run_fleet
-from broker_server.service.mosquitto import configuration
+from broker_server.service.mosquitto_files import listener
 from broker_server.service.visiting import Home
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Ask, Predicted
@@ -254,4 +254,4 @@ def test_small_messages_do_not_wait(url, fleet, tmp_path):
     link.connect(10)
     assert link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     link.close()
-    assert "set_tcp_nodelay true\n" in configuration(tmp_path, 1883, "127.0.0.1", None)
+    assert "set_tcp_nodelay true\n" in listener(1883, "127.0.0.1", None)

@@ -195,3 +195,43 @@ def test_boards_labels_are_open_unless_a_contract_names_them(artifacts, tmp_path
             prepare_run("run", fleet(tmp_path, artifacts, data, said), loaded)
         )
         assert context.open_labels is is_open
+
+
+WORDS = """
+from torch import nn
+from shoal import Cut, architecture
+
+
+class Words(nn.Module):
+    def __init__(self, words, width, classes):
+        super().__init__()
+        self.table = nn.Embedding(words, width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.head(self.table(x).mean(1))
+
+
+@architecture(input_dtype="int64")
+def words(cut: Cut, *, input_shape: tuple[int] = (6,), classes: int = 3, entries: int = 40):
+    return Words(entries, cut.width("width", 4), cut.classes(classes))
+"""
+
+
+def test_the_vocabulary_is_that_of_the_models_table(tmp_path):
+    """Whatever its setting is called; a test set beyond it is refused before a graph runs on it."""
+    (tmp_path / "words.py").write_text(WORDS)
+    architecture = Registry.zoo().with_file(tmp_path / "words.py").get("words")
+    settings = architecture.settings({})
+    tiers = (infer_layout(architecture, settings).tier(1.0),)
+    out = tmp_path / "artifacts"
+    export_architecture(architecture, settings, tiers, Recipe(), out, formats=("onnx",))
+    loaded = load_artifacts(out, "words", chunk_bytes=1024)
+    x = np.arange(18).reshape(3, 6)
+    np.savez(tmp_path / "d.npz", x=x, y=[0, 1, 2])
+    config = fleet(tmp_path, out, {"kind": "npz", "path": tmp_path / "d.npz"})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"arch": "words"})})
+    assert only(open_evaluators(prepare_run("run", config, loaded))).tokens == 40
+    np.savez(tmp_path / "d.npz", x=x + 30, y=[0, 1, 2])
+    with pytest.raises(ConfigError, match=r"sample 1 .* has the token 40, and .*vocabulary has"):
+        open_evaluators(prepare_run("run", config, loaded))

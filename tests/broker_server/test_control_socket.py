@@ -19,7 +19,7 @@ from broker_server.service import control_socket, visiting
 from broker_server.service.control_socket import MOST_CLIENTS, ControlSocket
 from broker_server.service.local import LINE_LIMIT_BYTES, SOCKET, reach_server
 from broker_server.service.visiting import Home, by_socket
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.requests import SteerRequest
 from fleet_protocol.transport import Disconnected, Received

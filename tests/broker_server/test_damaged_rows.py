@@ -15,7 +15,8 @@ from fastapi.testclient import TestClient
 
 from broker_server.rounds.advice import find_advice
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.named import list_named_settings
 from broker_server.store import Store
 from broker_server.store.configurations import save_config

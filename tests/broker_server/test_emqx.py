@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from broker_server.service.authority import NewFleet, enroll, found_fleet, revoke
+from broker_server.service.authority import enroll, found_fleet, revoke
 from broker_server.service.broker import MAX_PAYLOAD_BYTES
 from broker_server.service.membership import broker_address
 from broker_server.service.mosquitto import access_rules
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import read_registry
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.configuration import load_config
@@ -92,7 +93,7 @@ def test_the_rules_decide_as_mosquittos_do(folder):
     filters.
     """
     emqx = by_emqx((folder / "emqx" / "acl.conf").read_text())
-    mosquitto = by_mosquitto(access_rules("lab", read_registry(folder).logins()))
+    mosquitto = by_mosquitto(access_rules("lab", read_registry(folder).names()))
     asked = list(itertools.product(NAMES, ("publish", "subscribe"), ASKED))
     assert [each for each in asked if emqx(*each) != mosquitto(*each)] == []
     allowed = {each for each in asked if emqx(*each)}

@@ -18,7 +18,7 @@ from broker_server.service.limits import Bucket, Limits, Rate
 from broker_server.service.replies import Replies
 from broker_server.service.routing import Router
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.store import Store
 from fleet_protocol import control, requests
 from fleet_protocol.errors import RefusalReason, RefusedError

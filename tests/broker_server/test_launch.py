@@ -30,7 +30,7 @@ from broker_server.service.launch import (
 )
 from broker_server.service.membership import broker_address
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.requested import RequestedSettings
 from broker_server.store import RunRecord, Store, VersionRecord, queries
 from broker_server.store.export import export_safetensors, load_version
@@ -39,7 +39,7 @@ from fleet_protocol.errors import ConfigError, RefusalReason, TransportError
 from fleet_protocol.link import Link
 from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Received, open_transport
+from fleet_protocol.transport import BrokerAddress, Received
 from tests.broker_server.peer import Peer, honest, profile, silent
 from tests.brokers import free_port
 
@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 SERVE = """
 import sys
 from pathlib import Path
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.requested import RequestedSettings
 from broker_server.service.launch import serve_fleet
 fleet, store, port = sys.argv[1:]
@@ -392,35 +392,6 @@ def test_an_address_that_is_not_there_yet_is_no_mistake_of_the_settings(tmp_path
     """After a power cut the network may come later than the server: its unit starts it again."""
     with pytest.raises(TransportError, match=r"cannot listen on 192\.0\.2\.77"):
         EmbeddedBroker(tmp_path, port=free_port(), listen="192.0.2.77").start()
-
-
-def test_a_broker_that_has_grown_is_started_again(tmp_path, monkeypatch):
-    """It keeps a log of every blob that there was; who is connected connects again, and the next
-    blob arrives.
-    """
-    monkeypatch.setattr("broker_server.service.broker._MOST_GROWN_BYTES", 30_000_000)
-    monkeypatch.setattr("broker_server.service.broker._SETTLING_SECONDS", 2.0)
-    monkeypatch.setattr("broker_server.service.broker._LOOK_SECONDS", 0.2)
-    topics = Topics("lab")
-    came = queue.SimpleQueue()
-    with EmbeddedBroker(tmp_path, port=free_port()) as broker:
-        first = broker.pid
-        link = open_transport(BrokerAddress.parse(broker.url), "board", came)
-        link.connect(10.0)
-        threading.Event().wait(3.0)
-        deadline = time.monotonic() + 60.0
-        number = 0
-        while broker.pid in {first, None}:
-            assert time.monotonic() < deadline
-            number += 1
-            link.subscribe(topics.blob_filter(f"{number:064}"))
-            chunks = ((topics.blob(f"{number:064}", at), bytes(98_304)) for at in range(60))
-            with contextlib.suppress(TransportError):  # the broker may go meanwhile
-                link.publish_stream(chunks, time.monotonic() + 5.0)
-            link.unsubscribe(topics.blob_filter(f"{number:064}"))
-        assert number > 2
-        assert broker.ensure()
-        link.close()
 
 
 def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path):

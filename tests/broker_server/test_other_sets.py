@@ -13,7 +13,8 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.other_sets import load_other_sets
 from broker_server.rounds.run_context import prepare_run
-from broker_server.service.authority import NewFleet, found_fleet
+from broker_server.service.authority import found_fleet
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.rollout import read_rollout, start_rollout, store_rollout
 from broker_server.service.rollout_service import RolloutService
 from broker_server.store import Store

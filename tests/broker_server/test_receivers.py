@@ -25,7 +25,7 @@ from broker_server.service.receiver_messages import (
     AssignedTask,
     AssignedTasks,
 )
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.store import Store, TaskRecord
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore

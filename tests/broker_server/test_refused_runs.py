@@ -10,7 +10,8 @@ import pytest
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.run_context import prepare_run
 from broker_server.rounds.tier_assignment import assign
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from fleet_protocol.configuration import load_config, parse_config

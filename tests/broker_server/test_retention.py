@@ -11,8 +11,8 @@ import pytest
 
 from broker_server.rounds.best import drop_old_weights, kept_versions
 from broker_server.service.server import Server
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.evaluation import EvaluationKeys
-from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store, VersionRecord
 from broker_server.store.export import load_version
 from fleet_protocol.blob_store import BlobStore

@@ -5,6 +5,7 @@ and counted.
 import contextlib
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Store, TaskPhase
-from broker_server.updates.bounds import Measured, lower_median, screen
+from broker_server.updates.bounds import Earlier, Measured, lower_median, screen
 from broker_server.updates.distance import measure
 from broker_server.updates.krum import left_out, squared_distances
 from broker_server.updates.quarantine import quarantine_ends, quarantined
@@ -67,16 +68,33 @@ def test_norms_are_bounded_by_the_median_of_their_tier():
 
 
 def test_a_small_tier_is_compared_with_the_last_round_or_with_all():
-    """Of one or two devices there is no median; where nobody has moved there is nothing to compare
-    with.
+    """Three devices make a median, now or in the last round; of fewer all tiers make it. Where
+    nobody has moved there is nothing to compare with.
     """
+    tier = "w1.00-d1"
     alone = measured(1e6)
     assert reasons(alone)["t0"] is None
-    assert reasons(alone, earlier={"w1.00-d1": (1.0, 2.0)})["t0"] is RefusalReason.TOO_FAR
+    three = Earlier((1.0, 2.0), frozenset({"a", "b", "c"}))
+    assert reasons(alone, earlier={tier: three})["t0"] is RefusalReason.TOO_FAR
+    bounded = Earlier((1.0,), frozenset({"a"}), bound=10.0)
+    assert reasons(alone, earlier={tier: bounded})["t0"] is RefusalReason.TOO_FAR
+    assert reasons(measured(9.0), earlier={tier: bounded})["t0"] is None
     assert reasons(measured(1.0, 1e6))["t1"] is RefusalReason.TOO_FAR
     mixed = measured(1.0, 1.0) | {"narrow": Measured("w0.50-d1", 1e6, 50, 10, 10)}
     assert reasons(mixed)["narrow"] is RefusalReason.TOO_FAR
     assert set(reasons(measured(0.0, 0.0, 5.0)).values()) == {None}
+
+
+def test_the_norms_of_a_device_raise_no_bound_of_its_own():
+    """Its last norms were the median of its tier, so that it grew 4.9 times a round."""
+    tier = "w1.00-d1"
+    others = {f"n{i}": Measured("w0.50-d1", 1.0, 100, 10, 10, device=f"n{i}") for i in range(4)}
+    own = Earlier((4.9, 4.9, 4.9), frozenset({"grows"}), bound=5.0)
+    grows = {"grows": Measured(tier, 24.0, 100, 10, 10, device="grows")}
+    assert reasons(grows | others, earlier={tier: own})["grows"] is RefusalReason.TOO_FAR
+    steady = {"steady": Measured(tier, 4.9, 100, 10, 10, device="grows")}
+    settled = {name: replace(other, norm=0.01) for name, other in others.items()}
+    assert reasons(steady | settled, earlier={tier: own})["steady"] is None
 
 
 def test_one_that_does_nothing_keeps_nobody_out_of_a_tier_of_two():
@@ -88,12 +106,17 @@ def test_one_that_does_nothing_keeps_nobody_out_of_a_tier_of_two():
         "lazy": Measured("w1.00-d1", 1e-6, 100, 10, 10),
         "honest": Measured("w1.00-d1", 2.0, 100, 10, 10),
     }
-    assert set(reasons(lazy | others, earlier={"w1.00-d1": (1e-6, 2.0)}).values()) == {None}
+    before = Earlier((1e-6, 2.0), frozenset({"lazy", "honest"}))
+    of_three = Earlier((1e-6, 2.0), frozenset({"lazy", "honest", "gone"}))
+    for earlier in (before, of_three):
+        assert set(reasons(lazy | others, earlier={"w1.00-d1": earlier}).values()) == {None}
     large = {
         "large": Measured("w1.00-d1", 100.0, 100, 10, 10),
         "honest": Measured("w1.00-d1", 2.0, 100, 10, 10),
     }
-    assert reasons(large | others, earlier={"w1.00-d1": (2.0,)})["large"] is RefusalReason.TOO_FAR
+    before = Earlier((2.0,), frozenset({"honest"}))
+    verdicts = reasons(large | others, earlier={"w1.00-d1": before})
+    assert verdicts["large"] is RefusalReason.TOO_FAR
 
 
 def test_nobody_counts_for_more_samples_than_it_announced_or_ten_times_the_median():
@@ -316,13 +339,14 @@ def constant(number):
     return script
 
 
-def attacked(scripts, settings, url, running, fleet):
+def attacked(scripts, settings, url, running, fleet, widths=None):
     """A run in which some of the devices attack; its server, and the stored tasks of its last round
     by device.
     """
     with contextlib.ExitStack() as stack:
         for name, script in scripts.items():
-            stack.enter_context(Peer(fleet, name, url, script))
+            width = (widths or {}).get(name, 1.0)
+            stack.enter_context(Peer(fleet, name, url, script, profile=profile(max_width=width)))
         server = running(settings, url)
         finished = server.wait()
     assert finished.status == "finished", finished.error
@@ -480,6 +504,25 @@ def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds
         assert server.wait().status == "finished"
     assert [len(event.merged) for event in server.of(control.RoundClosed)] == [3, 3, 2, 2, 2, 2, 3]
     assert not [event for event in server.of(control.UpdateRefused) if event.by == "server"]
+
+
+def test_a_device_alone_in_its_tier_does_not_grow(url, config, running, fleet):
+    """Its own last norms were its bound: it moved an entry by 17,399 in eight rounds. Now five times
+    what the others move is the most, in each round.
+    """
+
+    def growing(peer, work):
+        number = work.offer.round
+        honest(4.9 if number <= 3 else 4.9 ** (number - 2))(peer, work)
+
+    settings = config(round={"rounds": 8, "min_devices": 4}, evaluation={"data": None})
+    scripts = {f"narrow{at}": honest(1.0) for at in range(3)} | {"wide": growing}
+    widths = {name: 0.5 for name in scripts if name != "wide"}
+    server, _, weights = attacked(scripts, settings, url, running, fleet, widths)
+    refused = [event.device for event in server.of(control.UpdateRefused)]
+    assert set(refused) == {"wide"}
+    assert len(refused) >= 3
+    assert farthest(weights) <= 8 * 5
 
 
 def test_of_two_boards_neither_is_unlike_the_other(url, config, running, fleet):

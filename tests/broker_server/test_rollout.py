@@ -5,14 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from broker_server.service.authority import (
-    NewFleet,
-    enroll,
-    found_fleet,
-    renew,
-    revoke,
-    sign_release,
-)
+from broker_server.service.authority import enroll, found_fleet, renew, revoke, sign_release
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.rollout import (
     read_rollout,
     read_rollouts,

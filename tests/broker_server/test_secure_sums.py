@@ -66,20 +66,34 @@ class Adding(Peer):
     def _route(self, event):
         before = len(self.heard)
         super()._route(event)
-        for said in self.heard[before:]:
-            if isinstance(said, Sum) and self.leaves != "early":  # that one never deals
-                fields = self.member.answer(said)
-                if fields and not (said.sent and self.leaves == "silent"):
-                    self.reply(Shares(**self.head(self._current), **fields))
-                if said.dealt and self.leaves == "dealt":
-                    threading.Thread(target=self.__exit__).start()
-                elif said.dealt:
-                    self.mask()
+        for step in self.heard[before:]:
+            if isinstance(step, Sum) and self.leaves != "early":  # that one never deals
+                self.take_step(step)
+
+    def take_step(self, step):
+        if self.leaves == "silent" and step.sent:
+            return
+        fields = self.lie(self.member.answer(step))
+        if fields:
+            self.reply(Shares(**self.head(self._current), **fields))
+        if step.members and self.leaves == "dealt":
+            threading.Thread(target=self.__exit__).start()
+        elif step.members:
+            self.mask()
+
+    def lie(self, fields):
+        """What it answers instead of the truth."""
+        if self.leaves == "garbage" and "sealed" in fields:
+            sealed = {name: "00" * (len(value) // 2) for name, value in fields["sealed"].items()}
+            return {"sealed": sealed | {self.device: fields["sealed"][self.device]}}
+        if self.leaves == "accuse" and "checks" in fields:
+            return {"checks": dict.fromkeys(fields["checks"], "")}
+        return fields
 
     def mask(self):
         if (
             self.work is None
-            or not (self.member.dealt or self.leaves == "early")
+            or not (self.member.partners or self.leaves == "early")
             or self.leaves == "dealt"
         ):
             return
@@ -157,16 +171,21 @@ def test_too_few_for_a_sum_are_told_before_they_train_for_nothing(url, config, r
     }
 
 
-def test_a_round_whose_sums_are_of_fewer_than_its_quorum_is_abandoned(
-    url, config, running, fleet, monkeypatch
-):
-    """It was closed with the half that is left; those whose sum was lost were told nothing, and had
-    no time for it.
+def two_tiers(fleet, url, narrow_leave):
+    """Three wide devices and three narrow ones, who leave at the same step."""
+    devices = {name: Adding(fleet, name, url) for name in NAMES[:3]}
+    for name in NAMES[3:6]:
+        devices[name] = Adding(fleet, name, url, narrow_leave, max_width=0.5)
+    return devices
+
+
+def test_a_sum_that_was_opened_becomes_a_version(url, config, running, fleet, monkeypatch):
+    """The narrow ones reveal nothing, and half of the round is below its quorum; but the wide ones'
+    sum is known, and a second one of the same version would show in whom they differ.
     """
     monkeypatch.setattr(cohorts, "REVEAL_SECONDS", 1.0)
     limits = {"rounds": 1, "min_devices": 6, "quorum": 0.8, "retries": 1, "deadline_seconds": 60}
-    devices = {name: Adding(fleet, name, url) for name in NAMES[:3]}
-    devices |= {name: Adding(fleet, name, url, "silent", max_width=0.5) for name in NAMES[3:6]}
+    devices = two_tiers(fleet, url, "silent")
     with contextlib.ExitStack() as stack:
         for device in devices.values():
             stack.enter_context(device)
@@ -174,13 +193,74 @@ def test_a_round_whose_sums_are_of_fewer_than_its_quorum_is_abandoned(
         finished = running(made, url).wait(60)
         for device in devices.values():
             device.wait_for(lambda peer: peer.got(UploadAck))
-    assert finished.status == "failed"
+    assert finished.status == "finished", finished.error
     with contextlib.closing(Store(made.store, read_only=True)) as store:
         (record,) = store.rounds(finished.run)
-        why = {item.device: item.why for item in explain_round(store, 1, finished.run)}
-    assert record.state is RoundState.ABANDONED
-    assert record.reason.startswith("no sum of w0.50-d1: ")
-    assert {why[name] for name in NAMES[3:6]} == {record.reason}
+        why = {device.device: device.why for device in explain_round(store, 1, finished.run)}
+        phases = {task.device: task.phase for task in store.tasks(finished.run, 1, "train")}
+    assert record.state is RoundState.CLOSED
+    assert {phases[name] for name in NAMES[:3]} == {TaskPhase.MERGED}
+    assert {phases[name] for name in NAMES[3:6]} == {TaskPhase.MISSED}
+    assert {why[name] for name in NAMES[3:6]} == {
+        "no sum of w0.50-d1: 0 members revealed shares, 3 are needed"
+    }
+
+
+def test_no_sum_is_opened_where_there_are_too_few(url, config, running, fleet):
+    """Two of the narrow ones leave before they send, so their tier has no sum and the round no
+    quorum: nobody is asked for shares, and all may try again from the same version.
+    """
+    limits = {
+        "rounds": 1,
+        "min_devices": 6,
+        "quorum": 0.66,
+        "grace": 0.3,
+        "retries": 1,
+        "deadline_seconds": 60,
+    }
+    devices = two_tiers(fleet, url, "")
+    for name in NAMES[4:6]:
+        devices[name].leaves = "dealt"
+    with contextlib.ExitStack() as stack:
+        for device in devices.values():
+            stack.enter_context(device)
+        made = config(**SUMS, round=limits)
+        finished = running(made, url).wait(60)
+    assert finished.status == "failed"
+    assert "no sum of w0.50-d1: 1 are left" in finished.error
+    for device in devices.values():
+        assert not any(step.sent for step in device.heard if isinstance(step, Sum))
+
+
+@pytest.mark.parametrize("lie", ["garbage", "accuse"])
+def test_a_device_that_lies_is_refused_and_the_others_have_their_sum(
+    url, config, running, fleet, lie
+):
+    """It deals shares that do not open, or accuses all others of it: its name and reason are
+    counted, and the round needs no second try.
+    """
+    made = config(
+        **SUMS, round={"rounds": 1, "min_devices": 5, "retries": 1, "deadline_seconds": 60}
+    )
+    with contextlib.ExitStack() as stack:
+        for name in NAMES[:5]:
+            stack.enter_context(Adding(fleet, name, url, lie if name == "d3" else ""))
+        server = running(made, url)
+        finished = server.wait(60)
+    assert finished.status == "finished", finished.error
+    with contextlib.closing(Store(made.store, read_only=True)) as store:
+        tasks = {task.device: task for task in store.tasks(finished.run, 1, "train")}
+        (refusal,) = store.refusals(finished.run)
+    assert {name for name, task in tasks.items() if task.phase is TaskPhase.MERGED} == {
+        "d0",
+        "d1",
+        "d2",
+        "d4",
+    }
+    assert tasks["d3"].phase is TaskPhase.REFUSED
+    assert tasks["d3"].detail.startswith("bad-shares: ")
+    assert "d3" in tasks["d3"].detail
+    assert (refusal.device, refusal.reason) == ("d3", "bad-shares")
 
 
 def test_an_offer_gives_the_time_of_every_sum(url, config, running, fleet):
@@ -258,3 +338,31 @@ def test_a_killed_server_makes_its_sums_again(url, config, running, fleet, tmp_p
         ends = [(record.state, record.reason) for record in store.rounds(finished.run)]
     assert [state for state, _ in ends] == [RoundState.ABANDONED, RoundState.CLOSED]
     assert "keys to its sums" in ends[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["while shares come", "when the mean is stored"])
+def test_a_killed_server_finishes_a_sum_that_it_has_begun_to_open(
+    url, config, running, fleet, tmp_path, when
+):
+    """Its boards would take part in no other from this version, so the same round closes."""
+    made = config(
+        **SUMS, round={"rounds": 2, "min_devices": 3, "retries": 1, "deadline_seconds": 60}
+    )
+    with contextlib.ExitStack() as stack:
+        devices = [stack.enter_context(Adding(fleet, name, url)) for name in NAMES[:3]]
+        dying = start_dying(made, url, "receive", 4 if "stored" in when else 1000, tmp_path)
+        if when == "while shares come":
+            devices[0].wait_for(
+                lambda peer: any(isinstance(step, Sum) and step.sent for step in peer.heard), 60
+            )
+            dying.kill()
+        assert dying.wait(60) == -signal.SIGKILL
+        finished = running(made, url).wait(60)
+    assert finished.status == "finished", finished.error
+    with contextlib.closing(Store(made.store, read_only=True)) as store:
+        ends = [record.state for record in store.rounds(finished.run)]
+        phases = [task.phase for task in store.tasks(finished.run, 1, "train")]
+    assert ends == [RoundState.CLOSED, RoundState.CLOSED]
+    assert phases == [TaskPhase.MERGED] * 3
+    assert not (made.store / "begun-sums.json").exists()

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_server.service.authority import NewFleet, found_fleet
+from broker_server.service.authority import found_fleet
 from broker_server.service.backup_keys import known_keys, signers, user_key_path, user_signer
+from broker_server.service.new_fleet import NewFleet
 from broker_server.settings.named import list_named_settings
 from broker_server.store import Store
 from broker_server.store.backup import back_up

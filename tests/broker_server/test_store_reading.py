@@ -31,6 +31,26 @@ from broker_server.store import Store
 print(Store(Path(sys.argv[1]), read_only=True).events()[-1].detail)
 """
 
+BEGINS = """
+import os
+import sys
+from pathlib import Path
+from broker_server.store import Store
+folder = Path(sys.argv[1])
+store = Store(folder)
+store.log("said", "while at work")
+store.flush()
+with (folder / "shoal.db-shm").open("r+b", buffering=0) as index:
+    header = index.read(136)
+    index.seek(0)
+    index.write(bytes(len(header)))
+    print("empty", flush=True)
+    sys.stdin.read()
+    index.seek(0)
+    index.write(header)
+    os._exit(0)
+"""
+
 
 def bytes_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
@@ -176,3 +196,61 @@ def test_a_log_that_vanishes_while_it_is_looked_at_is_none(tmp_path):
         over.set()
         server.join()
     assert options <= {"", "&immutable=1"}
+
+
+@contextlib.contextmanager
+def unwritten_index(folder):
+    """A server in another process, in whose index of the log there is nothing yet, as while SQLite
+    makes it; yields what has it written.
+    """
+    server = subprocess.Popen(
+        [sys.executable, "-c", BEGINS, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with server:
+        assert server.stdout.readline() == b"empty\n"
+        try:
+            yield server.stdin.close
+        finally:
+            server.stdin.close()
+            server.wait(60)
+
+
+def test_a_reader_waits_for_a_server_that_begins(tmp_path):
+    """It came between a server's first look at its log and the index that the server makes of it,
+    and failed with "attempt to write a readonly database".
+    """
+    closed(tmp_path)
+    with unwritten_index(tmp_path) as write:
+        timer = threading.Timer(0.2, write)
+        timer.start()
+        try:
+            with contextlib.closing(Store(tmp_path, read_only=True)) as reader:
+                assert reader.events()[-1].detail == "while at work"
+        finally:
+            timer.join()
+
+
+def test_an_index_that_nobody_writes_is_waited_for_no_longer_than_a_transaction(
+    tmp_path, monkeypatch
+):
+    """Then the reader gives up with a reason."""
+    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.1)
+    closed(tmp_path)
+    with unwritten_index(tmp_path), pytest.raises(StorageError, match="readonly database; it can"):
+        Store(tmp_path, read_only=True)
+
+
+def test_what_a_reader_saw_first_it_sees_until_the_end(tmp_path):
+    """Whatever a server does meanwhile, so no later query of a transaction can fail by it."""
+    closed(tmp_path)
+    with contextlib.closing(Store(tmp_path)) as server:
+        server.log("said", "first")
+        server.flush()
+        with contextlib.closing(opening._connect_to_read(tmp_path / "shoal.db")) as connection:
+            server.log("said", "second")
+            server.flush()
+            query = "SELECT detail FROM events ORDER BY id DESC LIMIT 1"
+            assert connection.execute(query).fetchone() == ("first",)
+        assert server.events()[-1].detail == "second"

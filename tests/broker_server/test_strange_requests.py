@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from broker_server.service.authority import NewFleet, found_fleet
+from broker_server.service.authority import found_fleet
 from broker_server.service.launch import RunRejectedError, run_fleet, steer, submit
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.server import Server
 from broker_server.service.visiting import Home, by_broker
 from broker_server.settings.fleet import FleetConfig

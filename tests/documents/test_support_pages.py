@@ -86,3 +86,22 @@ def test_a_document_stays_short(name, most_bytes):
 def test_operations_and_changelog_stay_short():
     assert len((DOCS / "operations.md").read_text().split()) <= 2500
     assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 120
+
+
+def test_the_counts_of_verdicts_are_those_of_the_results():
+    """Wherever a page or the changelog repeats them."""
+    page = (DOCS / "results" / "README.md").read_text()
+    summary = re.search(
+        r"Of (\d+) claims \*\*(\d+) hold\*\*, (\d+) do not hold, (\d+) are undecided, and (\d+)",
+        page,
+    )
+    assert summary is not None
+    claims, hold, fail, undecided, missing = summary.groups()
+    changelog = " ".join((ROOT / "CHANGELOG.md").read_text().split())
+    assert (
+        f"Of {claims} claims of the reproduced papers {hold} hold, {fail} do not, {undecided} are "
+        f"undecided, and {missing} have not run." in changelog
+    )
+    assert f"{hold} of {claims} hold" in (DOCS / "benchmarks" / "index.md").read_text()
+    roadmap = (DOCS / "roadmap.md").read_text()
+    assert f"{undecided} of {claims} claims are undecided and {missing} have not run" in roadmap

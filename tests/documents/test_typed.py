@@ -33,7 +33,7 @@ from broker_server.store import Store
 from broker_server.store.queries import devices
 from tests.broker_server.test_launch import Serving
 from tests.broker_server.test_steering import Followed
-from tests.brokers import any_broker, free_port, mosquitto_broker
+from tests.brokers import any_broker, free_port, mosquitto_broker, needs_mosquitto
 from tests.documents import typed as table
 from tests.documents.typed import PLACES, ROOT, Elsewhere, Line, Scene, in_scene, lines_of, place_of
 from tests.shoal.flash.test_seed import TRIXIE, needs_mtools
@@ -517,7 +517,7 @@ def seen(folder, store):
 @pytest.mark.timeout(1800)
 def test_identities(tmp_path):
     """From a fleet's folder to a board that is let in, and out again."""
-    pytest.importorskip("iotcore", reason="the embedded broker needs the extra `broker`")
+    needs_mosquitto()
     np.savez(tmp_path / "train.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4))
     (tmp_path / "device.toml").write_text(BOARD)
     init, enroll, up, device, *later = in_scene("identities")
@@ -533,7 +533,7 @@ def test_identities(tmp_path):
             assert eventually(lambda: seen(tmp_path, "lab/store"), said) == ["pi-1"]
         for line in later:
             run(words_of(line)[1:], tmp_path)
-    assert "pi-1" not in read_registry(tmp_path / "lab").logins()
+    assert "pi-1" not in read_registry(tmp_path / "lab").names()
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig, ModelConfig
 from broker_server.settings.rounds import RoundConfig
 from broker_server.store import Store, TaskPhase
 from fleet_protocol import control

@@ -12,10 +12,12 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
-from broker_server.service.authority import NewFleet, enroll, found_fleet
+from broker_server.service.authority import enroll, found_fleet
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.server import Server
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.evaluation import EvaluationConfig
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
+from broker_server.settings.fleet import FleetConfig, ModelConfig, TrainConfig
 from broker_server.settings.rounds import RoundConfig
 from fleet_protocol import control
 from fleet_protocol.data import NpzData

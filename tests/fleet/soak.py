@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, TaskPhase
 from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.held import SampleSplit

@@ -12,7 +12,8 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.onnx_runtime import open_graph
 from broker_server.rounds.run_context import prepare_run
 from broker_server.rounds.tier_models import open_model
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig, ModelConfig, TrainConfig
 from broker_server.store import Store
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol import control

@@ -12,9 +12,10 @@ import time
 import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
-from broker_server.service.authority import NewFleet, enroll, found_fleet
+from broker_server.service.authority import enroll, found_fleet
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from fleet_protocol.blobs import decode_chunk
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.evaluation import EvaluationConfig
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
+from broker_server.settings.fleet import FleetConfig, ModelConfig, TrainConfig
 from fleet_protocol import control
 from fleet_protocol.data import NpzData
 from models.registry import Registry, infer_layout

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig, ModelConfig, TrainConfig
 from fleet_protocol import control
 from models.registry import Registry, infer_layout
 from shoal.local_fleet import LocalDevice, LocalFleet

@@ -17,7 +17,7 @@ import pytest
 
 from broker_server.service.launch import predict, run_fleet, steer
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from fleet_protocol.errors import ConfigError, ShoalError
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Ask

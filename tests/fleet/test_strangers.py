@@ -3,20 +3,19 @@ is there again.
 """
 
 import contextlib
-import os
 import queue
-import shutil
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from broker_server.service import mosquitto
-from broker_server.service.authority import NewFleet, enroll, found_fleet, renew
+from broker_server.service import mosquitto_files
+from broker_server.service.authority import enroll, found_fleet, renew
 from broker_server.service.membership import broker_address, hosted_broker, member_of
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.store import Store, queries
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.identity import envelope
@@ -26,7 +25,7 @@ from fleet_protocol.link import Link
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Connected, Received, Rejected, open_transport
 from shoal.local_fleet import LocalDevice
-from tests.brokers import free_port, mosquitto_broker
+from tests.brokers import free_port, mosquitto_broker, needs_mosquitto
 
 TOPICS = Topics("test")
 PATIENCE_SECONDS = 120.0
@@ -82,27 +81,23 @@ def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path
 
 
 @contextlib.contextmanager
-def two_members(tmp_path, kind):
+def two_members(tmp_path):
     """A broker that the server would start, with the enrolments of two devices."""
-    if kind == "mosquitto" and not shutil.which(
-        "mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"
-    ):
-        pytest.skip("mosquitto is not installed")
+    needs_mosquitto()
     folder = tmp_path / "lab"
     port = free_port()
-    found_fleet(folder, NewFleet("test", "127.0.0.1", port, kind))
+    found_fleet(folder, NewFleet("test", "127.0.0.1", port))
     enrolments = [read_enrolment(enroll(folder, name)) for name in ("pi-1", "pi-2")]
-    config = BrokerConfig(url=kind, port=port, identity=folder / "server.enrolment")
+    config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
     with hosted_broker(config, "test", tmp_path / "broker"):
         yield config, *enrolments
 
 
-@pytest.mark.parametrize("kind", ["mosquitto", pytest.param("embedded", marks=pytest.mark.slow)])
-def test_no_member_takes_the_session_of_another(tmp_path, kind):
+def test_no_member_takes_the_session_of_another(tmp_path):
     """Whoever connected under a board's guessable name had it disconnected, for as long as they
     liked.
     """
-    with two_members(tmp_path, kind) as (config, one, other), contextlib.ExitStack() as stack:
+    with two_members(tmp_path) as (config, one, other), contextlib.ExitStack() as stack:
 
         def opened(link):
             stack.callback(link.close)
@@ -138,9 +133,11 @@ def test_what_waits_in_mosquitto_for_a_member_that_is_away_is_bounded(tmp_path, 
     100,000 chunks.
     """
     monkeypatch.setattr(
-        mosquitto, "_CONFIG", mosquitto._CONFIG.replace("bytes 536870912", "bytes 500000")
+        mosquitto_files,
+        "_LISTENER",
+        mosquitto_files._LISTENER.replace("bytes 536870912", "bytes 500000"),
     )
-    with two_members(tmp_path, "mosquitto") as (config, one, _), contextlib.ExitStack() as stack:
+    with two_members(tmp_path) as (config, one, _), contextlib.ExitStack() as stack:
 
         def away():
             heard = queue.SimpleQueue()
@@ -172,8 +169,7 @@ def test_a_board_that_is_renewed_after_its_end_says_that_it_is_there(ground, mon
     """A real agent that waits: the server, which took nothing of it, knows it without a word from
     anybody else.
     """
-    if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
-        pytest.skip("mosquitto is not installed")
+    needs_mosquitto()
     port = free_port()
     folder = ground.folder / "lab"
     found_fleet(folder, NewFleet("test", "127.0.0.1", port, "mosquitto"))

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.service.authority import NewFleet, enroll, found_fleet, renew_server, revoke
+from broker_server.service.authority import enroll, found_fleet, renew_server, revoke
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import RegistryReader
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError

@@ -313,8 +313,6 @@ def tls_server(folder):
         thread.join(5)
 
 
-# paho leaves the socket of a refused handshake to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_certificate_that_is_not_trusted_is_told_from_a_broker_that_is_not_there(tmp_path):
     """A wrong authority, a name that does not exist, and a port where nobody listens have words of
     their own.

@@ -34,8 +34,8 @@ METRICS = m.TaskMetrics(
     resident_bytes=100,
     train_loss=0.5,
 )
-KEYS = ("12" * 32, "ef" * 32)
-SEALED = "5a" * 118
+KEYS = ("12" * 32, "ef" * 32, "3c" * 32)
+SEALED = "5a" * 151
 SERVER = [
     m.Offer(
         **TASK,
@@ -49,7 +49,10 @@ SERVER = [
     m.UploadMissing(**TASK, ranges=((0, 2),)),
     m.UploadRefused(**TASK, reason=RefusalReason.NOT_FINITE, detail="conv1.weight"),
     m.Sum(**TASK, keys={"pi": KEYS, "nano": KEYS}),
-    m.Sum(**TASK, dealt={"pi": SEALED, "nano": SEALED}),
+    m.Sum(**TASK, dealt={"pi": SEALED, "nano": SEALED}, challenge="7" * 66),
+    m.Sum(**TASK, disputed=("pi",)),
+    m.Sum(**TASK, members=("pi", "nano")),
+    m.Sum(**TASK, unmatched=("nano",)),
     m.Sum(**TASK, sent=("pi", "nano")),
     m.Ask(task="p1", fleet="lab", device="pi", asked={"x": [[1, 2.5]], "id": "a"}, seconds=5),
 ]
@@ -61,6 +64,9 @@ DEVICE = [
     m.Refuse(**FROM, reason=RefusalReason.NO_SPACE, detail="disk full"),
     m.Accept(**FROM, tier="w0.50-d4", lacks=("weights",), keys=KEYS),
     m.Shares(**FROM, sealed={"pi": SEALED, "nano": SEALED}),
+    m.Shares(**FROM, checks={"pi": "7" * 66, "nano": ""}),
+    m.Shares(**FROM, openings={"pi": "7" * 262}),
+    m.Shares(**FROM, pair_keys={"pi": "7" * 64}),
     m.Shares(**FROM, revealed={"pi": "0" * 65 + "7", "nano": "f" * 66}),
     m.Predicted(
         **FROM, model={"run": "r", "version": 3}, predictions=[{"label": 1, "logits": [0.5, [1]]}]

@@ -18,18 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from broker_server.service import authority
-from broker_server.service.authority import (
-    NewFleet,
-    enroll,
-    found_fleet,
-    renew,
-    renew_server,
-    revoke,
-)
+from broker_server.service.authority import enroll, found_fleet, renew, renew_server, revoke
 from broker_server.service.certificates import Authority
 from broker_server.service.membership import broker_address, hosted_broker, member_of
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import REGISTRY, read_registry
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
@@ -55,7 +49,7 @@ def folder(tmp_path):
 
 
 def server_of(folder):
-    return member_of(BrokerConfig(identity=folder / "server.enrolment"))
+    return member_of(BrokerConfig(url="mosquitto", identity=folder / "server.enrolment"))
 
 
 def certificate_of(enrolment, tmp_path):
@@ -144,7 +138,7 @@ def test_an_old_registry_takes_up_what_was_revoked_since(folder, tmp_path):
     assert not server.revoked(certificate_of(pi, tmp_path))
     assert set(server.group().readers) == {"pi-1"}
     assert server.group().epoch > last.group().epoch
-    assert "gone" not in read_registry(folder).logins()
+    assert "gone" not in read_registry(folder).names()
     board = Membership(pi, tmp_path / "board.json")
     board.accept(last.papers()["pi-1"])
     board.accept(server.papers()["pi-1"])  # and boards take the new list
@@ -302,7 +296,9 @@ def test_a_broker_without_its_certificate_is_not_started(folder, tmp_path, damag
         ConfigError,
         match=r"lab/broker\.pem and broker\.key beside it are no certificate with its key",
     ):
-        hosted_broker(BrokerConfig(identity=folder / "server.enrolment"), "lab", tmp_path)
+        hosted_broker(
+            BrokerConfig(url="mosquitto", identity=folder / "server.enrolment"), "lab", tmp_path
+        )
 
 
 def test_whose_enrolment_has_ended_is_no_member_until_it_is_renewed(folder, monkeypatch):
@@ -465,7 +461,9 @@ def test_a_fleet_can_be_founded_at_an_address_of_ipv6(tmp_path):
     broker = x509.load_pem_x509_certificate((folder / "broker.pem").read_bytes())
     names = broker.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert ip_address("::1") in names.get_values_for_type(x509.IPAddress)
-    config = BrokerConfig(identity=folder / "server.enrolment", listen="::1", port=free_port())
+    config = BrokerConfig(
+        url="mosquitto", identity=folder / "server.enrolment", listen="::1", port=free_port()
+    )
     with hosted_broker(config, "six", tmp_path / "broker") as hosted:
         assert hosted.alive
         assert hosted.url == str(broker_address(config)) == f"mqtts://[::1]:{config.port}"

@@ -10,17 +10,11 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from broker_server.service.authority import (
-    NewFleet,
-    enroll,
-    found_fleet,
-    renew,
-    renew_server,
-    revoke,
-)
+from broker_server.service.authority import enroll, found_fleet, renew, renew_server, revoke
 from broker_server.service.membership import member_of
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import REGISTRY, read_registry
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.identity import envelope
 from fleet_protocol.identity.certificate import Revocations, issue
@@ -78,7 +72,9 @@ def test_a_renewed_board_speaks_on_after_its_first_end(folder, tmp_path, monkeyp
     )
     assert renew(folder, (), days=10) == []
     verifier = Verifier(
-        server, ReplayGuard(), member_of(BrokerConfig(identity=folder / "server.enrolment")).revoked
+        server,
+        ReplayGuard(),
+        member_of(BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")).revoked,
     )
     monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * DAY))
     assert (
@@ -107,7 +103,7 @@ def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, m
     inbox = queue.SimpleQueue()
     topics = Topics("lab")
     first = read_enrolment(enroll(folder, "pi-1", days=1))
-    config = BrokerConfig(identity=folder / "server.enrolment")
+    config = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
     renew(folder, ["pi-1"], days=30)
     member = member_of(config)
     notices = DeviceNotices(topics)
@@ -211,7 +207,7 @@ def test_revocations_never_go_back(folder, tmp_path):
 
 def test_a_fleet_of_another_name_than_the_enrolment_is_an_error(folder):
     """Its server would refuse all that it says itself, and wait for boards that nobody lets in."""
-    config = BrokerConfig(identity=folder / "server.enrolment")
+    config = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
     assert member_of(config, "lab") is not None
     with pytest.raises(
         ConfigError, match='is of fleet "lab", and the configuration says fleet = "other"'
@@ -223,7 +219,7 @@ def test_who_takes_the_server_over_takes_no_revocation_back(folder):
     """Neither by an older registry nor by one that was edited: that needs the operator's key."""
     pi = read_enrolment(enroll(folder, "pi-1"))
     enroll(folder, "pi-2")
-    config = BrokerConfig(identity=folder / "server.enrolment")
+    config = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
     before = (folder / REGISTRY).read_bytes()
     server = member_of(config)
     assert set(server.group().readers) == {"pi-1", "pi-2"}
@@ -246,7 +242,7 @@ def test_who_has_ended_reads_nothing_more(folder, monkeypatch):
     """The key of the fleet changes when an enrolment ends, and again never to an earlier one."""
     for name, days in (("pi-1", 1), ("pi-2", 0)):
         enroll(folder, name, days=days)
-    config = BrokerConfig(identity=folder / "server.enrolment")
+    config = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
     epochs = [member_of(config).group().epoch]
     for later, names in ((0, {"pi-1", "pi-2"}), (2, {"pi-2"})):
         clock = SimpleNamespace(
@@ -266,10 +262,10 @@ def test_who_has_ended_reads_nothing_more(folder, monkeypatch):
 def test_a_server_that_was_renewed_says_so_when_it_starts_again(folder):
     """Until then boards need it, and it is the old one that would say it."""
     enroll(folder, "pi-1")
-    running = member_of(BrokerConfig(identity=folder / "server.enrolment"))
+    running = member_of(BrokerConfig(url="mosquitto", identity=folder / "server.enrolment"))
     assert set(running.papers()) == {"pi-1"}
     renew_server(folder)
-    again = member_of(BrokerConfig(identity=folder / "server.enrolment"))
+    again = member_of(BrokerConfig(url="mosquitto", identity=folder / "server.enrolment"))
     reader = running.papers.__self__
     reader._read_at = -1e9
     assert running.papers() == {}
@@ -299,7 +295,7 @@ def test_a_revocation_without_the_operators_key_counts_here_until_it_is_signed(f
     (folder / "operator.pem").unlink()
     with pytest.raises(ConfigError, match="operator's key"):
         revoke(folder, "pi-1")
-    config = BrokerConfig(identity=folder / "server.enrolment")
+    config = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
     assert member_of(config).revoked(pi.certificate)
     assert (folder / "crl.pem").read_bytes() != lists
     write_secret(folder / "operator.pem", key)

@@ -17,17 +17,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.service.authority import (
-    NewFleet,
-    enroll,
-    found_fleet,
-    renew,
-    renew_server,
-    revoke,
-)
+from broker_server.service.authority import enroll, found_fleet, renew, renew_server, revoke
 from broker_server.service.membership import member_of, why_unsealed
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import read_registry
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError, TransportError
 from fleet_protocol.identity import chunks, sealing
@@ -79,7 +73,7 @@ def folder(tmp_path):
 
 
 def server_of(folder):
-    return member_of(BrokerConfig(identity=folder / "server.enrolment"))
+    return member_of(BrokerConfig(url="mosquitto", identity=folder / "server.enrolment"))
 
 
 def opener(enrolment):
@@ -412,14 +406,16 @@ def test_a_fleet_with_an_enrolment_of_before_goes_on_without_seals_until_it_is_r
     server = server_of(folder)
     assert read_registry(folder).lacking == ["old"]
     assert server.group() is None
-    assert "old" in why_unsealed(BrokerConfig(identity=folder / "server.enrolment"))
+    assert "old" in why_unsealed(
+        BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
+    )
     sent = listed(server)[0]
     board = Board(old.model_copy(update={"sealing": ()}), server.enrolment)
     assert board.chunks.open(BLOB, sent).payload == FRAME
     assert refused(board.chunks.open, TOPICS.blob("1" * 64, 0), sent) is RefusalReason.FORGED
     enroll(folder, "old")
     assert set(server_of(folder).group().readers) == {"old", "new"}
-    assert why_unsealed(BrokerConfig(identity=folder / "server.enrolment")) is None
+    assert why_unsealed(BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")) is None
 
 
 def test_the_formats_are_those_that_are_written_down(folder):

@@ -1,6 +1,7 @@
 """Tables from histories: what is written, and what is left out."""
 
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from reproduction.measures import (
 from reproduction.report.cells import claim_cells
 from reproduction.report.drawing import draw
 from reproduction.report.markdown import as_markdown
+from reproduction.report.overview import chart, in_words, totals
 from reproduction.report.writing import write_index, write_rows, write_table
 from reproduction.running import ArmResult
 from reproduction.stored import as_csv, read_points, read_rows, rows_of, stated
@@ -534,26 +536,20 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
     assert stated(other, "small") != stated(experiment, "small") == stated(experiment, "small")
     written = write_table(other, "small", rolex[3:], tmp_path / "fedrolex-3")
     assert len(written.rows) == 2
-    kept = tmp_path / "fedrolex-3" / f"stated-{stated(experiment, 'small')}"
+    kept = tmp_path / "fedrolex-3" / "earlier-1"
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
     page = write_index(tmp_path, {"fedrolex-3": other}).read_text()
-    assert (
-        f"Earlier, when something else was stated: "
-        f"[{kept.name}](fedrolex-3/{kept.name}/fedrolex-3.md)." in page
-    )
+    assert "- `fedrolex-3`: [earlier-1](fedrolex-3/earlier-1/fedrolex-3.md)\n" in page
     assert page.count("| not run | > 0 |") == 8
     assert "fedrolex-3.md): scale small, 1 of 24 arms, 2 runs." in page
     again = replace(other, decides={**experiment.decides, "small": 2})
     page = write_index(tmp_path, {"fedrolex-3": again}).read_text()
-    assert "`fedrolex-3`: not run. Earlier, when something else was stated: [" in page
-    assert (
-        read_rows(kept.with_name(f"stated-{stated(other, 'small')}") / "fedrolex-3.csv")
-        == written.rows
-    )
+    assert "`fedrolex-3`: not run." in page
+    assert read_rows(kept.with_name("earlier-2") / "fedrolex-3.csv") == written.rows
     write_table(experiment, "small", rolex[:1], tmp_path / "fedrolex-3")
     write_index(tmp_path, {"fedrolex-3": again})
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
-    assert len(read_rows(kept.with_name(f"{kept.name}-1") / "fedrolex-3.csv")) == 1
+    assert len(read_rows(kept.with_name("earlier-3") / "fedrolex-3.csv")) == 1
 
 
 def test_a_report_of_another_scale_leaves_what_was_written(rolex, tmp_path):
@@ -582,11 +578,11 @@ def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_pa
     write_rows(experiment, old, folder)
     written = write_table(experiment, "small", rolex[3:], folder)
     assert [item.stated for item in written.rows] == [*[""] * 3, *[stated(experiment, "small")] * 2]
-    assert read_rows(folder / "stated-nothing" / "fedrolex-3.csv") == tuple(
+    assert read_rows(folder / "earlier-1" / "fedrolex-3.csv") == tuple(
         old
     )  # with the plots of then
     write_table(experiment, "small", rolex[3:], folder)
-    assert [path.name for path in folder.glob("stated-*")] == ["stated-nothing"]
+    assert [path.name for path in folder.glob("earlier-*")] == ["earlier-1"]
     (older,) = {item.arm for item in old}
     text = (folder / "fedrolex-3.md").read_text()
     assert f"Runs of {older} are older than the statement of what is judged." in text
@@ -663,3 +659,18 @@ def test_each_quantity_has_a_plot_of_its_own(tmp_path):
     one = write_table(experiment, "small", [sst2], tmp_path / "one").paths[3:]
     assert [path.read_bytes() for path in one] == [both[0].read_bytes()]
     assert "![inclusivefl-2-matthews.png]" in (tmp_path / "both" / "inclusivefl-2.md").read_text()
+
+
+def test_the_page_begins_with_how_many_claims_hold(tmp_path):
+    """In words and as a picture, whose bars are as wide as their claims are many."""
+    counts = [
+        {"claims of": "A", "holds": "3", "does not hold": "0", "undecided": "1", "not run": "2"},
+        {"claims of": "B", "holds": "1", "does not hold": "2", "undecided": "0", "not run": "0"},
+    ]
+    assert totals(counts) == {"holds": 4, "does not hold": 2, "undecided": 1, "not run": 2}
+    assert in_words(counts).startswith("Of 9 claims **4 hold**, 2 do not hold, 1 are undecided")
+    widths = re.findall(r'width="([\d.]+)" height="22"', chart(counts))
+    assert [float(width) / 9 for width in widths[4:]] == [3, 1, 2, 1, 2]
+    page = write_index(tmp_path, {"fedrolex-3": find_experiment("fedrolex-3")}).read_text()
+    assert page.index("![Claims by paper and verdict](verdicts.svg)") < page.index("## Verdicts")
+    assert (tmp_path / "verdicts.svg").read_text().startswith("<svg")

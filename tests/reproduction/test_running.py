@@ -287,7 +287,7 @@ def test_the_list_has_durations_and_the_report_a_page(tmp_path):
     takes = {table["table"]: table["takes"] for table in listed}
     assert (takes["heterofl-1"], takes["heterofl-2"]) == ("measured 30.0 s, 1 unknown", "unknown")
     # What was set aside, when the table stated something else, says nothing of it.
-    aside = page.parent / "heterofl-1" / "stated-nothing"
+    aside = page.parent / "heterofl-1" / "earlier-1"
     aside.mkdir()
     text = (page.parent / "heterofl-1" / "heterofl-1.csv").read_text()
     (aside / "heterofl-1.csv").write_text(text.replace(",30.0,", ",3000.0,"))

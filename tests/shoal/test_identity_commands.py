@@ -2,17 +2,23 @@
 identities.
 """
 
+import re
 import time
 
 import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
 
 from broker_server.service.membership import broker_address
 from broker_server.service.registry import read_registry
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.service.server import Server
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from device_runtime.doctor import examine
 from device_runtime.settings import load_device_config
 from fleet_protocol.configuration import load_config
 from fleet_protocol.errors import ConfigError
+from shoal.cli.main import app
 
 BOARD = 'state_dir = "state"\n[data]\nkind = "npz"\npath = "train.npz"\n'
 
@@ -51,7 +57,7 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed, monkeypa
     monkeypatch.undo()
     assert "counts for nothing any more" in typed("enroll", "pi-1", "--folder", "lab").stdout
     assert typed("revoke", "pi-1", "--folder", "lab").returncode == 0
-    assert "pi-1" not in read_registry(tmp_path / "lab").logins()
+    assert "pi-1" not in read_registry(tmp_path / "lab").names()
     wrong = typed("revoke", "pi-2", "--folder", "lab")
     assert (wrong.returncode, "no device of this fleet" in wrong.stderr) == (2, True)
 
@@ -77,10 +83,10 @@ def test_a_network_without_identities_is_only_for_whoever_says_so(tmp_path, url)
     with pytest.raises(ConfigError, match="insecure = true"):
         broker_address(BrokerConfig(url=url))
     with pytest.raises(ConfigError, match="insecure = true"):
-        broker_address(BrokerConfig(listen="0.0.0.0"))
+        broker_address(BrokerConfig(url="mosquitto", listen="0.0.0.0"))
     for free in (
         BrokerConfig(url=url, insecure=True),
-        BrokerConfig(listen="0.0.0.0", insecure=True),
+        BrokerConfig(url="mosquitto", listen="0.0.0.0", insecure=True),
         BrokerConfig(),
         BrokerConfig(url="mqtt://localhost"),
         BrokerConfig(url=url.replace("mqtt:", "mqtts:")),
@@ -94,10 +100,70 @@ def test_a_network_without_identities_is_only_for_whoever_says_so(tmp_path, url)
     load_device_config(tmp_path / "device.toml")
 
 
-def test_up_says_what_a_network_needs(typed):
+@pytest.mark.parametrize("broker", ["embedded", "mosquitto"])
+def test_up_says_what_a_network_needs(typed, broker):
     """`--listen 0.0.0.0` alone is refused with both ways out."""
-    done = typed("up", "--fleet", "lab", "--listen", "0.0.0.0")
+    done = typed("up", "--fleet", "lab", "--broker", broker, "--listen", "0.0.0.0")
     assert done.returncode == 2
     assert "shoal init" in done.stderr
     assert "insecure = true" in done.stderr
     assert "--insecure" in typed("up", "--help").stdout
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "::", "", "192.168.1.10"])
+def test_the_embedded_broker_listens_on_loopback_only(listen):
+    """Whoever trusts a network takes a Mosquitto there, too."""
+    with pytest.raises(ValidationError, match='say url = "mosquitto" and insecure = true'):
+        BrokerConfig(listen=listen, insecure=True)
+    for loopback in ("127.0.0.1", "localhost", "::1", "[::1]", "127.0.0.2"):
+        assert BrokerConfig(listen=loopback).hosted
+
+
+def test_the_embedded_broker_carries_no_fleet_with_identities(tmp_path, typed):
+    """In a file that says so, and by ``--broker``: both name what to say and what to install."""
+    assert typed("init", "lab", "--broker", "mqtts://h").returncode == 0
+    path = tmp_path / "lab" / "fleet.toml"
+    path.write_text(path.read_text().replace("mqtts://h:8883", "embedded"))
+    done = typed("up", "--config", "lab/fleet.toml")
+    assert done.returncode == 2
+    assert 'say url = "mosquitto" (`sudo apt install mosquitto`)' in done.stderr
+    path.write_text(path.read_text().replace("embedded", "mqtts://h:8883"))
+    done = typed("run", "--config", "lab/fleet.toml", "--broker", "embedded")
+    assert done.returncode == 2
+    assert 'say url = "mosquitto" (`sudo apt install mosquitto`)' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--broker", "mqtt://h"), "needs TLS: give its address as mqtts://HOST:PORT"),
+        (("--broker", "mqtts://pi:secret@h"), "leave the login out"),
+        (("--broker", "mqtts://h", "--host", "g"), "name two hosts: leave --host out"),
+        (("--broker", "embedded", "--host", "h"), "take mosquitto, emqx or mqtts://HOST:PORT"),
+        (("--broker", "mosquito", "--host", "h"), "did you mean 'mosquitto'?"),
+        ((), "give --host"),
+    ],
+)
+def test_init_refuses_a_broker_that_it_cannot_write_for(tmp_path, typed, arguments, words):
+    """Before it writes anything, and without a word of a password."""
+    done = typed("init", "lab", *arguments)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert "secret" not in done.stderr
+    assert not (tmp_path / "lab").exists()
+
+
+def test_without_a_mosquitto_init_and_up_say_what_to_install(tmp_path, monkeypatch):
+    """`init` writes nothing then; with a broker elsewhere it needs none."""
+    folder = tmp_path / "lab"
+    monkeypatch.setattr("broker_server.service.mosquitto.shutil.which", lambda *_, **__: None)
+    init = ["init", "lab", "--folder", str(folder)]
+    error = CliRunner().invoke(app, [*init, "--host", "h"]).exception
+    assert isinstance(error, ConfigError)
+    remedy = r"no Mosquitto is installed.*sudo apt install mosquitto.*--broker mqtts://HOST"
+    assert re.search(remedy, str(error))
+    assert not folder.exists()
+    assert CliRunner().invoke(app, [*init, "--broker", "mqtts://h"]).exit_code == 0
+    broker = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
+    with pytest.raises(ConfigError, match=remedy), Server("lab", tmp_path / "store", broker):
+        pass

@@ -9,7 +9,7 @@ import numpy as np
 
 from broker_server.service.launch import submit
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
+from broker_server.settings.broker import BrokerConfig
 from broker_server.store import Store
 from fleet_protocol import control
 from shoal.local_fleet import LocalDevice, LocalFleet

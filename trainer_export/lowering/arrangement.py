@@ -36,11 +36,16 @@ class Arranger:
     Args:
         graph: where to.
         batch_source: a graph input whose first dimension is the batch.
+        keeps_planes: whether maps that lie in planes stay there where it costs nothing; it is so
+            where depthwise convolutions bring them there.
     """
 
-    def __init__(self, graph: GraphBuilder, batch_source: str) -> None:
+    def __init__(
+        self, graph: GraphBuilder, batch_source: str, *, keeps_planes: bool = False
+    ) -> None:
         self.graph = graph
         self.batch_source = batch_source
+        self.keeps_planes = keeps_planes
         # What rules ask most of a graph.
         self.node = graph.node
         self.nodes = graph.nodes

@@ -106,6 +106,8 @@ class Emitter(Arranger):
         lifted = self._lifted(widened, physical)
         if lifted is not None:
             names, target = lifted
+        elif self.keeps_planes:
+            names, target = self._shortened(widened, physical)
         (name,) = self.nodes(op_type, *names, outputs=1, attributes=attributes)
         return replace(result, name=self.reshaped(name, target, physical))
 
@@ -150,6 +152,26 @@ class Emitter(Arranger):
             return operand
         repeats = self.ints(*[1] * (len(shape) - 2), row, 1)
         return Stored(self.node("Expand", operand.name, repeats), repeated)
+
+    def _shortened(self, operands: list[Stored], result: Shape) -> tuple[list[str], Shape]:
+        """Return operands without last axes of size 1 that all of them have, and such a result.
+
+        The runtime broadcasts along runs that end at the last axis, which would be of one number.
+        """
+        rank = len(result)
+        while rank > 1 and result[rank - 1] == 1:
+            rank -= 1
+        if rank == len(result) or all(operand.shape == result for operand in operands):
+            return [operand.name for operand in operands], result
+        names = []
+        for operand in operands:
+            if is_single(operand.shape):
+                names.append(operand.name)
+                continue
+            dropped = len(result) - rank
+            shape = operand.shape[: len(operand.shape) - dropped]
+            names.append(self.reshaped(operand.name, operand.shape, shape))
+        return names, result[:rank]
 
     def _lifted(self, operands: list[Stored], result: Shape) -> tuple[list[str], Shape] | None:
         """Return operands as before a reshape that they share, which moves behind the operator.

@@ -3,7 +3,8 @@
 For runtimes that are slow or wrong at them. A convolution lays the places that its kernel looks at
 under one another (im2col) and is one matrix product; its gradient reads the same slices, and adds
 what belongs to one place. Batch and channels change places meanwhile, so that one product is over
-all samples. All sizes are numbers.
+all samples. All sizes are numbers. The portable graphs have `rules.conv` and `groups` instead,
+which write operators of ONNX and choose among ways.
 """
 
 import functools
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fleet_protocol.errors import ExportError
 from trainer_export.operators import static_batch_norm, static_batch_norm_backward
+from trainer_export.pointwise_norms import pointwise_norm, pointwise_norm_backward
 
 aten = torch.ops.aten
 
@@ -298,9 +300,11 @@ def _norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, 
     return (x * x).sum(dims or [*range(x.dim())], keepdim).sqrt()
 
 
-# The Python functions behind the operators of static batch norm, which have no public name.
+# The Python functions behind the operators of batch norms, which have no public name.
 _STATIC_BATCH_NORM = static_batch_norm._init_fn  # noqa: SLF001
 _STATIC_BATCH_NORM_BACKWARD = static_batch_norm_backward._init_fn  # noqa: SLF001
+_POINTWISE_NORM = pointwise_norm._init_fn  # noqa: SLF001
+_POINTWISE_NORM_BACKWARD = pointwise_norm_backward._init_fn  # noqa: SLF001
 
 MATRIX_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
@@ -315,6 +319,8 @@ MATRIX_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.addmm.default: _addmm,
         torch.ops.shoal.static_batch_norm.default: _STATIC_BATCH_NORM,
         torch.ops.shoal.static_batch_norm_backward.default: _STATIC_BATCH_NORM_BACKWARD,
+        torch.ops.shoal.pointwise_norm.default: _POINTWISE_NORM,
+        torch.ops.shoal.pointwise_norm_backward.default: _POINTWISE_NORM_BACKWARD,
     }
 )
 """What stands for operators of a traced program, for `make_fx` with sizes that are numbers."""

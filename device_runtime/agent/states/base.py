@@ -2,7 +2,7 @@
 
 from device_runtime.agent.context import Context
 from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
-from fleet_protocol.errors import RefusedError
+from fleet_protocol.errors import ShoalError
 from fleet_protocol.messages import ServerMessage, Shares, Sum
 
 NEVER = float("inf")
@@ -33,13 +33,18 @@ class DeviceState:
 
     def on_message(self, message: ServerMessage) -> None:
         """Answer a step of a secure sum; anything else is late here, or a repetition."""
-        member = self.ctx.need_task().member
+        task = self.ctx.need_task()
+        member = task.member
         if not isinstance(message, Sum) or member is None:
             self.ctx.kit.journal.info(f"ignored {message.type} in state {self.ctx.state.value}")
             return
         try:
             answer = member.answer(message)
-        except RefusedError as error:
+            if "revealed" in answer:
+                # On disk before the server has the shares.
+                weights = task.record.choice.weights.digest
+                self.ctx.kit.opened_sums.record(task.offer, weights)
+        except ShoalError as error:
             self.ctx.fail(error)
             return
         if answer:

@@ -169,7 +169,7 @@ class _Computing(DeviceState):
             f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, "
             f"loss={metrics.train_loss}"
         )
-        ctx.save(phase="uploading", update=result.update, metrics=metrics)
+        ctx.save(phase="uploading", update=result.update, masked=False, metrics=metrics)
         return Event.COMPUTED
 
     def _on_report(self, report: object) -> None:

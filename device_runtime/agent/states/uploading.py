@@ -11,7 +11,7 @@ from device_runtime.agent.upload import Upload, send_chunks
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.hooks import TaskStopped
 from device_runtime.training.update import mask
-from fleet_protocol.errors import ShoalError, TransportError
+from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError, TransportError
 from fleet_protocol.messages import (
     Done,
     Ranges,
@@ -31,8 +31,8 @@ class Uploading(DeviceState):
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
-        # After a restart its keys are others, so it waits for shares even if it masked before.
-        self._unmasked = ctx.need_task().member is not None
+        task = ctx.need_task()
+        self._unmasked = task.member is not None and not task.record.masked
 
     @override
     def enter(self) -> None:
@@ -41,7 +41,18 @@ class Uploading(DeviceState):
         if task.record.update is None:
             raise RuntimeError("the device uploads without an update; this is a bug")
         ctx.announce_state()
-        if self._unmasked:
+        if task.record.masked:
+            # The state masks after it has been entered, so this is a restart. A second mask would
+            # spoil the sum: the server takes off what belongs to one set of keys.
+            ctx.fail(
+                RefusedError(
+                    RefusalReason.FAILED,
+                    f"the update of task {task.offer.task} was masked for a secure sum before the"
+                    " agent restarted, and the keys of the masks are lost; the sum goes on without"
+                    " this device",
+                )
+            )
+        elif self._unmasked:
             ctx.accept()  # after a restart with other keys than before
             self._mask_and_send()
         elif task.resumed:
@@ -55,16 +66,17 @@ class Uploading(DeviceState):
         self.ctx.kit.worker.cancel()
 
     def _mask_and_send(self) -> None:
-        """Mask the update and send it, if the others have dealt shares; else wait for them."""
+        """Mask the update and send it, if the members of its sum are known; else wait."""
         ctx = self.ctx
         task = ctx.need_task()
         update = task.record.update
         member = task.member
-        if update is None or member is None or not member.dealt or not self._unmasked:
+        if update is None or member is None or not member.partners or not self._unmasked:
             return
         try:
             masked = mask(ctx.kit.blobs, update, member)
-            ctx.save(update=masked)  # on disk before the update without masks goes
+            # On disk before the update without masks goes.
+            ctx.save(update=masked, masked=True)
             ctx.kit.blobs.remove(update.digest)
         except ShoalError as error:
             ctx.fail(error)

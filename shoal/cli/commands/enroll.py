@@ -21,17 +21,21 @@ def _enroll(
     ] = 0,
 ) -> None:
     with needs("server"):
-        from broker_server.service.authority import SERVER, enroll, renew_server
+        from broker_server.service.authority import enroll, renew_server
+        from broker_server.service.own_brokers import what_to_copy
+        from broker_server.service.topic_rights import SERVER
 
     before = (folder / "devices" / f"{name}.enrolment").exists()
     path = renew_server(folder) if name == SERVER else enroll(folder, name, days=days)
     if name == SERVER:
         say(f"{path}: the server has a new key; restart it")
+        if what_to_copy(folder):
+            say(what_to_copy(folder))
         return
     say(
         f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment "
         f"{quote(path.name)}"
     )
-    say("the broker of a server that is up lets it in within seconds")
+    say(what_to_copy(folder) or "the broker of a server that is up lets it in within seconds")
     if before:
         say("the enrolment that this device had counts for nothing any more")

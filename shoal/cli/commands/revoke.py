@@ -15,10 +15,8 @@ def _revoke(
 ) -> None:
     with needs("server"):
         from broker_server.service.authority import revoke
+        from broker_server.service.own_brokers import what_to_copy
 
     revoke(folder, name)
-    say(
-        f"{name} is revoked: a server that is up takes nothing more of it, and the broker that it "
-        f"started shuts it out "
-        "within seconds"
-    )
+    say(f"{name} is revoked: a server that is up takes nothing more of it")
+    say(what_to_copy(folder) or "the broker that this server started shuts it out within seconds")

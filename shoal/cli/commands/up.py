@@ -29,11 +29,15 @@ class _Options:
     store: Annotated[Path | None, typer.Option(help="Folder of the store.")] = None
     broker: BrokerUrl = None
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the embedded broker.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the broker that the server starts."),
     ] = None
     listen: Annotated[
         str | None,
-        typer.Option(help="Address of the embedded broker; 0.0.0.0 lets boards in."),
+        typer.Option(
+            help="Address on which a Mosquitto that the server starts listens; 0.0.0.0 lets boards "
+            "in."
+        ),
     ] = None
     insecure: Annotated[
         bool,
@@ -50,7 +54,8 @@ class _Options:
 @grouped(_Options)
 def _up(options: _Options) -> None:
     with needs("server"):
-        from broker_server.settings.fleet import BrokerConfig, ViewConfig
+        from broker_server.settings.broker import BrokerConfig
+        from broker_server.settings.fleet import ViewConfig
         from shoal.cli.serving import read_fleet, serve
 
     own = view = None

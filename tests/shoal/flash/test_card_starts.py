@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from broker_server.service.authority import NewFleet, enroll, found_fleet
+from broker_server.service.authority import enroll, found_fleet
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
+from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig, ModelConfig, TrainConfig
 from broker_server.settings.rounds import RoundConfig
 from fleet_protocol import control
 from models.registry import Registry, infer_layout

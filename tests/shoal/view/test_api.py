@@ -186,7 +186,7 @@ def test_tables_of_reproductions_are_found(store, client, tmp_path):
     or another file.
     """
     results = Path(__file__).parents[3] / "docs" / "results"
-    shutil.copytree(results / "fedrolex-3" / "stated-nothing", tmp_path / "fedrolex-3" / "small")
+    shutil.copytree(results / "fedrolex-3" / "earlier-1", tmp_path / "fedrolex-3" / "small")
     (tmp_path / "fedrolex-3" / "small" / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "fedrolex-3" / "small" / "bad.csv").write_bytes(b"table,scale,arm,figure,\n\xff")
     assert store_of(tmp_path) == tmp_path  # which says that there is none
@@ -202,7 +202,7 @@ def test_tables_of_reproductions_are_found(store, client, tmp_path):
     assert found[0] == "fedrolex-3/small/fedrolex-3.csv"
     assert found[1] == list(
         csv.DictReader(
-            (results / "fedrolex-3" / "stated-nothing" / "fedrolex-3.csv").read_text().splitlines()
+            (results / "fedrolex-3" / "earlier-1" / "fedrolex-3.csv").read_text().splitlines()
         )
     )
     assert get(client, "/tables") == {}

@@ -569,7 +569,7 @@ def test_results_without_a_run_show_their_tables(tmp_path, opened):
     """Every arm beside what was published, before the first run has begun, and nothing that needs
     one.
     """
-    shutil.copytree(RESULTS / "fedrolex-3" / "stated-nothing", tmp_path / "fedrolex-3" / "small")
+    shutil.copytree(RESULTS / "fedrolex-3" / "earlier-1", tmp_path / "fedrolex-3" / "small")
     small = tmp_path / "fedrolex-3" / "small"
     with (small / "fedrolex-3.csv").open("a") as table:
         table.write(
@@ -629,7 +629,7 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
     (tmp_path / "rounds.json").write_text(json.dumps(rounds))
     (tmp_path / "nothing.csv").write_text(f"a,b\n{HOSTILE},2\n")
     page.get_by_label("Open").set_input_files(
-        [tmp_path / "rounds.json", RESULTS / "fedrolex-3" / "stated-nothing" / "fedrolex-3.csv"]
+        [tmp_path / "rounds.json", RESULTS / "fedrolex-3" / "earlier-1" / "fedrolex-3.csv"]
     )
     page.get_by_role("img", name="rounds.json: 0.2500 at first").wait_for()
     page.get_by_label("Draw federated-dropout/cifar10-high, global").check()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainer_export.lowering import groups
 from trainer_export.lowering.columns import (
     Geometry,
     columns_of,
@@ -25,7 +26,8 @@ from trainer_export.lowering.columns import (
     matrix_of,
 )
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Shape, Spec, Value, channels_last, planes, reorder
+from trainer_export.lowering.runtime_conv import fits_conv_transpose, runtime_conv_transpose
+from trainer_export.lowering.values import Spec, Value, channels_last, planes, reorder
 from trainer_export.lowering.windows import Convolution
 
 aten = torch.ops.aten
@@ -50,48 +52,6 @@ def _weight_matrix(emit: Emitter, weight: Value) -> str:
     return emit.reshaped(rows, physical, matrix)
 
 
-def _dense(emit: Emitter, weight: Value, groups: int) -> Value:
-    """Return a grouped kernel as a full one with zeros.
-
-    Simple, and right for the few grouped layers that small models have.
-    """
-    if groups == 1:
-        return weight
-    kernel = emit.plain(weight)
-    repeated = emit.node("Concat", *[kernel] * groups, axis=1)
-    shape = _dense_shape(weight, groups)
-    mask = _group_mask(emit, shape, groups)
-    return emit.mul(emit.value(repeated, shape), mask)
-
-
-def _dense_shape(weight: Value, groups: int) -> Shape:
-    return (weight.shape[0], weight.shape[1] * groups, *weight.shape[2:])
-
-
-def _group_mask(emit: Emitter, shape: Sequence[int], groups: int) -> Value:
-    """Return ones where outputs and inputs are of one group, with spatial axes of size 1."""
-    block = np.ones((shape[0] // groups, shape[1] // groups))
-    mask = np.kron(np.eye(groups), block).astype(np.float32)
-    wide = mask.reshape(*mask.shape, *([1] * (len(shape) - 2)))
-    name = emit.constant(wide)
-    return emit.value(name, wide.shape)
-
-
-def _sparse_gradient(emit: Emitter, grad: Value, groups: int) -> Value:
-    """Return the gradient of a grouped kernel from that of the full one.
-
-    The transpose of `_dense`: what is of two groups counts for nothing, and what is left of the
-    copies of the kernel is added.
-    """
-    if groups == 1:
-        return grad
-    outputs, inputs, *kernel = grad.shape
-    mask = _group_mask(emit, grad.shape, groups)
-    masked = emit.mul(grad, mask)
-    by_group = emit.view(masked, (outputs, groups, inputs // groups, *kernel))
-    return emit.reduce("ReduceSum", by_group, [1], keep=False)
-
-
 def _convolution(
     emit: Emitter,
     out: Spec,
@@ -105,9 +65,14 @@ def _convolution(
     if convolution.transposed:
         return _transposed(emit, out, x, weight, bias, convolution)
     geometry = convolution.geometry(x.shape[2:], weight, out.shape[2:])
-    dense = _dense(emit, weight, convolution.groups)
-    kernel = _weight_matrix(emit, dense)
     whole_x = emit.full(x)
+    if convolution.groups > 1:
+        result = groups.narrow_of(emit, out, whole_x, weight, geometry)
+        return _shifted(emit, result, bias)
+    if _is_planes_product(emit, whole_x, geometry):
+        result = _pointwise_in_planes(emit, out, whole_x, weight)
+        return _shifted(emit, result, bias)
+    kernel = _weight_matrix(emit, weight)
     columns = columns_of(emit, whole_x, geometry)
     if columns.transposed and out.shape[1] <= _FEW:
         return _planes_product(emit, out, kernel, columns.name, bias)
@@ -116,6 +81,43 @@ def _convolution(
         inputs.append(emit.plain(bias))
     matrix = emit.node("Gemm", *inputs, transA=columns.transposed, transB=1)
     return _feature_map(emit, matrix, out)
+
+
+def _is_planes_product(emit: Emitter, x: Value, geometry: Geometry) -> bool:
+    """Return whether a convolution of single places stays in planes, in which its input lies.
+
+    Beside depthwise convolutions, which work in planes, nothing is transposed then.
+    """
+    return emit.keeps_planes and geometry.is_pointwise and not x.lies(channels_last(x.rank))
+
+
+def _plane_rows(emit: Emitter, x: Value) -> str:
+    """Return a map as a matrix [channels, batch * positions]."""
+    name = emit.arranged(x, planes(x.rank))
+    row_sizes = emit.ints(x.shape[1], -1)
+    return emit.node("Reshape", name, row_sizes)
+
+
+def _pointwise_in_planes(
+    emit: Emitter, out: Spec, x: Value, weight: Value, *, transposes: bool = False
+) -> Value:
+    """Return ``W X``, or ``W^T X``, of maps in planes."""
+    kernel = emit.reshaped(emit.plain(weight), weight.shape, weight.shape[:2])
+    rows = _plane_rows(emit, x)
+    matrix = emit.node("Gemm", kernel, rows, transA=int(transposes))
+    sizes = emit.ints(out.shape[1], -1, *out.shape[2:])
+    name = emit.node("Reshape", matrix, sizes)
+    return emit.value(name, out.shape, order=planes(len(out.shape)))
+
+
+def _pointwise_gradient_in_planes(
+    emit: Emitter, grad: Value, x: Value, shape: Sequence[int]
+) -> Value:
+    """Return ``dY X^T`` of maps in planes."""
+    slopes = _plane_rows(emit, grad)
+    rows = _plane_rows(emit, x)
+    matrix = emit.node("Gemm", slopes, rows, transB=1)
+    return emit.value(emit.reshaped(matrix, tuple(shape[:2]), tuple(shape)), shape)
 
 
 def _planes_product(
@@ -147,12 +149,16 @@ def _transposed(
 ) -> Value:
     """Return a transposed convolution: the input's gradient of one with the same kernel."""
     geometry = convolution.geometry(out.shape[2:], weight, x.shape[2:])
-    kernel = _dense(emit, weight, convolution.groups)
     whole_x = emit.full(x)
-    result = _input_gradient(emit, out, whole_x, kernel, geometry)
+    result = _input_gradient(emit, out, whole_x, weight, geometry, convolution.groups)
+    return _shifted(emit, result, bias)
+
+
+def _shifted(emit: Emitter, result: Value, bias: Value | None) -> Value:
+    """Return the result of a convolution with its bias, if it has one."""
     if bias is None:
         return result
-    shift = emit.view(bias, (1, out.shape[1], *[1] * (x.rank - 2)))
+    shift = emit.view(bias, (1, result.shape[1], *[1] * (result.rank - 2)))
     return emit.add(result, shift)
 
 
@@ -177,7 +183,6 @@ def _convolution_backward(
     # exchanges X and dY: its forward pass is the dX of a convolution.
     _bias_shape, *own_settings, mask = settings
     convolution = Convolution(*own_settings)
-    groups = convolution.groups
     grad = emit.full(grad)
     x = emit.full(x)
     wide, narrow = (grad, x) if convolution.transposed else (x, grad)
@@ -190,12 +195,11 @@ def _convolution_backward(
             forward = replace(convolution, transposed=False)
             grad_x = _convolution(emit, spec, grad, weight, None, *forward.settings)
         else:
-            kernel = _dense(emit, weight, groups)
-            grad_x = _input_gradient(emit, spec, grad, kernel, geometry)
-    if mask[1]:
-        shape = _dense_shape(weight, groups)
-        dense = _weight_gradient(emit, narrow, wide, shape, geometry)
-        grad_weight = _sparse_gradient(emit, dense, groups)
+            grad_x = _input_gradient(emit, spec, grad, weight, geometry, convolution.groups)
+    if mask[1] and convolution.groups > 1:
+        grad_weight = groups.weight_of(emit, narrow, wide, weight, geometry)
+    elif mask[1]:
+        grad_weight = _weight_gradient(emit, narrow, wide, weight.shape, geometry)
     if mask[2]:
         grad_bias = emit.reduce("ReduceSum", grad, [0, *range(2, grad.rank)], keep=False)
     return grad_x, grad_weight, grad_bias
@@ -208,7 +212,12 @@ def _weight_gradient(
     shape: Sequence[int],
     geometry: Geometry,
 ) -> Value:
-    """Return ``dY^T columns(X)``, read as both lie: a Gemm transposes either for nothing."""
+    """Return ``dY^T columns(X)``, read as both lie: a Gemm transposes either for nothing.
+
+    `matrix_products.convolution_backward` writes the same in operators of PyTorch.
+    """
+    if _is_planes_product(emit, x, geometry):
+        return _pointwise_gradient_in_planes(emit, grad, x, shape)
     columns = columns_of(emit, x, geometry)
     in_planes = grad.lies(planes(grad.rank))
     if in_planes:
@@ -236,6 +245,7 @@ def _input_gradient(
     grad: Value,
     weight: Value,
     geometry: Geometry,
+    group_count: int,
 ) -> Value:
     """Return ``dX``, the sum over taps of ``dY W`` at the outputs that read an input.
 
@@ -244,6 +254,10 @@ def _input_gradient(
     first moves rows of output channels and multiplies for every input; the second moves rows of
     input channels and multiplies for every output; the third wins where channels are few.
     """
+    if group_count > 1:
+        return groups.wide_of(emit, out, grad, weight, geometry)
+    if _is_planes_product(emit, grad, geometry):
+        return _pointwise_in_planes(emit, out, grad, weight, transposes=True)
     if geometry.is_pointwise:
         rows = matrix_of(emit, grad)
         kernel = _weight_matrix(emit, weight)
@@ -255,7 +269,7 @@ def _input_gradient(
     reach = int((table < results).sum(1).max())
     look_up_cost, multiply_cost, runtime_cost = _costs(geometry, weight, reach)
     if runtime_cost <= min(look_up_cost, multiply_cost):
-        return _runtime_gradient(emit, out, grad, weight, geometry)
+        return runtime_conv_transpose(emit, out, grad, weight, geometry)
     if look_up_cost <= multiply_cost:
         return _look_up_first(emit, out, grad, weight, table)
     return _multiply_first(emit, out, grad, weight, geometry)
@@ -272,50 +286,9 @@ def _costs(geometry: Geometry, weight: Value, reach: int) -> tuple[float, float,
     products = results * (flops * _FLOP_NS + taps * inputs * _PRODUCT_NS)
     sums = places * (look_up_ns(1, reach, inputs) + reach * inputs * _SUM_NS)
     by_runtime = math.inf
-    if _fits_conv_transpose(geometry):
+    if fits_conv_transpose(geometry):
         by_runtime = results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS)
     return look_up_first, products + sums, by_runtime
-
-
-def _fits_conv_transpose(geometry: Geometry) -> bool:
-    """Return whether less than a stride is left over at the end of every dimension.
-
-    ConvTranspose takes no larger padding of its output.
-    """
-    for axis, size in enumerate(geometry.inputs):
-        span = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
-        last = size + 2 * geometry.padding[axis] - span - 1
-        if last >= geometry.outputs[axis] * geometry.stride[axis]:
-            return False
-    return True
-
-
-def _runtime_gradient(
-    emit: Emitter,
-    out: Spec,
-    grad: Value,
-    weight: Value,
-    geometry: Geometry,
-) -> Value:
-    """Return the gradient by the runtime's own operator, faster where channels are few."""
-    missing = []
-    for axis, size in enumerate(geometry.inputs):
-        steps = (geometry.outputs[axis] - 1) * geometry.stride[axis]
-        span = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
-        missing.append(size - (steps - 2 * geometry.padding[axis] + span + 1))
-    plain_grad = emit.plain(grad)
-    plain_weight = emit.plain(weight)
-    name = emit.node(
-        "ConvTranspose",
-        plain_grad,
-        plain_weight,
-        kernel_shape=list(geometry.kernel),
-        strides=list(geometry.stride),
-        pads=list(geometry.padding) * 2,
-        dilations=list(geometry.dilation),
-        output_padding=missing,
-    )
-    return emit.value(name, out.shape)
 
 
 def _look_up_first(

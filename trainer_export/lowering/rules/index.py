@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fleet_protocol.errors import ExportError
+from trainer_export import operators  # noqa: F401 - registers shoal::take
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.shape import padded, permuted
 from trainer_export.lowering.values import Dim, Spec, Value, overload, reorder

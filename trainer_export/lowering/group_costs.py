@@ -1,0 +1,103 @@
+"""What the ways to write a grouped convolution cost, by measurement.
+
+Measured on 2026-11-28 with onnxruntime 1.31.1, one thread of an AMD EPYC (AVX2) that other work
+shared, batches of 16, maps of 3 x 3 to 48 x 48, kernels of 3 x 3 and 5 x 5. Nanoseconds of
+processor time; only their ratios matter.
+"""
+
+import math
+
+from trainer_export.lowering.columns import Geometry
+from trainer_export.lowering.tiles import Tiles
+from trainer_export.lowering.values import BATCH_HINT
+
+_FLOP_NS = 0.014  # of products of matrices that are large enough
+_VECTOR = 8  # columns that a product computes at once, two times at least
+_PRODUCT_NS = 400.0  # to begin the product of a channel
+_PACKED_NS = 0.6  # to lay out a number of the right matrix before a product
+_RUN_NS = 8.0  # to copy a row of numbers, and each of its numbers
+_COPIED_NS = 0.18
+_PADDED_NS = 0.3
+_PADDED_ROWS_NS = 1.0  # where zeros lie between rows
+_TURNED_NS = 0.8  # to transpose
+_MOVED_NS = 0.3  # to move the map of a channel as a whole
+
+# The runtime's own Conv and ConvTranspose, which copy the map for each tap and multiply then.
+_CHANNEL_NS = 400.0
+_ROW_NS = 4.5
+_TAP_NS = 0.36
+_STRIDED_TAP_NS = 0.65
+_TRANSPOSED = 1.15  # ConvTranspose beside Conv
+
+
+def tiles_ns(tiles: Tiles, channels: int, *, turns: bool = False) -> float:
+    """Return the cost of a depthwise product by tiles, for a sample and a channel.
+
+    Args:
+        tiles: how results are tiled.
+        channels: of the map.
+        turns: whether the results are multiplied with what they read, for the gradient of weights.
+    """
+    window = tiles.window
+    columns = _columns(tiles.tile)
+    product = tiles.count * 2 * window * columns * _FLOP_NS
+    matrix = tiles.tile * window * (2 * tiles.taps * _FLOP_NS + _PACKED_NS)
+    shared = tiles.tile * window * tiles.taps / channels
+    per_sample = (matrix + shared + _PRODUCT_NS) / BATCH_HINT
+    turned = _TURNED_NS * tiles.tile * tiles.count if turns else 0.0
+    return product + per_sample + turned + _windows_ns(tiles)
+
+
+def _columns(count: int) -> int:
+    """Return how many columns a product takes as long as."""
+    return max(2, math.ceil(count / _VECTOR)) * _VECTOR
+
+
+def _windows_ns(tiles: Tiles) -> float:
+    """Return the cost of copying the windows of all tiles together."""
+    if tiles.is_whole:
+        return 0.0
+    numbers = tiles.count * tiles.window
+    copied = numbers * _COPIED_NS + numbers / tiles.run * _RUN_NS
+    *leading, last = tiles.padding
+    if any(last):
+        return copied + _PADDED_ROWS_NS * math.prod(tiles.padded)
+    if any(map(any, leading)):
+        return copied + _PADDED_NS * math.prod(tiles.padded)
+    return copied
+
+
+def runtime_ns(geometry: Geometry, inputs: int, outputs: int, *, transposed: bool) -> float:
+    """Return the cost of the runtime's own operator, for a sample and a group.
+
+    Args:
+        geometry: of the convolution.
+        inputs: channels of a group.
+        outputs: of a group.
+        transposed: whether it is ConvTranspose.
+    """
+    places = math.prod(geometry.outputs)
+    rows = math.prod(geometry.outputs[:-1])
+    is_strided = max(geometry.stride) > 1
+    tap = _STRIDED_TAP_NS if is_strided else _TAP_NS
+    copied = geometry.taps * inputs * (rows * _ROW_NS + places * tap)
+    product = 2 * geometry.taps * inputs * places * max(outputs - 1, 0) * _FLOP_NS
+    operator = (_CHANNEL_NS + copied + product) * (_TRANSPOSED if transposed else 1.0)
+    moved = (math.prod(geometry.inputs) * inputs + places * outputs) * _MOVED_NS
+    return operator + moved
+
+
+def columns_ns(geometry: Geometry, inputs: int, outputs: int, places: int) -> float:
+    """Return the cost of a product of looked-up rows of a group, for a sample and a group.
+
+    Args:
+        geometry: of the convolution.
+        inputs: channels of a group that are looked up.
+        outputs: channels of a group that result.
+        places: of the result.
+    """
+    rows = places * geometry.taps
+    columns = _columns(outputs)
+    looked_up = rows * (_RUN_NS + _COPIED_NS * inputs)
+    turned = _TURNED_NS * (math.prod(geometry.inputs) * inputs + places * outputs)
+    return looked_up + 2 * rows * inputs * columns * _FLOP_NS + turned + _PRODUCT_NS / BATCH_HINT
