@@ -39,11 +39,21 @@ def run_device(config_path: Path, enrolment: Path | None = None, level: int = lo
     """
     log_to_stderr(level, _FORMAT)
     try:
-        return Agent(load_device_config(config_path, enrolment)).run()
+        return _run_agents(config_path, enrolment)
     except ShoalError as error:
         print_line(f"error: {error}", error=True)
         # Whatever a release cannot read, the one before could.
         return RESTART if on_trial() else error.exit_code
+
+
+def _run_agents(config_path: Path, enrolment: Path | None) -> int:
+    """Run an agent, and another one whenever it has ended because of a new enrolment."""
+    while True:
+        config = load_device_config(config_path, enrolment)
+        agent = Agent(config, config.files(config_path))
+        code = agent.run()
+        if not agent.begins_anew:
+            return code
 
 
 def predict_file(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -23,6 +23,9 @@ from fleet_protocol.identity.member import Member
 from fleet_protocol.own_code import require_own_code
 from fleet_protocol.topics import NAME_PATTERN
 from fleet_protocol.transport import BrokerAddress
+
+if TYPE_CHECKING:
+    from fleet_protocol.identity.papers import Membership
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -241,20 +244,40 @@ class DeviceConfig(FrozenModel):
             remembers=True,
         )
 
-    def ended(self) -> str:
-        """Return what to do about an enrolment whose days are over; empty where they are not."""
+    def files(self, path: Path) -> tuple[Path, ...]:
+        """Return the files that say who this board is; `path` is that of the configuration."""
+        return (path,) if self.identity is None else (path, self.identity.file)
+
+    def shut_out(self) -> str:
+        """Return what to do about an enrolment that counts no more; empty where it counts."""
+        membership = self._membership()
+        if membership is None or self.identity is None or not membership.is_revoked:
+            return ""
+        name = quote(membership.enrolment.name)
+        return (
+            f"the enrolment of {name} counts no more: it was revoked, or another one was made "
+            f"since. Put the file of a new `shoal enroll {name}` in place of {self.identity.file}"
+        )
+
+    def _membership(self) -> "Membership | None":
         member = self.member()
         if member is None:
-            return ""
+            return None
         # It needs cryptography, which takes memory that other tasks of a small board keep.
         from fleet_protocol.identity.papers import Membership  # noqa: PLC0415
 
-        papers = Membership(member.enrolment, member.folder / "papers.json")
+        return Membership(member.enrolment, member.folder / "papers.json")
+
+    def ended(self) -> str:
+        """Return what to do about an enrolment whose days are over; empty where they are not."""
+        papers = self._membership()
+        if papers is None:
+            return ""
         expires = papers.certificate.expires
         if not 0 < expires < time.time():  # 0 is for one without an end
             return ""
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires))
-        renewing = f"`shoal renew {quote(member.enrolment.name)}`"
+        renewing = f"`shoal renew {quote(papers.enrolment.name)}`"
         return f"the enrolment ended on {day}: its operator lets it go on with {renewing}"
 
 

@@ -53,6 +53,18 @@ class TransportError(ShoalError):
     exit_code = 5
 
 
+class BrokerRefusedError(TransportError):
+    """The broker refuses a connection, a subscription or a message.
+
+    Attributes:
+        code: its reason, see `fleet_protocol.refusals`.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class BlobError(ShoalError):
     """Bytes that are truncated, corrupted or not what was asked for."""
 
@@ -96,6 +108,8 @@ class RefusalReason(str, Enum):
     BUSY = "busy"
     AWAY = "away"
     TOO_MANY = "too-many"
+    TOO_LARGE_FOR_BROKER = "too-large-for-broker"
+    REFUSED_BY_BROKER = "refused-by-broker"
     FAILED = "failed"
 
 

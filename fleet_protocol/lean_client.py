@@ -1,5 +1,8 @@
 """paho's client with a faster reader for many small packets and for large ones.
 
+It passes on every reason code of a broker, also those that paho does not know, which would end the
+connection with an error.
+
 It overrides methods of paho and uses its private state, which stands in `PAHO_NAMES` alone; a test
 compares these names with the installed version of paho.
 """
@@ -8,7 +11,7 @@ import logging
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -30,6 +33,7 @@ PAHO_NAMES = frozenset(
         "_reset_sockets",
         # State that is read or written.
         "_in_packet",
+        "_inflight_messages",
         "_last_bytes_received",
         "_msgtime_mutex",
         "_out_message_mutex",
@@ -47,7 +51,9 @@ _READS_AT_ONCE = 16  # before something is written
 _PUBLISH_OF_QOS_1 = PacketTypes.PUBLISH << 4 | 2
 _PUBLISH_FLAGS = 0xF6  # bits of the command without retained (1) and repeated (8)
 _ACKNOWLEDGEMENT = PacketTypes.PUBACK << 4
-_SUCCESS_CODE = ReasonCode(PacketTypes.PUBACK)
+# By code and name, the types of packets that may have it.
+_PAHO_REASONS: Mapping[int, Mapping[str, Iterable[int]]] = ReasonCode(PacketTypes.CONNACK).names
+_FIRST_FAILURE = 0x80  # of reason codes; paho knows this one in every packet
 _NO_PROPERTIES = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
 
 
@@ -59,9 +65,14 @@ class LeanClient(paho.Client):
 
     Attributes:
         on_plain_message: receives topic, payload, and whether the message was retained.
+        reasons: the codes of the newest CONNACK, SUBACK or DISCONNECT, for the callbacks of paho.
+            `on_publish` receives the code of a PUBACK in place of paho's object.
+        read_error: what ended the newest connection that could not be read, None if nothing did.
     """
 
     on_plain_message: Callable[[str, bytes, bool], None]
+    reasons: tuple[int, ...]
+    read_error: OSError | None
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -69,6 +80,8 @@ class LeanClient(paho.Client):
         self._buffer = bytearray(_READ_BYTES)
         self._filled = 0
         self._acknowledgements = bytearray()
+        self.reasons = ()
+        self.read_error = None
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """Receive what has arrived, and acknowledge it."""
@@ -88,7 +101,8 @@ class LeanClient(paho.Client):
                 count = connection.recv_into(memoryview(self._buffer)[self._filled :])
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break
-            except OSError:
+            except OSError as error:
+                self.read_error = error
                 count = 0
             self._filled += count
             result = self._process_packets() if count else MQTTErrorCode.MQTT_ERR_CONN_LOST
@@ -151,12 +165,21 @@ class LeanClient(paho.Client):
         """Process one packet here if it is of the two common kinds, else in paho."""
         if command & _PUBLISH_FLAGS == _PUBLISH_OF_QOS_1 and self._receive_plain(command, body):
             return MQTTErrorCode.MQTT_ERR_SUCCESS
-        if command == _ACKNOWLEDGEMENT and len(body) == 2:  # without reason code and properties
-            return self._finish_message(int.from_bytes(body, "big"))
+        if command == _ACKNOWLEDGEMENT and len(body) >= 2:
+            reason = body[2] if len(body) > 2 else 0
+            return self._finish_message(int.from_bytes(body[:2], "big"), reason)
+        packet = bytearray(body)
+        if command >> 4 == PacketTypes.CONNACK and len(body) == 2:
+            packet.append(0)  # no properties: a broker of MQTT 3.1.1 answers without their length
+        places = _reason_places(command >> 4, packet)
+        self.reasons = tuple(packet[place] for place in places)
+        for place in places:
+            if not _is_known_to_paho(command >> 4, packet[place]):
+                packet[place] = _FIRST_FAILURE
         self._in_packet |= {
             "command": command,
             "remaining_length": len(body),
-            "packet": bytearray(body),
+            "packet": packet,
             "pos": 0,
         }
         return self._packet_handle()
@@ -174,12 +197,20 @@ class LeanClient(paho.Client):
         self._acknowledgements += struct.pack("!BB2s", _ACKNOWLEDGEMENT, 2, identifier)
         return True
 
-    def _finish_message(self, identifier: int) -> MQTTErrorCode:
-        """Finish a message that the broker has acknowledged."""
+    def _finish_message(self, identifier: int, reason: Any) -> MQTTErrorCode:
+        """Finish a message that the broker has acknowledged, or refused for a reason code."""
         with self._out_message_mutex:
             if identifier not in self._out_messages:
                 return MQTTErrorCode.MQTT_ERR_SUCCESS
-            return self._do_on_publish(identifier, _SUCCESS_CODE, _NO_PROPERTIES)
+            return self._do_on_publish(identifier, reason, _NO_PROPERTIES)
+
+    def forget_messages(self, identifiers: Iterable[int]) -> None:
+        """Forget messages that are not acknowledged, so that they are not sent again."""
+        with self._out_message_mutex:
+            for identifier in identifiers:
+                message = self._out_messages.pop(identifier, None)
+                if message is not None and message.state == paho.mqtt_ms_wait_for_puback:
+                    self._inflight_messages -= 1
 
     def _loop(self, timeout: float = 1.0) -> MQTTErrorCode:
         """Run paho's loop; an error of a message's receiver ends the connection, not the thread."""
@@ -228,3 +259,22 @@ def _packet_extent(
     if filled < start + 5:
         return filled, filled + 1
     raise MalformedPacket("the length of a packet does not end")
+
+
+def _reason_places(packet_type: int, packet: bytearray) -> tuple[int, ...]:
+    """Return where the reason codes of a packet are, of the types that paho decodes."""
+    if packet_type == PacketTypes.CONNACK:
+        return (1,) if len(packet) > 1 else ()
+    if packet_type == PacketTypes.DISCONNECT:
+        return (0,) if packet else ()
+    if packet_type == PacketTypes.SUBACK and len(packet) > 2:
+        _properties, end = _packet_extent(packet, 1, len(packet))
+        return tuple(range(end, len(packet)))
+    return ()
+
+
+def _is_known_to_paho(packet_type: int, code: int) -> bool:
+    packet_types: set[int] = set()
+    for types in _PAHO_REASONS.get(code, {}).values():
+        packet_types.update(types)
+    return packet_type in packet_types

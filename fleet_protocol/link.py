@@ -2,16 +2,15 @@
 
 The network runs in paho's thread, which puts everything that happens into one inbox as a frozen
 event, so that the owner is a plain loop over a queue with deadlines. The link reconnects by itself
-with full-jitter back-off, subscribes again, and counts the bytes of the packets it exchanges.
+(`fleet_protocol.backoff`), subscribes again, and counts the bytes of the packets it exchanges. What
+the broker refuses (`fleet_protocol.refusals`) is not sent again: it is an event, too.
 """
 
 import contextlib
 import logging
 import queue
-import random
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -22,51 +21,43 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from fleet_protocol.errors import TransportError
+from fleet_protocol.backoff import Backoff
+from fleet_protocol.errors import BrokerRefusedError, TransportError
+from fleet_protocol.folded_lines import FoldedLines
 from fleet_protocol.lean_client import LeanClient
-from fleet_protocol.refusals import remedy, why_not_reached
+from fleet_protocol.outstanding import Outstanding, SentPacket
+from fleet_protocol.packets import PUBACK_BYTES, publish_packet_bytes
+from fleet_protocol.refusals import (
+    CERTIFICATE_REFUSED,
+    FIRST_FAILURE,
+    PACKET_TOO_LARGE,
+    Reaction,
+    explain,
+    is_certificate_alert,
+    is_refused_certificate,
+    refusal_of_code,
+    why_ended,
+    why_not_reached,
+)
+from fleet_protocol.subscriptions import Subscriptions
 from fleet_protocol.tls_connection import tls_context
 from fleet_protocol.transport import (
-    BACKOFF_MAX_SECONDS,
     SEND_WINDOW,
     BrokerAddress,
     Connected,
     Disconnected,
     Event,
     Farewell,
+    LoginRefused,
     Received,
+    Refused,
     WireCount,
 )
 
 _LOG = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these
-BACKOFF_FIRST_SECONDS = 0.5
-PUBACK_BYTES = 4
-_MOST_DOUBLINGS = 16  # of the back-off; more would overflow a float at last
 # Without this a small message that waits for the other side's acknowledgement waits 40 ms longer.
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def publish_packet_bytes(
-    topic: str,
-    payload_bytes: int,
-    qos: int,
-) -> int:
-    """Return the size of an MQTT 5 PUBLISH packet without properties."""
-    identifier_bytes = 2 if qos else 0
-    remaining = 2 + len(topic.encode()) + identifier_bytes + 1 + payload_bytes
-    length_bytes = 1
-    for limit in (128, 16_384, 2_097_152):
-        length_bytes += remaining >= limit
-    return 1 + length_bytes + remaining
-
-
-def _options(qos: int) -> SubscribeOptions:
-    """Return options of a subscription.
-
-    Retained messages come once, and not again with every repetition of the subscription.
-    """
-    return SubscribeOptions(qos=qos, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
 
 
 class Link:
@@ -88,19 +79,17 @@ class Link:
     ) -> None:
         self.address = address
         self._inbox = inbox
-        self._filters: dict[str, int] = {}  # topic filters with their quality of service
+        self._outstanding = Outstanding()
         # Guards the state below that both threads use, and wakes the owner when it changes.
-        self._changed = threading.Condition()
-        self._unacknowledged: set[int] = set()  # ids of messages
-        # Acknowledged before `publish` has returned its id.
-        self._acknowledged_early: set[int] = set()
-        self._subscribed: set[int] = set()
+        self._changed = self._outstanding.changed
+        self._subscriptions = Subscriptions(self._changed, self._request_subscription)
         self._connected = False
         self._was_connected = False
         self._failure = "no answer"
-        self.packet_bytes = sys.maxsize
-        self._refusals: set[str] = set()  # reasons of the broker that were logged
-        self._attempt = 0
+        self._is_answered = False  # the attempt to connect, whatever the answer
+        self._refused_for: int | None = None  # why the broker refuses this client
+        self._lines = FoldedLines(lambda level, line: _LOG.log(level, "%s", line))
+        self._backoff = Backoff()
         self._sent = 0
         self._received = 0
         self._session_expiry_seconds = session_expiry_seconds
@@ -132,80 +121,98 @@ class Link:
 
     # Methods that paho's thread calls.
 
-    @staticmethod
-    def _on_socket_open(
-        _client: paho.Client,
-        _data: object,
-        connection: Any,
-    ) -> None:
+    def _on_socket_open(self, _client: paho.Client, _data: object, connection: Any) -> None:
+        self._is_answered = False
+        self._client.read_error = None
         connection.setsockopt(*_NO_DELAY)
 
-    def _choose_delay(self) -> None:
-        """Choose how long to wait before the next attempt to connect."""
-        ceiling = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2**self._attempt)
-        self._attempt = min(self._attempt + 1, _MOST_DOUBLINGS)
-        # Full jitter, so that the boards of a fleet do not return at the same time; not a secret.
-        delay: Any = random.uniform(BACKOFF_FIRST_SECONDS / 2, ceiling)  # noqa: S311
+    def _wait(self, seconds: float) -> None:
+        """Set how long paho waits before the next attempt to connect."""
+        delay: Any = seconds
         self._client.reconnect_delay_set(delay, delay)
 
     def _on_connect(
-        self,
-        client: paho.Client,
-        _data: object,
-        flags: Any,
-        reason: Any,
-        properties: Any,
+        self, client: Any, _data: object, flags: Any, reason: Any, properties: Any
     ) -> None:
+        self._is_answered = True
         if reason.is_failure:
-            self._note_failure(f"the broker refuses it ({reason}); {remedy(str(reason))}")
+            self._note_refused_connection(client.reasons[0])
             return
-        self.packet_bytes = getattr(properties, "MaximumPacketSize", sys.maxsize)
+        self._outstanding.note_limit(getattr(properties, "MaximumPacketSize", sys.maxsize))
+        self._backoff.note_connection(time.monotonic())
         with self._changed:
             self._connected = True
             self._was_connected = True
             self._failure = ""
-            self._attempt = 0
-            filters = dict(self._filters)
+            self._refused_for = None
             self._changed.notify_all()
-        # Even if the broker knows the session: after a crash it may have restored an older state.
-        for topic_filter, qos in filters.items():
-            client.subscribe(topic_filter, options=_options(qos))
+        self._subscriptions.renew()
         self._inbox.put(Connected(session_present=bool(flags.session_present)))
+
+    def _note_refused_connection(self, code: int) -> None:
+        """Note that the broker refuses this client, which is asked again less and less often."""
+        self._note_failure(f"the broker refuses it {explain(code)}")
+        refusal = refusal_of_code(code)
+        if refusal.connection is not Reaction.STOP:
+            self._wait(self._backoff.wait_lost(time.monotonic()))
+            return
+        self._wait(self._backoff.wait_refused())
+        with self._changed:
+            self._refused_for = refusal.code
+            self._changed.notify_all()
+        if self._was_connected:
+            self._inbox.put(LoginRefused(refusal.code))
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
         # paho calls this while it handles the error.
-        self._note_failure(why_not_reached(sys.exc_info()[1]))
+        error = sys.exc_info()[1]
+        if is_certificate_alert(error):
+            self._note_refused_connection(CERTIFICATE_REFUSED)
+            return
+        self._note_failure(why_not_reached(error))
+        refused = is_refused_certificate(error)
+        self._wait(self._backoff.wait_refused() if refused else self._backoff.wait_unreached())
 
     def _note_failure(self, why: str) -> None:
         """Note what prevents a connection.
 
         `connect` reports it for the first connection. For a later one nobody else does, so it is
-        logged once.
+        logged.
         """
-        self._choose_delay()
         with self._changed:
             if self._was_connected and why != self._failure:
-                _LOG.warning(
-                    "no connection to the broker at %s: %s; trying again",
-                    self.address,
-                    why,
+                self._lines.warning(
+                    why, f"no connection to the broker at {self.address}: {why}; trying again"
                 )
             self._failure = why
             self._changed.notify_all()
 
     def _on_disconnect(
-        self,
-        _client: paho.Client,
-        _data: object,
-        _flags: Any,
-        reason: Any,
-        _properties: Any,
+        self, client: Any, _data: object, flags: Any, reason: Any, _properties: Any
     ) -> None:
+        code: int | None = None
+        if flags.is_disconnect_packet_from_server:
+            code = client.reasons[0] if client.reasons else 0
         with self._changed:
+            was_connected = self._connected
             self._connected = False
             self._changed.notify_all()
-        self._choose_delay()
-        self._inbox.put(Disconnected(str(reason)))
+        if not was_connected:
+            # One that the broker has refused was noted before.
+            if is_certificate_alert(client.read_error):
+                self._note_refused_connection(CERTIFICATE_REFUSED)
+            elif not self._is_answered:
+                self._note_failure("it ends the connection and gives no reason")
+                self._wait(self._backoff.wait_lost(time.monotonic()))
+            return
+        dropped = self._outstanding.drop_refused(code)
+        if dropped:
+            # What the broker ended the connection for is not sent again.
+            client.forget_messages(dropped)
+            self._backoff.forgive()
+        self._wait(self._backoff.wait_lost(time.monotonic()))
+        self._inbox.put(Disconnected(why_ended(code, reason), code))
+        self._note_refusals(dropped.values())
 
     def _on_message(
         self,
@@ -230,38 +237,31 @@ class Link:
 
     def _on_publish(
         self,
-        _client: paho.Client,
+        client: Any,
         _data: object,
         mid: int,
-        reason: Any,
+        code: Any,
         _properties: Any,
     ) -> None:
-        if reason.is_failure and str(reason) not in self._refusals:
-            self._refusals.add(str(reason))
-            _LOG.error(
-                "the broker at %s refuses a message (%s); %s",
-                self.address,
-                reason,
-                remedy(str(reason)),
+        dropped = self._outstanding.acknowledge(mid, code)
+        client.forget_messages(dropped.keys() - {mid})  # paho finishes this one itself
+        self._note_refusals(dropped.values())
+
+    def _note_refusals(self, refusals: Iterable[Refused]) -> None:
+        """Log what the broker refuses, and pass it on to the owner."""
+        for refused in refusals:
+            kind = "message" if refused.packet_bytes else "subscription"
+            self._lines.error(
+                f"{kind} {refused.code}",
+                f"the broker at {self.address} refuses {refused} {explain(refused.code)}",
             )
-        with self._changed:
-            if mid in self._unacknowledged:
-                self._unacknowledged.discard(mid)
-                self._changed.notify_all()
-            else:
-                self._acknowledged_early.add(mid)
+            self._inbox.put(refused)
 
     def _on_subscribe(
-        self,
-        _client: paho.Client,
-        _data: object,
-        mid: int,
-        _reasons: Any,
-        _properties: Any,
+        self, client: Any, _data: object, mid: int, _reasons: Any, _properties: Any
     ) -> None:
-        with self._changed:
-            self._subscribed.add(mid)
-            self._changed.notify_all()
+        code = max(client.reasons, default=0)
+        self._note_refusals(self._subscriptions.answer(mid, code))
 
     # Methods that the owner calls.
 
@@ -269,6 +269,11 @@ class Link:
     def connected(self) -> bool:
         """Whether the broker is there now."""
         return self._connected
+
+    @property
+    def packet_bytes(self) -> int:
+        """Size of the largest packet that the broker takes, as far as is known."""
+        return self._outstanding.packet_bytes
 
     @property
     def wire(self) -> WireCount:
@@ -288,12 +293,21 @@ class Link:
         )
         self._client.loop_start()
         with self._changed:
-            if self._changed.wait_for(lambda: self._connected, timeout_seconds):
+            self._changed.wait_for(
+                lambda: self._connected or self._refused_for is not None, timeout_seconds
+            )
+            if self._connected:
                 return
+            refused_for = self._refused_for
+            failure = self._failure
         self.close()
+        if refused_for is not None:
+            raise BrokerRefusedError(
+                refused_for, f"cannot connect to the broker at {self.address}: {failure}"
+            )
         raise TransportError(
             f"cannot connect to the broker at {self.address} within {timeout_seconds:g} s: "
-            f"{self._failure}. Is it running, and are address and login right?"
+            f"{failure}. Is it running, and are host and port right?"
         )
 
     def subscribe(
@@ -303,25 +317,28 @@ class Link:
         timeout_seconds: float = 10.0,
     ) -> None:
         """Subscribe, now and after every reconnect, and wait until the broker has confirmed it."""
-        with self._changed:
-            self._filters[topic_filter] = qos
-        result, mid = self._client.subscribe(topic_filter, options=_options(qos))
-        if result != paho.MQTT_ERR_SUCCESS or mid is None or not timeout_seconds:
-            return  # not connected: _on_connect subscribes
-        with self._changed:
-            is_confirmed = self._changed.wait_for(
-                lambda: mid in self._subscribed or not self._connected, timeout_seconds
-            )
-            self._subscribed.discard(mid)
-        if not is_confirmed:
+        code = self._subscriptions.add(
+            topic_filter, qos, timeout_seconds, lambda: not self._connected
+        )
+        if code is None:
             raise TransportError(
                 f"the broker at {self.address} does not confirm the subscription to {topic_filter}"
             )
+        if code >= FIRST_FAILURE:
+            refused = Refused(topic_filter, code)
+            raise BrokerRefusedError(
+                code, f"the broker at {self.address} refuses {refused} {explain(code)}"
+            )
+
+    def _request_subscription(self, topic_filter: str, qos: int) -> int | None:
+        # Retained messages come once, and not again with every repetition of the subscription.
+        options = SubscribeOptions(qos=qos, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
+        result, packet = self._client.subscribe(topic_filter, options=options)
+        return packet if result == paho.MQTT_ERR_SUCCESS else None
 
     def unsubscribe(self, topic_filter: str) -> None:
         """End a subscription."""
-        with self._changed:
-            self._filters.pop(topic_filter, None)
+        self._subscriptions.remove(topic_filter)
         self._client.unsubscribe(topic_filter)
 
     def publish(
@@ -335,21 +352,19 @@ class Link:
         """Hand a message to the network thread; while the broker is away it waits there."""
         size = publish_packet_bytes(topic, len(payload), qos)
         if size > self.packet_bytes:
-            raise TransportError(
+            raise BrokerRefusedError(
+                PACKET_TOO_LARGE,
                 f"cannot send to {topic}: the broker at {self.address} takes packets of "
-                f"{self.packet_bytes:,} bytes, and this one has {size:,}; "
-                f"{remedy('Packet too large')}"
+                f"{self.packet_bytes:,} bytes, and this one has {size:,} "
+                f"{explain(PACKET_TOO_LARGE)}",
             )
         info = self._client.publish(topic, payload, qos=qos, retain=retain)
         if info.rc not in {paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_NO_CONN}:
             raise TransportError(f"cannot send to {topic}: {paho.error_string(info.rc)}")
         self._sent += size
         self._received += PUBACK_BYTES if qos else 0
-        with self._changed:
-            if info.mid in self._acknowledged_early:
-                self._acknowledged_early.discard(info.mid)
-            else:
-                self._unacknowledged.add(info.mid)
+        refused = self._outstanding.add(info.mid, SentPacket(topic, size))
+        self._note_refusals(refused.values())
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
         """Send many payloads without ever holding more than a window of them in memory."""
@@ -364,13 +379,13 @@ class Link:
         """Wait until the broker has acknowledged what was sent."""
         with self._changed:
             is_drained = self._changed.wait_for(
-                lambda: len(self._unacknowledged) <= at_most,
+                lambda: len(self._outstanding) <= at_most,
                 max(0.0, deadline - time.monotonic()),
             )
             if not is_drained:
                 raise TransportError(
                     f"the broker at {self.address} has not acknowledged "
-                    f"{len(self._unacknowledged)} messages in time"
+                    f"{len(self._outstanding)} messages in time"
                 )
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:

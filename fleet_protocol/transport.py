@@ -20,7 +20,7 @@ from fleet_protocol.spelling import without_login
 # Chunks that may wait for the broker's acknowledgement: 1.5 MB of the default size.
 SEND_WINDOW = 16
 
-BACKOFF_MAX_SECONDS = 30.0  # between attempts to connect again
+BACKOFF_MAX_SECONDS = 30.0  # between attempts to reach a broker that does not answer
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,43 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection is lost, for a reason of paho or the broker; the link connects again."""
+    """The connection is lost, for a reason of paho or the broker; the link connects again.
+
+    The code is the broker's reason (`fleet_protocol.refusals`); None if it gave none.
+    """
 
     reason: str
+    code: int | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The broker refuses a message or a subscription; it is not sent again.
+
+    Attributes:
+        topic: of the message, or the filter of the subscription.
+        code: the reason, see `fleet_protocol.refusals`.
+        packet_bytes: size of the packet with the message; 0 for a subscription.
+    """
+
+    topic: str
+    code: int
+    packet_bytes: int = 0
+
+    def __str__(self) -> str:
+        if not self.packet_bytes:
+            return f"the subscription to {self.topic}"
+        return f"a message of {self.packet_bytes:,} bytes on {self.topic}"
+
+
+@dataclass(frozen=True)
+class LoginRefused:
+    """The broker refuses a client that was connected before; it is asked again about once an hour.
+
+    The code is the reason, see `fleet_protocol.refusals`.
+    """
+
+    code: int
 
 
 @dataclass(frozen=True)
@@ -156,9 +190,10 @@ class OperatorNotice:
     # A `fleet_protocol.identity.release.Release` that it must install; None if there is none.
     release: object = None
     heard: int = 0  # number of the release with which the server has received its messages
+    revoked: bool = False  # its enrolment counts no more
 
 
-Event = Connected | Disconnected | Received | Rejected | OperatorNotice
+Event = Connected | Disconnected | Received | Refused | LoginRefused | Rejected | OperatorNotice
 
 
 @dataclass(frozen=True)
@@ -202,7 +237,10 @@ class Transport(Protocol):
 
     @property
     def packet_bytes(self) -> int:
-        """Size of the largest packet that the broker accepts, as far as it says."""
+        """Size of the largest packet that the broker accepts.
+
+        As it has announced, or as its refusals have shown.
+        """
 
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time."""
@@ -215,7 +253,8 @@ class Transport(Protocol):
     ) -> None:
         """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
 
-        Without a connection, or without a time to wait, the subscription is only noted.
+        Without a connection, or without a time to wait, the subscription is only noted. The broker
+        may refuse it, which raises a BrokerRefusedError, or with a later connection is an event.
         """
 
     def unsubscribe(self, topic_filter: str) -> None:
@@ -229,7 +268,10 @@ class Transport(Protocol):
         qos: int = 1,
         retain: bool = False,
     ) -> None:
-        """Send a message; without a connection it waits here, unless no more can wait."""
+        """Send a message; without a connection it waits here, unless no more can wait.
+
+        A packet that is larger than `packet_bytes` raises a BrokerRefusedError.
+        """
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
         """Send the chunks of a blob, and return their number.

@@ -21,7 +21,10 @@ from models.user_lines import at_line_of
 
 Dtype = Literal["float32", "int64"]
 
-_REQUIRED = ("input_shape", "classes")
+_REQUIRED = {
+    "input_shape": "the shape of one sample, as in input_shape: tuple[int] = (30,)",
+    "classes": "how many labels, or numbers to learn, it has as outputs, as in classes: int = 1",
+}
 
 
 @dataclass(frozen=True)
@@ -155,10 +158,11 @@ def _settings_of(name: str, builder: Callable[..., Any]) -> list[inspect.Paramet
             f"{problem}"
         )
     names = {setting.name for setting in settings}
-    for required in _REQUIRED:
+    for required, meaning in _REQUIRED.items():
         if required not in names:
             raise ConfigError(
-                f"architecture {name} lacks the setting {required}, which every one must have"
+                f"architecture {name} lacks the setting {required}, which every one must have: "
+                f"{meaning}"
             )
     for setting in settings:
         try:
@@ -218,6 +222,12 @@ def build(
     if cut.blocks is None and depth not in (None, 1):
         raise PlanError(f"{arch.name} has no sub-model of depth {depth}; its depths are 1")
     return module
+
+
+def needs_values(error: ConfigError) -> bool:
+    """Return whether a builder failed because it computes with values on torch's meta device."""
+    # These are words of PyTorch's errors about values of a tensor without memory.
+    return "meta tensor" in str(error.__cause__).lower()
 
 
 def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:

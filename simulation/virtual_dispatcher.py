@@ -32,8 +32,8 @@ from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.weights import MASKED
 from simulation.answer_times import AnswerTimes
+from simulation.blob_counter import BlobCounter
 from simulation.orders import DeviceTask, Engine, Failed, Finished, WorkOrder
-from simulation.served_blobs import ServedBlobs
 from simulation.settings import NO_DEADLINE
 from simulation.tier_choices import TierChoices
 from simulation.virtual_fleet import VirtualFleet
@@ -113,7 +113,7 @@ class VirtualDispatcher:
         for board in fleet.boards:
             self.fleet.receive(board.profile())
             self.fleet.receive(board.status())
-        self.blobs = ServedBlobs()
+        self.blobs = BlobCounter()
         self.reporter = records.reporter
         self._boards = {board.id: board for board in fleet.boards}
         self._engine = engine

@@ -23,13 +23,14 @@ __all__ = [
     "free_port",
     "mosquitto_broker",
     "needs_mosquitto",
+    "without_mosquitto",
 ]
 
 START_SECONDS = 60.0
 
 _MOSQUITTO = """
 listener {port} 127.0.0.1
-allow_anonymous true
+allow_anonymous {anonymous}
 user root
 {persistence}
 max_queued_messages 0
@@ -125,6 +126,10 @@ def _mosquitto() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
+without_mosquitto = pytest.mark.skipif(_mosquitto() is None, reason="mosquitto is not installed")
+"""Leaves tests out where there is none."""
+
+
 def needs_mosquitto() -> str:
     """Return the path of the installed Mosquitto; the test is skipped where there is none."""
     program = _mosquitto()
@@ -135,7 +140,7 @@ def needs_mosquitto() -> str:
 
 @contextlib.contextmanager
 def mosquitto_broker(
-    tmp_path: Path, *, persistent: bool = False, more: str = ""
+    tmp_path: Path, *, persistent: bool = False, more: str = "", anonymous: bool = True
 ) -> Iterator[TestBroker]:
     """A running Mosquitto; the test is skipped where it is not installed.
 
@@ -144,6 +149,7 @@ def mosquitto_broker(
         persistent: sessions are written to disk now and then, so that a restart brings old ones
             back.
         more: lines for its configuration.
+        anonymous: whether it lets in who has no login.
     """
     program = needs_mosquitto()
     port = free_port()
@@ -151,6 +157,7 @@ def mosquitto_broker(
     config.write_text(
         _MOSQUITTO.format(
             port=port,
+            anonymous=str(anonymous).lower(),
             persistence=_PERSISTENT.format(tmp_path) if persistent else "persistence false",
         )
         + more

@@ -284,7 +284,7 @@ class Judge:
             weights = {spec.name: model[spec.name] for spec in layout.kept(tier)}
             digest = self._blobs.put(encode_weights(weights))
         size = self._blobs.path(digest).stat().st_size
-        return BlobRef(digest=digest, size=size, chunk_bytes=self._context.config.round.chunk_bytes)
+        return BlobRef(digest=digest, size=size, chunk_bytes=self._context.chunk_bytes)
 
     def _digests_in_use(self, version: VersionRecord) -> set[str]:
         """Return the digests of the version, and of the weights that the newest round has sent.

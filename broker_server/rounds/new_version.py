@@ -5,6 +5,7 @@ between is in `broker_server.updates`.
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -23,7 +24,7 @@ from broker_server.updates.combine import Asked, choose_merge
 from broker_server.updates.folding import Folding
 from broker_server.updates.intake import MOST_SENT
 from broker_server.updates.moves import Base, move_to
-from broker_server.updates.screens import Screened, screen_round
+from broker_server.updates.screens import Screened, expect_changes, screen_round
 from broker_server.updates.values import Tensors, Update
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import open_weights
@@ -87,7 +88,9 @@ def begin_folding(
         context.config.server_optimizer,
         draw=lambda: context.noise(f"{context.config.seed}/merge/{old.number}"),
     )
-    return Folding(merge, list(opened), load, partial(move_to, base))
+    tiers = Counter(task.tier for task in tasks)
+    doubt = expect_changes(services.store, old, context.config.robust, tiers)
+    return Folding(merge, list(opened), load, partial(move_to, base), doubt)
 
 
 def _base(context: RunContext, blobs: BlobStore, old: VersionRecord) -> Base:

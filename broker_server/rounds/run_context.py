@@ -72,6 +72,11 @@ class RunContext:
     contracts: Mapping[str, DataContract] = field(default_factory=dict)
 
     @property
+    def chunk_bytes(self) -> int:
+        """Return the payload bytes of a chunk: as configured, or as many as the broker takes."""
+        return self.artifacts.full.ref.chunk_bytes
+
+    @property
     def config(self) -> FleetConfig:
         """Return the configuration of the run, with absolute paths."""
         return self.method.config

@@ -59,7 +59,7 @@ def store_sent_weights(
         norm = math.sqrt(sum(squares))
         lost_norm = measure(open_weights(blobs.path(digest)), weights).norm
         loss = lost_norm / (norm or 1.0)
-    ref = BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes)
+    ref = BlobRef(digest=digest, size=size, chunk_bytes=context.chunk_bytes)
     return SentWeights(ref, loss)
 
 

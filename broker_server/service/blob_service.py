@@ -17,11 +17,10 @@ from pathlib import Path
 
 from fleet_protocol.blobs import BARE_OVERHEAD, FRAME_OVERHEAD, indices_of, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
-from fleet_protocol.errors import BlobError, ConfigError, TransportError
+from fleet_protocol.errors import BlobError, BrokerRefusedError, TransportError
 from fleet_protocol.foreign_files import file_state, open_regular
 from fleet_protocol.messages import Ranges
 from fleet_protocol.messages.bounds import CHUNKS_LIMIT
-from fleet_protocol.refusals import remedy
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import SEND_WINDOW, Transport
 
@@ -32,7 +31,6 @@ LONGEST_SECONDS = 2.0  # after the first request, however many still come
 FAN_OUT_BYTES = 50e6
 GAP_SECONDS = 1.0  # since the last arrival: so long it is still on its way
 PUBLISH_SECONDS = 10.0  # a broker that takes nothing for so long is away; the devices ask again
-PACKET_ROOM = 1024  # beside the payload of a chunk: topic, numbers, digest, signature
 TURN_SECONDS = 0.2  # that its acknowledgements are waited for at once
 
 
@@ -93,20 +91,6 @@ class _Served:
         for index in chunks:
             total += max(0, min(self.chunk_bytes, self.size - index * self.chunk_bytes))
         return total
-
-
-def chunk_bytes_for(link: Transport, wanted: int) -> int:
-    """Return the payload bytes of a chunk as they are wanted.
-
-    Raises:
-        ConfigError: the broker says that it takes no packets of that size.
-    """
-    if wanted > link.packet_bytes - PACKET_ROOM:
-        raise ConfigError(
-            f"the broker at {link.address} takes packets of {link.packet_bytes:,} bytes, which has "
-            f"no room for chunks of {wanted:,}; {remedy('Packet too large')}"
-        )
-    return wanted
 
 
 class BlobService:
@@ -181,6 +165,15 @@ class BlobService:
                 under_way.devices.discard(device)
                 under_way.until = max(under_way.until, time.monotonic() + GAP_SECONDS)
 
+    def waiting_for(self, digest: str) -> set[str]:
+        """Return the devices that wait for a blob."""
+        devices: set[str] = set()
+        if digest in self._wanted:
+            devices |= self._wanted[digest].devices.keys()
+        if digest in self._under_way:
+            devices |= self._under_way[digest].devices
+        return devices
+
     def has_asked(self, digest: str, device: str) -> bool:
         """Return whether a device asked for a blob before, and so will not again."""
         return (digest, device) in self._asked
@@ -244,7 +237,8 @@ class BlobService:
             try:
                 self._publish(digest, under_way)
             except (TransportError, BlobError) as error:
-                if isinstance(error, BlobError) or now >= under_way.until:
+                is_final = isinstance(error, BlobError | BrokerRefusedError)
+                if is_final or now >= under_way.until:
                     devices = ", ".join(sorted(under_way.devices))
                     problems.append(f"blob {digest[:12]} for {devices}: {error}")
                     under_way.chunks = []

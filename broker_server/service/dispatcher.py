@@ -13,6 +13,7 @@ from collections.abc import Callable
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Cohort, CohortSum, Collection, OpenTask
 from broker_server.rounds.stopping import StopRequested
+from broker_server.service.broker_refusals import BrokerRefusals
 from broker_server.service.connection import Connection, RunParts, Stop
 from broker_server.service.control_socket import LocalRequest
 from broker_server.service.data_findings import DataFindings
@@ -23,12 +24,16 @@ from broker_server.service.receiver_messages import Report
 from broker_server.service.replies import Replies
 from broker_server.service.routing import Handlers, Router
 from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.folded_lines import FoldedLines
 from fleet_protocol.messages import Cancel, DeviceProfile, DeviceStatus
+from fleet_protocol.refusals import explain
 from fleet_protocol.transport import (
     Connected,
     Disconnected,
     Event,
+    LoginRefused,
     Received,
+    Refused,
     Rejected,
     WireCount,
 )
@@ -78,6 +83,8 @@ class MqttDispatcher:
         self._store = parts.store
         self._uploads = parts.uploads
         self._replies = Replies(parts, connection)
+        self._refusals = BrokerRefusals(parts, connection.topics, connection.link.address)
+        self._lines = FoldedLines(self._note_broker)
         self._findings = DataFindings(parts.fleet, parts.reporter)
         self._offers = Offers(parts, connection.outbox, nudge_seconds)
         self._stray_tasks: set[str] = set()  # not open, of which a chunk was refused already
@@ -185,6 +192,10 @@ class MqttDispatcher:
                 self._go_on(event)
             case Disconnected():
                 self._stand_still(event)
+            case Refused():
+                self._refusals.receive(event, self._open)
+            case LoginRefused():
+                self._lines.warning("refused", f"the broker refuses it {explain(event.code)}")
             case Rejected():
                 # The device that is named there need not be the sender.
                 self._count_refused(event.error, None)
@@ -193,7 +204,7 @@ class MqttDispatcher:
 
     def _go_on(self, event: Connected) -> None:
         if self._clock.stands:
-            _LOG.warning("the broker is back, and the run goes on")
+            self._lines.info("back", "the broker is back, and the run goes on")
         self._clock.go_on()
         self._offers.note_reconnection()
         self._outbox.publish_status(self.reporter.run)
@@ -202,13 +213,17 @@ class MqttDispatcher:
 
     def _stand_still(self, event: Disconnected) -> None:
         self._clock.stop()
-        lost = (
+        self._lines.warning(
+            f"lost {event.code}",
             f"the connection to the broker is gone ({event.reason}); the round stands still until "
-            "it is back"
+            "it is back",
         )
-        _LOG.warning(lost)
-        self.reporter.note("broker-lost", lost)
         self._connection.revive_broker()
+
+    def _note_broker(self, level: int, line: str) -> None:
+        _LOG.warning(line)
+        if level > logging.INFO:
+            self.reporter.note("broker-lost", line)
 
     def _receive_report(self, report: Report) -> None:
         self._uploads.apply_report(report, self._open)

@@ -27,6 +27,7 @@ from broker_server.service.visiting import (
     Place,
     asked,
     is_here,
+    require_taken,
     visiting,
 )
 from broker_server.settings.broker import BrokerConfig
@@ -97,6 +98,7 @@ def _events_until(inbox: Inbox, deadline: float) -> Iterator[Event]:
             event = inbox.get(timeout=left)
         except queue.Empty:
             return
+        require_taken(event)
         yield event
 
 
@@ -168,6 +170,7 @@ class _Follower:
 
     def handle(self, event: Event) -> control.RunFinished | None:
         """Handle an event; return how the run ended, if it is the last."""
+        require_taken(event)
         run_event = _read_event(event, self._topics)
         self._note_answer(run_event)
         if self._run is None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from broker_server.service.other_servers import describe_store, other_store
 from broker_server.store import TaskRecord
 from fleet_protocol.control import RunEvent
-from fleet_protocol.errors import RefusalReason, TransportError
+from fleet_protocol.errors import BrokerRefusedError, RefusalReason, TransportError
 from fleet_protocol.messages import Instructions, Offer, ServerStatus, UploadRefused
 from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import Transport
+from fleet_protocol.transport import Refused, Transport
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 10  # other servers that are named in the log
@@ -29,6 +29,7 @@ class Outbox:
         topics: of the fleet.
         folder: of the server's store.
         also: gets the server's status, too.
+        refused: gets what the broker does not take because of its size.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Outbox:
         folder: Path,
         *,
         also: Callable[[bytes], None] = lambda _status: None,
+        refused: Callable[[Refused], None] = lambda _refused: None,
     ) -> None:
+        self._refused = refused
         self._also = also
         self._link = link
         self._topics = topics
@@ -47,8 +50,15 @@ class Outbox:
 
     def send(self, device: str, message: TaskMessage) -> None:
         """Send a message to a device."""
-        with contextlib.suppress(TransportError):
-            self._link.publish(self._topics.task(device), message.to_bytes())
+        topic = self._topics.task(device)
+        payload = message.to_bytes()
+        try:
+            self._link.publish(topic, payload)
+        except BrokerRefusedError as error:
+            self._refused(Refused(topic, error.code, len(payload)))
+        except TransportError:
+            # The side that waits for the message repeats its own.
+            return
 
     def publish_status(self, run: str | None) -> None:
         """Publish, retained, that the server is here, and which run is in progress."""

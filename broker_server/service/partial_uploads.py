@@ -20,10 +20,10 @@ from fleet_protocol.digests import blob_digest, matches
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
+from fleet_protocol.messages.bounds import LEAST_CHUNK_BYTES
 from fleet_protocol.part_file import PartFile
 
 _UNKNOWN_DIGEST = "0" * 64
-_LEAST_CHUNK_BYTES = 1024
 _OPEN_FILES = 512  # half of what a process may usually have open
 # of all updates in memory; those for which there is no room are written as they come
 _HELD_BYTES = 16 * 1024 * 1024
@@ -83,7 +83,7 @@ class PartialUploads:
             chunk = decode_chunk(frame)
         except BlobError as error:
             raise _malformed(task, error) from error
-        if chunk.size > limit_bytes or chunk.chunk_bytes < _LEAST_CHUNK_BYTES:
+        if chunk.size > limit_bytes or chunk.chunk_bytes < LEAST_CHUNK_BYTES:
             raise RefusedError(
                 RefusalReason.OVERSIZED,
                 f"a chunk of task {task} belongs to {chunk.size} bytes cut at {chunk.chunk_bytes}; "
@@ -92,7 +92,12 @@ class PartialUploads:
         # Chunks do not name the digest of the whole: its announcement does.
         ref = BlobRef(digest=_UNKNOWN_DIGEST, size=chunk.size, chunk_bytes=chunk.chunk_bytes)
         try:
-            self._arriving(task, ref).add(chunk)
+            upload = self._arriving(task, ref)
+            if ref.size == upload.ref.size and ref.chunk_bytes < upload.ref.chunk_bytes:
+                # Its device has cut it smaller, as its broker took no larger chunks.
+                self.drop(task)
+                upload = self._arriving(task, ref)
+            upload.add(chunk)
         except BlobError as error:
             raise _malformed(task, error) from error
 

@@ -101,10 +101,16 @@ class Registry(FrozenModel):
         return epoch, keys
 
     def papers(self) -> dict[str, bytes]:
-        """Return what the operator says to each device that is a member, if anything."""
+        """Return what the operator says to each device, if anything.
+
+        A device that is revoked gets the list, too, so that it knows and stops asking.
+        """
         if self.revoked is None:
             return {}
         papers = {}
+        for name, entry in self.members.items():
+            if entry.role == "device" and entry.revoked:
+                papers[name] = Papers(revoked=self.revoked).to_bytes()
         for name, entry in self.devices().items():
             certificate = entry.certificate if entry.renewed else None
             papers[name] = Papers(revoked=self.revoked, certificate=certificate).to_bytes()

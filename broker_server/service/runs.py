@@ -14,7 +14,8 @@ from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
 from broker_server.rounds.stopping import OperatorWish, StopRequested
-from broker_server.service.blob_service import BlobService, chunk_bytes_for
+from broker_server.service.blob_service import BlobService
+from broker_server.service.chunk_trial import find_chunk_bytes
 from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.connection import Connection, RunParts
@@ -166,11 +167,16 @@ class Runs:
         """Return the context of a run, with this server's store and broker."""
         ours = {"store": self._store.folder.resolve(), "broker": self._resources.broker}
         config = config.model_copy(update=ours)
+        wanted = config.round.chunk_bytes
+        chunk_bytes = find_chunk_bytes(self._connection.link, self._connection.topics, wanted)
+        if chunk_bytes < wanted:
+            why = f"chunks have {chunk_bytes:,} bytes: the broker takes none of {wanted:,}"
+            _LOG.warning(why)
+            self._store.log("smaller-chunks", why, run=run)
         artifacts = load_artifacts(
             config.model.artifacts,
             config.model.arch,
-            # Refused now if the broker takes no chunks of that size, not in the first round.
-            chunk_bytes=chunk_bytes_for(self._connection.link, config.round.chunk_bytes),
+            chunk_bytes=chunk_bytes,
             weights=config.model.weights,
         )
         context = prepare_run(run, config, artifacts)
@@ -224,8 +230,7 @@ class Runs:
             Cohorts(self._store, partial.blobs, connection.outbox, clock, reporter),
             self._resources.receivers,
         )
-        chunk_bytes = context.config.round.chunk_bytes
-        blobs = BlobService(connection.link, connection.topics, chunk_bytes)
+        blobs = BlobService(connection.link, connection.topics, context.chunk_bytes)
         # Graphs stay the same for the whole run; slices are offered with each round.
         blobs.serve(context.artifacts.files)
         parts = RunParts(

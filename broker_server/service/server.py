@@ -26,6 +26,7 @@ from broker_server.rounds.reporting import Listener
 from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.blob_service import BlobService
 from broker_server.service.broker import ChildBroker
+from broker_server.service.broker_refusals import KIND, describe_refusal
 from broker_server.service.connection import Connection, Stop
 from broker_server.service.control import Control, is_open
 from broker_server.service.control_socket import ControlSocket, LocalRequest
@@ -66,6 +67,7 @@ from fleet_protocol.transport import (
     Event,
     Farewell,
     Received,
+    Refused,
     Rejected,
     Transport,
     open_transport,
@@ -208,7 +210,13 @@ class Server:
     def _open_services(self, stack: contextlib.ExitStack) -> None:
         """Build what handles messages, from the outbox up to the runs."""
         socket = stack.enter_context(ControlSocket(self._folder, self._inbox.put))
-        self._outbox = Outbox(self._link, self._topics, self._folder, also=socket.greet_with)
+        self._outbox = Outbox(
+            self._link,
+            self._topics,
+            self._folder,
+            also=socket.greet_with,
+            refused=self._inbox.put,
+        )
         self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
         self._predictions = PredictionRequests(self._devices, self._outbox)
         self._between = BetweenRuns(
@@ -322,6 +330,8 @@ class Server:
             self._resume_soon()  # which also starts a hosted broker again
         elif isinstance(event, Rejected):
             self._between.refused(event.error)
+        elif isinstance(event, Refused):
+            self._store.log(KIND, describe_refusal(event, self.address))
         elif isinstance(event, Received | LocalRequest):
             self._router.route(event)
             self._begin_requested()

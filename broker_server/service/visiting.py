@@ -19,16 +19,18 @@ from broker_server.service.local import reach_server
 from broker_server.service.membership import broker_address, member_of
 from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.fleet import FleetConfig
-from fleet_protocol.errors import TransportError
+from fleet_protocol.errors import BrokerRefusedError, TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.member import Member
 from fleet_protocol.locks import held
+from fleet_protocol.refusals import explain
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import (
     BrokerAddress,
     Disconnected,
     Event,
     Received,
+    Refused,
     Transport,
     open_transport,
 )
@@ -160,6 +162,12 @@ def visiting(
     link.connect(timeout_seconds)
     with contextlib.closing(link):
         yield link, inbox
+
+
+def require_taken(event: Event) -> None:
+    """Raise a BrokerRefusedError if an event says that the broker refuses a request."""
+    if isinstance(event, Refused):
+        raise BrokerRefusedError(event.code, f"the broker refuses {event} {explain(event.code)}")
 
 
 @contextlib.contextmanager

@@ -175,6 +175,14 @@ class DevicePart:
     received_at: float | None = None
 
 
+class MergedUpdate(NamedTuple):
+    """The fields of a task whose update was merged that later rounds compare theirs with."""
+
+    device: str
+    tier: str
+    screening: Screening
+
+
 class PlannedTask(NamedTuple):
     """The fields of a training task that its plan needs, as `TaskRecord` has them.
 

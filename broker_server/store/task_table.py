@@ -25,6 +25,7 @@ from broker_server.store.records import RoundRecord
 from broker_server.store.rows import to_row, values_of
 from broker_server.store.task_records import (
     DevicePart,
+    MergedUpdate,
     Outcome,
     PlannedTask,
     TaskPhase,
@@ -129,6 +130,19 @@ class TaskTable(Database):
             counts |= _TASKS.c.phase.in_([TaskPhase.OFFERED.value, TaskPhase.RECEIVED.value])
         query = self._training_tasks(run).where(_TASKS.c.round < number, counts)
         return self._all(TaskRecord, query.order_by(_TASKS.c.device))
+
+    def merged_updates(self, run: str, number: int) -> list[MergedUpdate]:
+        """Return the updates of a round that were merged."""
+        columns = [_TASKS.c[name] for name in MergedUpdate._fields]
+        query = select(*columns).where(
+            _TASKS.c.run == run,
+            _TASKS.c.round == number,
+            _IS_TRAINING,
+            _TASKS.c.phase == TaskPhase.MERGED.value,
+            _TASKS.c.screening.is_not(None),
+        )
+        rows = self._values(TaskRecord, MergedUpdate._fields, query)
+        return [MergedUpdate._make(values) for values in rows]
 
     def planned_tasks(self, run: str) -> list[PlannedTask]:
         """Return every training task of a run, by round."""

@@ -117,6 +117,24 @@ def screen(
     return verdicts
 
 
+def usual_bounds(earlier: Mapping[str, Earlier], factor: float) -> dict[str, float]:
+    """Return the largest norm of every tier as far as earlier rounds decide it.
+
+    A tier in which too few devices have sent updates has the largest of its earlier bounds.
+
+    Args:
+        earlier: what is known of earlier rounds, by tier.
+        factor: of the median.
+    """
+    bounds = {}
+    for tier, before in earlier.items():
+        if len(before.devices) >= PEERS:
+            bounds[tier] = factor * lower_median(before.norms)
+        elif before.bound is not None:
+            bounds[tier] = before.bound
+    return bounds
+
+
 def _norm_bounds(
     updates: Sequence[Measured], earlier: Mapping[str, Earlier], factor: float
 ) -> dict[str, float | None]:

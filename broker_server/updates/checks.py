@@ -7,6 +7,7 @@ import numpy as np
 
 from broker_server.store import TaskRecord
 from broker_server.updates.values import Expected, Tensors
+from fleet_protocol.chunk_sizes import least_chunk_bytes
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import statistic_mean, statistic_variance
 from fleet_protocol.messages import Done
@@ -65,8 +66,7 @@ def check_done(done: Done, expected: Expected) -> None:
 
 
 def _check_size(done: Done, expected: Expected) -> None:
-    # Missing chunks are counted one by one, so tiny chunks would cost the server much.
-    least = expected.task.weights.chunk_bytes
+    least = least_chunk_bytes(done.update.size, expected.task.weights.chunk_bytes)
     if done.update.chunk_bytes < least:
         raise RefusedError(
             RefusalReason.OVERSIZED,

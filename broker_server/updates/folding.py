@@ -3,6 +3,10 @@
 Addition of floats depends on its order; a fixed order gives the same bits in every run. An update
 is folded as soon as everyone before it has answered, so at the close little is left to do; what has
 to wait waits on disk.
+
+How an update counts is known at the close only, when all of its round are compared. So the first
+update that will probably not count as it is, and all behind it, wait for the close as well. Only
+where one counts otherwise that was not suspected are the sums made again.
 """
 
 import itertools
@@ -16,6 +20,13 @@ from broker_server.updates.distance import measure
 from broker_server.updates.values import Update
 
 Move = Callable[[Update], Update]
+Doubt = Callable[[Measured], bool]
+Treatment = Callable[[Update], Update | None]
+"""Returns an update as it counts; None if it does not."""
+
+
+def _suspect_none(_measured: Measured) -> bool:
+    return False
 
 
 class Folding:
@@ -23,7 +34,7 @@ class Folding:
 
     Attributes:
         folded: tasks whose updates are in it, in their order.
-        measured: what screens judge updates by, by task, taken when they were folded first.
+        measured: what screens judge updates by, by task, in the order of the devices.
         load: reads an update of a task from the disk.
     """
 
@@ -33,6 +44,7 @@ class Folding:
         order: Sequence[str],
         load: Callable[[str], Update],
         move: Move = lambda update: update,
+        doubt: Doubt = _suspect_none,
     ) -> None:
         """Begin with empty sums.
 
@@ -41,13 +53,16 @@ class Folding:
             order: tasks in the order of their devices' ids.
             load: see `Folding`.
             move: moves an update to the version that it is folded into.
+            doubt: whether an update will probably not count as it is.
         """
         self._merge = merge
         self._order = tuple(order)
         self._move = move
+        self._doubt = doubt
         self.load = load
         self.measured: dict[str, Measured] = {}
         self._passed = 0  # tasks of the order that have their turn behind them
+        self._waiting: list[str] = []  # tasks that have arrived, from the first in doubt on
         self._sums = merge.start()
         self.folded: list[str] = []
 
@@ -61,23 +76,36 @@ class Folding:
             if phases[task].arrived:
                 # Measured before it is moved: screens judge what the device has changed.
                 update = self.load(task)
-                self.measured[task] = _measured(update)
-                self._fold(task, update)
+                measured = _measured(update)
+                self.measured[task] = measured
+                if self._waiting or self._doubt(measured):
+                    self._waiting.append(task)
+                else:
+                    self._fold(task, update)
             self._passed += 1
 
-    def fold_again(self, treat: Callable[[str, Update], Update | None]) -> "Folding":
-        """Fold the same updates into new sums, each as it is treated; None leaves it out.
+    def settle(self, treatments: Mapping[str, Treatment]) -> None:
+        """Fold the updates that waited, now that it is known how each counts.
+
+        Args:
+            treatments: of the tasks whose updates do not count as they are.
 
         Raises:
             BlobError: an update on disk can no longer be read.
         """
-        again = Folding(self._merge, (), self.load, self._move)
-        for task in self.folded:
+        tasks = self._waiting
+        if any(task in treatments for task in self.folded):
+            tasks = self.folded + self._waiting
+            self._sums = self._merge.start()
+            self.folded = []
+        self._waiting = []
+        for task in tasks:
             # Treated before it is moved, as bounds are about the change that the device made.
-            update = treat(task, self.load(task))
+            update: Update | None = self.load(task)
+            if update is not None and task in treatments:
+                update = treatments[task](update)
             if update is not None:
-                again._fold(task, update)
-        return again
+                self._fold(task, update)
 
     def _fold(self, task: str, update: Update) -> None:
         self._merge.fold(self._sums, self._move(update))

@@ -1,18 +1,29 @@
 """What becomes of each update when its round closes: it counts as it is, bounded, or not at all.
 
 Updates are folded as they come, though what they may be is known at the close only: bounds are
-taken from all of them. Where one is not as it should be the sums are made again without it.
+taken from all of them. What looks wrong by the rounds before waits for the close with all behind
+it, so that most rounds read and fold every update once.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.settings.robust import RobustConfig
-from broker_server.store import Outcome, Store, TaskPhase, TaskRecord, VersionRecord
-from broker_server.updates.bounds import PEERS, Earlier, Verdict, screen
-from broker_server.updates.folding import Folding
+from broker_server.store import Outcome, Store, TaskPhase, VersionRecord
+from broker_server.store.task_records import MergedUpdate
+from broker_server.updates.bounds import (
+    COLOSSAL,
+    PEERS,
+    Earlier,
+    Measured,
+    Verdict,
+    screen,
+    usual_bounds,
+)
+from broker_server.updates.folding import Doubt, Folding
 from broker_server.updates.krum import left_out
 from broker_server.updates.moves import limit_samples, scale_change
 from broker_server.updates.values import Tensors, Update
@@ -43,7 +54,7 @@ def screen_round(
     config: RobustConfig,
     noise: PrivacyConfig | None = None,
 ) -> Screened:
-    """Judge the updates of a round, and fold them again if not all of them count as they are.
+    """Judge the updates of a round, and fold each as it counts.
 
     Args:
         folding: all updates of the round.
@@ -65,13 +76,43 @@ def screen_round(
         outcomes[task] = _outcome(verdict, left_out=task in far)
         if verdict.reason is not None:
             refusals[task] = (verdict.reason, verdict.detail)
-    # Most rounds are merged as they were folded, with no second pass over the updates.
-    if any(_is_changed(outcomes[task]) for task in folding.folded):
-        folding = folding.fold_again(lambda task, update: _treat(outcomes[task], update))
+    treatments = {}
+    for task, outcome in outcomes.items():
+        if _is_changed(outcome):
+            treatments[task] = partial(_treat, outcome)
+    folding.settle(treatments)
     if noise is not None:
         for task, outcome in outcomes.items():
             outcomes[task] = _noting_clip(outcome, noise.clip)
     return Screened(folding, outcomes, refusals)
+
+
+def expect_changes(
+    store: Store,
+    old: VersionRecord,
+    config: RobustConfig,
+    tiers: Mapping[str, int],
+) -> Doubt:
+    """Return whether an update will probably not count as it is, by what is known before the close.
+
+    Args:
+        store: has the norms of rounds before.
+        old: the version that the round starts from.
+        config: the screens.
+        tiers: how many devices of each tier were asked.
+    """
+    if config.merge == "krum":
+        # It compares all updates of a plan, and leaves some of them out of most rounds.
+        return lambda _measured: True
+    bounds: dict[str, float] = {}
+    if config.norm_bound:
+        bounds = usual_bounds(_earlier_rounds(store, old, tiers), config.norm_bound)
+
+    def is_doubtful(measured: Measured) -> bool:
+        too_far = measured.norm > min(bounds.get(measured.tier, COLOSSAL), COLOSSAL)
+        return too_far or measured.samples < measured.declared
+
+    return is_doubtful
 
 
 def _judge(
@@ -102,34 +143,32 @@ def _earlier_rounds(
 
     They are those that the old version was made of, and of rounds before where a tier has too few.
     """
-    by_tier: dict[str, list[TaskRecord]] = {}
+    by_tier: dict[str, list[MergedUpdate]] = {}
     # A device that is alone in the fleet has only itself to differ from.
     back = _BACK if sum(tiers.values()) > 1 else 1
     for number in range(old.round, max(old.round - back, 0), -1):
-        for task in store.tasks(old.run, number, "train"):
-            if task.phase is TaskPhase.MERGED and task.screening is not None:
-                by_tier.setdefault(task.tier, []).append(task)
+        for update in store.merged_updates(old.run, number):
+            by_tier.setdefault(update.tier, []).append(update)
         if _are_enough(tiers, by_tier):
             break
-    return {tier: _earlier(tasks) for tier, tasks in by_tier.items()}
+    return {tier: _earlier(updates) for tier, updates in by_tier.items()}
 
 
-def _earlier(tasks: Sequence[TaskRecord]) -> Earlier:
-    """Return what is known of a tier from the tasks whose updates counted."""
+def _earlier(updates: Sequence[MergedUpdate]) -> Earlier:
+    """Return what is known of a tier from the updates that counted."""
     norms = []
     bounds = []
-    for task in tasks:
-        if task.screening is None:
-            continue
+    for update in updates:
+        screening = update.screening
         # The norm as it counted: of a clipped update that is the bound.
-        norms.append(task.screening.norm * task.screening.scale)
-        if task.screening.bound is not None:
-            bounds.append(task.screening.bound)
-    devices = frozenset(task.device for task in tasks)
+        norms.append(screening.norm * screening.scale)
+        if screening.bound is not None:
+            bounds.append(screening.bound)
+    devices = frozenset(update.device for update in updates)
     return Earlier(norms, devices, max(bounds, default=None))
 
 
-def _are_enough(tiers: Mapping[str, int], by_tier: Mapping[str, Sequence[TaskRecord]]) -> bool:
+def _are_enough(tiers: Mapping[str, int], by_tier: Mapping[str, Sequence[MergedUpdate]]) -> bool:
     """Return whether every tier has enough norms for a median of its own."""
     for tier, count in tiers.items():
         earlier = len(by_tier.get(tier, ()))
@@ -145,8 +184,8 @@ def _farthest(
 ) -> set[str]:
     """Return the tasks that Krum leaves out, of each plan by itself: others hold other entries."""
     by_plan: dict[str, dict[str, Tensors]] = {}
-    for task in folding.folded:
-        if verdicts[task].reason is None:
+    for task, verdict in verdicts.items():
+        if verdict.reason is None:
             update = folding.load(task)
             by_plan.setdefault(update.key, {})[task] = update.weights
     tasks: set[str] = set()

@@ -53,6 +53,11 @@ class BlobFetch:
         """Whether nothing is missing."""
         return not self._incomplete
 
+    @property
+    def digests(self) -> Collection[str]:
+        """Digests of the blobs that are missing."""
+        return self._incomplete.keys()
+
     def waits_for(self, digest: str) -> bool:
         """Return whether a blob is still missing."""
         return digest in self._incomplete

@@ -56,6 +56,27 @@ class Kit:
     findings: DataFindings  # the findings in the data
     samples: SampleFiles  # reads them again when they change
 
+    @classmethod
+    def build(cls, config: DeviceConfig) -> "Kit":
+        """Return what an agent with a configuration works with."""
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        blobs = BlobStore(config.state_dir)
+        journal = Journal(config.device)
+        return cls(
+            config=config,
+            inbox=inbox,
+            journal=journal,
+            blobs=blobs,
+            store=TaskStore(config.state_dir),
+            cache=Cache(config.state_dir, blobs, config.max_cache_bytes),
+            memory=MemoryRecord(config.state_dir, config.conditions.root),
+            opened_sums=OpenedSums(config.state_dir),
+            worker=Worker(inbox),
+            agreement=Agreement(config.state_dir),
+            findings=DataFindings(config.state_dir, journal),
+            samples=SampleFiles(config.data, journal),
+        )
+
 
 @dataclass(frozen=True)
 class TaskOutcome:

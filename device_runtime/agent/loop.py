@@ -9,33 +9,27 @@ import contextlib
 import math
 import queue
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from device_runtime.agent.agreement import Agreement
-from device_runtime.agent.cache import Cache
 from device_runtime.agent.connection import ConnectionLog
 from device_runtime.agent.context import Context, Kit, TaskOutcome
-from device_runtime.agent.data_findings import DataFindings
-from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import WORKING, Event, State, successor
-from device_runtime.agent.memory import MemoryRecord
 from device_runtime.agent.offers import receive_offer
-from device_runtime.agent.opened_sums import OpenedSums
+from device_runtime.agent.rejoining import REFUSED_SECONDS, WatchedFiles, wait_for_change
 from device_runtime.agent.releases import RESTART, Releases
-from device_runtime.agent.sample_files import SampleFiles
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.states.table import STATES
+from device_runtime.agent.stop_request import StopRequested
 from device_runtime.agent.systemd import ServiceNotifier
-from device_runtime.agent.task_store import TaskStore
 from device_runtime.agent.uplink import Uplink
-from device_runtime.agent.worker import WorkDone, Worker, WorkFailed, WorkReport
+from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
 from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.allocator import settle_allocator
-from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
+from fleet_protocol.errors import BrokerRefusedError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.locks import held
 from fleet_protocol.messages import (
     Ask,
@@ -48,7 +42,15 @@ from fleet_protocol.messages import (
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
-from fleet_protocol.transport import Connected, Disconnected, OperatorNotice, Received, Rejected
+from fleet_protocol.transport import (
+    Connected,
+    Disconnected,
+    LoginRefused,
+    OperatorNotice,
+    Received,
+    Refused,
+    Rejected,
+)
 
 if TYPE_CHECKING:
     from device_runtime.predictions.service import PredictionService
@@ -66,22 +68,25 @@ _ENDS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class StopRequested:
-    """Someone wants the agent to end, and why."""
-
-    why: str
-
-
 class Agent:
     """A device: one configuration, one state folder, one link.
+
+    Args:
+        config: of the device.
+        files: that say who the device is, so that it may begin anew when they change.
+
+    Attributes:
+        begins_anew: whether it has ended because such a file has changed.
 
     Raises:
         StorageError: the state folder cannot be made.
     """
 
-    def __init__(self, config: DeviceConfig) -> None:
-        kit = _kit(config)
+    def __init__(self, config: DeviceConfig, files: Iterable[Path] = ()) -> None:
+        self.begins_anew = False
+        self._files = WatchedFiles(files)
+        self._shut_out = ""  # why it takes part no more
+        kit = Kit.build(config)
         self.ctx = Context(
             kit=kit,
             uplink=Uplink(config, kit.journal),
@@ -89,7 +94,7 @@ class Agent:
             releases=Releases(config),
         )
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
-        self._connection = ConnectionLog()
+        self._connection = ConnectionLog(kit.journal, config.device)
         self._predictions: PredictionService | None = None
         self._service = ServiceNotifier()
 
@@ -119,16 +124,39 @@ class Agent:
         ):
             for half_written in config.state_dir.glob(".*.????????"):  # in a power cut
                 half_written.unlink(missing_ok=True)
-            try:
-                self._enter(State.STARTING)
-                self._follow_events()
-                while self.ctx.state is not State.STOPPED:
-                    self._handle_next()
-                return RESTART if self.ctx.releases.restarts else 0
-            finally:
-                if self.ctx.uplink.link is not None and self.ctx.state is not State.STOPPED:
-                    # without a farewell: the will, or the next start, speaks
-                    self.ctx.uplink.link.close()
+            self._shut_out = config.shut_out()
+            if not self._shut_out:
+                self._take_part()
+            if self._shut_out:
+                self._wait_outside(self._shut_out, math.inf)
+            return RESTART if self.ctx.releases.restarts else 0
+
+    def _take_part(self) -> None:
+        """Work until stopped, or shut out."""
+        try:
+            self._enter(State.STARTING)
+            self._follow_events()
+            while self.ctx.state is not State.STOPPED:
+                self._handle_next()
+        except BrokerRefusedError as error:
+            # A person reads the error; a service would be started again, and be refused again.
+            if not self._service.is_managed:
+                raise
+            self._wait_outside(str(error), REFUSED_SECONDS)
+            if not self.begins_anew:
+                raise
+        finally:
+            if self.ctx.uplink.link is not None and self.ctx.state is not State.STOPPED:
+                # without a farewell: the will, or the next start, speaks
+                self.ctx.uplink.link.close()
+
+    def _wait_outside(self, why: str, seconds: float) -> None:
+        """Wait for the operator, and note whether the agent is to begin anew."""
+        text = f"{why}; this board waits until then, and asks nobody"
+        self.ctx.kit.journal.error(text)
+        self._service.wait_outside(text)
+        inbox = self.ctx.kit.inbox
+        self.begins_anew = wait_for_change(self._files, inbox, seconds, self._service.alive)
 
     def _on_signal(self, signal: Signals) -> None:
         if self.ctx.state in {State.STARTING, State.PROBING}:
@@ -141,7 +169,9 @@ class Agent:
     def _enter(self, state: State) -> None:
         self.ctx.state = state
         self.ctx.kit.journal.info(f"state={state.value}")
-        self._service.entered(state, self.ctx.task.offer.round if self.ctx.task else None)
+        # A process that goes on after its agent has stopped must not be ended for that.
+        if state is not State.STOPPED or not (self._shut_out or self.begins_anew):
+            self._service.entered(state, self.ctx.task.offer.round if self.ctx.task else None)
         self._state = STATES[state](self.ctx)
         self._state.enter()
 
@@ -172,6 +202,9 @@ class Agent:
         # What has been posted comes first: a status would tell of a state that is over.
         if not ctx.events and time.monotonic() >= min(ctx.status_at, self._silent_at):
             ctx.publish_status()
+        if self._connection.is_refused and self._files.have_changed():
+            self.begins_anew = True
+            self.stop("its enrolment or its configuration has changed")
         if not ctx.events and time.monotonic() >= ctx.watch.check_at:
             ctx.check_conditions()
         if ctx.state is State.IDLE and time.monotonic() >= ctx.releases.trial_ends_at:
@@ -226,6 +259,10 @@ class Agent:
             self._on_connected(item)
         elif isinstance(item, Disconnected):
             self._on_disconnected(item)
+        elif isinstance(item, LoginRefused):
+            self._connection.note_refusal(item)
+        elif isinstance(item, Refused):
+            self._state.on_refused(item)
         elif isinstance(item, OperatorNotice):
             self._on_operator_news(item)
         elif isinstance(item, Rejected):
@@ -245,21 +282,13 @@ class Agent:
     # The connection.
 
     def _on_disconnected(self, item: Disconnected) -> None:
-        journal = self.ctx.kit.journal
-        journal.warning(f"connection lost ({item.reason}); trying again")
-        if self._connection.lose(time.monotonic()):
-            name = self.ctx.kit.config.device
-            journal.warning(
-                "connections end as soon as they are made: "
-                f"if another agent runs as {name!r}, give it another name"
-            )
+        self._connection.lose(item, time.monotonic())
 
     def _on_connected(self, item: Connected) -> None:
         ctx = self.ctx
-        away_seconds = self._connection.regain(time.monotonic())
+        away_seconds = self._connection.regain(item, time.monotonic())
         if ctx.task is not None:
             ctx.task.deadline += away_seconds
-        ctx.kit.journal.info(f"connected, session {'kept' if item.session_present else 'new'}")
         if not self._connection.greeted:
             self._connection.greeted = True
             return  # probing has waited for it, and the state after it has said all there is to say
@@ -272,6 +301,10 @@ class Agent:
 
     def _on_operator_news(self, item: OperatorNotice) -> None:
         ctx = self.ctx
+        if item.revoked:
+            self._shut_out = ctx.kit.config.shut_out()
+            self.stop("its enrolment counts no more")
+            return
         before = (ctx.releases.record, ctx.releases.wanted)
         try:
             ctx.releases.receive(item)
@@ -364,24 +397,3 @@ class Agent:
 
     def _send_prediction(self, ask: Ask, **answer: object) -> None:
         self.ctx.uplink.send(ask, Predicted, **answer)
-
-
-def _kit(config: DeviceConfig) -> Kit:
-    """Return what an agent works with."""
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    blobs = BlobStore(config.state_dir)
-    journal = Journal(config.device)
-    return Kit(
-        config=config,
-        inbox=inbox,
-        journal=journal,
-        blobs=blobs,
-        store=TaskStore(config.state_dir),
-        cache=Cache(config.state_dir, blobs, config.max_cache_bytes),
-        memory=MemoryRecord(config.state_dir, config.conditions.root),
-        opened_sums=OpenedSums(config.state_dir),
-        worker=Worker(inbox),
-        agreement=Agreement(config.state_dir),
-        findings=DataFindings(config.state_dir, journal),
-        samples=SampleFiles(config.data, journal),
-    )

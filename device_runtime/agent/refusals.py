@@ -4,6 +4,7 @@ import errno
 
 from fleet_protocol.errors import (
     BlobError,
+    BrokerRefusedError,
     ConfigError,
     DataChangedError,
     DataError,
@@ -12,15 +13,30 @@ from fleet_protocol.errors import (
     RefusedError,
     StorageError,
 )
+from fleet_protocol.refusals import PACKET_TOO_LARGE, explain
+from fleet_protocol.transport import Refused
 
 Refusal = tuple[RefusalReason, str]
 """A reason with its detail, a text for the operator."""
+
+
+def refused_error(refused: Refused) -> BrokerRefusedError:
+    """Return a broker's refusal as an error, for the server and the log."""
+    return BrokerRefusedError(
+        refused.code, f"the broker refuses this board {refused} {explain(refused.code)}"
+    )
 
 
 def refusal_of(error: Exception) -> Refusal:
     """Return what to tell the server about a failure."""
     if isinstance(error, RefusedError):
         return error.reason, str(error)
+    if isinstance(error, BrokerRefusedError):
+        too_large = error.code == PACKET_TOO_LARGE
+        reason = (
+            RefusalReason.TOO_LARGE_FOR_BROKER if too_large else RefusalReason.REFUSED_BY_BROKER
+        )
+        return reason, str(error)
     if isinstance(error, StorageError):
         cause = error.__cause__
         full = isinstance(cause, OSError) and cause.errno in {

@@ -32,6 +32,15 @@ class ServiceNotifier:
         self.alive_seconds = _watchdog_seconds(environment)
         self._next_at = 0.0
 
+    @property
+    def is_managed(self) -> bool:
+        """Whether a service manager would start this process again."""
+        return bool(self._address)
+
+    def wait_outside(self, why: str) -> None:
+        """Tell that the agent runs, and waits for its operator."""
+        self._send(f"READY=1\nSTATUS={why}")
+
     def alive(self) -> None:
         """Feed the watchdog, as often as it needs it; called each time the agent's loop turns."""
         now = time.monotonic()

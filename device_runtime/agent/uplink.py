@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from device_runtime.agent.journal import Journal
 from device_runtime.settings import DeviceConfig
-from fleet_protocol.errors import TransportError
+from fleet_protocol.errors import BrokerRefusedError, TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Ask, DeviceProfile, DeviceStatus, Offer, Profile
 from fleet_protocol.topics import Topics
@@ -62,10 +62,16 @@ class Uplink:
             )
 
     def subscribe_blob(self, digest: str) -> None:
-        """Let the chunks of a blob come."""
+        """Let the chunks of a blob come.
+
+        Raises:
+            BrokerRefusedError: the broker refuses the subscription, so that none will come.
+        """
         self.unwanted.discard(digest)
         try:
             self.need_link().subscribe(self.topics.blob_filter(digest))
+        except BrokerRefusedError:
+            raise
         except TransportError as error:
             self.journal.warning(f"{error}; chunks are asked for again")
 

@@ -120,11 +120,17 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
 
     Raises the errors of `read_images`.
     """
+    need(path)  # reading a pipe would not end
     module = _image_module()
     with decoding(path, "an image"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow, about damaged metadata and large images
         try:
             opened = module.open(path, formats=_FORMATS)
+        except module.UnidentifiedImageError:
+            raise DataError(
+                f"{path} is not an image of a format that is read ({', '.join(_FORMATS)}), or is "
+                "damaged; copy it again"
+            ) from None
         except module.DecompressionBombError:
             raise DataError(
                 f"{path} has more than {MOST_PIXELS:,} pixels, the most that can be read; make it "

@@ -48,6 +48,11 @@ class Membership:
         """The member's own certificate."""
         return read_certificate(bytes.fromhex(self.enrolment.certificate), self._operator)
 
+    @property
+    def is_revoked(self) -> bool:
+        """Whether this member's own enrolment was revoked, or replaced by a newer one."""
+        return self.revoked(self.certificate)
+
     def revoked(self, certificate: Certificate) -> bool:
         """Return whether a certificate is revoked, as far as is known."""
         return certificate.serial < self.revocations.since.get(certificate.name, 0)
@@ -72,7 +77,8 @@ class Membership:
         # A bad release must not prevent a renewal or a revocation.
         release_data = bytes.fromhex(papers.release or "")
         release = read_signed(Release, release_data, self._operator) if release_data else None
-        return OperatorNotice(is_renewed, release, papers.heard or 0)
+        heard = papers.heard or 0
+        return OperatorNotice(is_renewed, release, heard, revoked=self.is_revoked)
 
     def _apply(self, papers: Papers) -> None:
         revocations = self._newer_revocations(papers)

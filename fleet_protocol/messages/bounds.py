@@ -11,6 +11,7 @@ from fleet_protocol.errors import single_line
 
 _EXACT = 2**53  # every whole number up to here is a float, too
 
+LEAST_CHUNK_BYTES = 1024
 MOST_CHUNK_BYTES = 16 * 1024 * 1024
 DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers cap a packet at 128 kB
 CHUNKS_LIMIT = 2**20  # of a blob: 96 GiB in chunks of the default size

@@ -11,6 +11,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.bounds import (
     CHUNKS_LIMIT,
     DEFAULT_CHUNK_BYTES,
+    LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
     MOST_FINDINGS,
     Count,
@@ -46,7 +47,7 @@ class BlobRef(FrozenModel):
 
     digest: Digest
     size: SizeBytes
-    chunk_bytes: int = Field(default=DEFAULT_CHUNK_BYTES, ge=1024, le=MOST_CHUNK_BYTES)
+    chunk_bytes: int = Field(default=DEFAULT_CHUNK_BYTES, ge=LEAST_CHUNK_BYTES, le=MOST_CHUNK_BYTES)
 
     @model_validator(mode="after")
     def _few_chunks(self) -> "BlobRef":

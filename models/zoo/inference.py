@@ -79,8 +79,9 @@ def _infer(builder: ModelBuilder, is_accepted: Callable[[Axis], bool]) -> Layout
     axes = dict(cut.axes)
     if CLASSES not in axes:
         raise ConfigError(
-            f"{arch.name} never asked for cut.classes(n); its classifier must, or labels have no "
-            "axis"
+            f"{arch.name} never asked for cut.classes(n), so its outputs have no axis: make its "
+            "last layer with as many outputs as there are labels, or numbers to learn, as in "
+            "nn.Linear(hidden, cut.classes(classes))"
         )
     blocks = None if cut.blocks is None else _blocks_by_depth(builder, shapes, cut.blocks)
     growth = measure_growth(arch.name, axes, lambda enlarge: builder.shapes(Cut(enlarge=enlarge)))

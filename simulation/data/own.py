@@ -46,7 +46,8 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
     """
     train_files = _read(train, _TRAIN)
     test_files = _read(test, _TEST)
-    contract = common_contract(train_files, test_files)
+    with naming_table(_TEST):
+        contract = common_contract(train_files, test_files)
     train_sets = _reconciled(train_files, contract, _TRAIN)
     test_sets = _reconciled(test_files, contract, _TEST)
     train_x, train_y = _samples_and_targets(train_sets)

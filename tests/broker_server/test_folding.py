@@ -3,6 +3,8 @@ allows.
 """
 
 import random
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from broker_server.store import TaskPhase, TaskRecord
 from broker_server.strategies.strategy import GlobalModel
 from broker_server.updates.folding import Folding
+from broker_server.updates.moves import limit_samples
 from broker_server.updates.values import Update
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from models.plan import compile_plan, make_plan
@@ -108,3 +111,57 @@ def test_an_update_is_folded_as_soon_as_its_turn_comes():
     phases["1"] = TaskPhase.DECLINED
     folding.advance(phases)
     assert loaded == ["0", "2"]
+
+
+def settled(doubted, changed):
+    """Fold five updates, some of which are in doubt, and treat some when the round closes.
+
+    Returns:
+        The merged weights, the tasks in the sums, and how often each update was folded.
+    """
+    merge = built({"weighting": "samples"}, LAYOUT).merge
+    counts = Counter()
+
+    def fold(sums, update):
+        counts[update.task.id] += 1
+        merge.fold(sums, update)
+
+    folding = Folding(
+        replace(merge, fold=fold),
+        [str(i) for i in range(5)],
+        lambda task: update_of(int(task)),
+        doubt=lambda measured: measured.device in doubted,
+    )
+    folding.advance({str(i): TaskPhase.RECEIVED for i in range(5)})
+    treatments = {task: lambda update: limit_samples(update, 1) for task in changed}
+    if changed:
+        treatments[changed[-1]] = lambda update: None
+    folding.settle(treatments)
+    new = folding.finish(GlobalModel(tiny_weights(LAYOUT), {})).weights
+    return {name: value.tobytes() for name, value in new.items()}, folding.folded, dict(counts)
+
+
+def test_an_update_in_doubt_and_all_behind_it_are_folded_once_when_the_round_closes():
+    """The bits are those of sums that are made again, which nobody in doubt costs a second pass."""
+    again, folded, counts = settled((), ("2", "3"))
+    assert folded == ["0", "1", "2", "4"]
+    assert counts == {"0": 2, "1": 2, "2": 2, "3": 1, "4": 2}
+    once, folded_once, counts = settled(("d2",), ("2", "3"))
+    assert (once, folded_once) == (again, folded)
+    assert counts == {"0": 1, "1": 1, "2": 1, "4": 1}
+
+
+def test_a_doubt_that_comes_to_nothing_changes_no_bit():
+    """The updates are folded as they are, each once."""
+    plain, folded, _ = settled((), ())
+    late, folded_late, counts = settled(("d0", "d3"), ())
+    assert (late, folded_late) == (plain, folded)
+    assert counts == dict.fromkeys(folded, 1)
+
+
+def test_an_update_that_changes_before_the_first_in_doubt_has_the_sums_made_again():
+    """Doubt is about time alone: what counts is what was found when the round closed."""
+    again, folded, _ = settled((), ("0", "4"))
+    mixed, folded_mixed, counts = settled(("d2",), ("0", "4"))
+    assert (mixed, folded_mixed) == (again, folded)
+    assert counts == {"0": 2, "1": 2, "2": 1, "3": 1}

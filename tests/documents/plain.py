@@ -22,7 +22,7 @@ OWN = r"(?:one's|its|his|her|their|our|your|\w+'s|\w+s')"
 
 PATTERNS = {
     "write 'is not a'": r"(?<!\b[Tt]here )\b(?:is|are|was|were|be) no\b(?! (?:longer|more|less)\b)",
-    "begin with the subject": r"^(?:Whom|Who|Whose|What|Of(?! the \d| \d))\b[^?]*$",
+    "begin with the subject": r"^(?:Whom|Who|Whose|What(?! differs from the paper)|Of(?! the \d| \d))\b[^?]*$",
     "say what the program does": r"\b(?:told|said|heard|whom)\b",
     "write 'only'": r"(?<!\b[Ll]et )\balone\b",
     "write 'its own' before the noun": rf"\bof {OWN} own\b(?! (?:\w+|-))",

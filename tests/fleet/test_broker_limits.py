@@ -1,26 +1,118 @@
-"""A broker that takes smaller packets than Shoal sends: refused before the run, in words, and what
-fits is used.
+"""A broker that refuses: what is too large for it goes in smaller chunks, and what it forbids is
+named by the board, the server and the store.
 """
+
+import contextlib
+import time
 
 import pytest
 
-from fleet_protocol.errors import ConfigError
+from broker_server.store import Store, TaskPhase, queries
+from fleet_protocol.control import UpdateRefused
+from fleet_protocol.errors import BrokerRefusedError, ConfigError, RefusalReason
+from shoal.local_fleet import LocalDevice
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run
+from tests.refusing_brokers import FORTY_KB, dynamic_security, quota_broker
 
 
-def test_chunks_beyond_the_largest_packet_are_refused_before_the_run(ground, tmp_path):
-    """Mosquitto says what it takes, and drops larger packets without a word: devices would wait for
-    them in vain.
+def log_lines(folder, kind):
+    """What the log of a store says of a kind."""
+    with contextlib.closing(Store(folder)) as store:
+        return [line.detail for line in queries.log(store) if line.kind == kind]
+
+
+def tasks_of(folder, finished):
+    """The tasks of the first round of a run."""
+    with contextlib.closing(Store(folder)) as store:
+        return store.tasks(finished.run, 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("max_packet_size 40000", marks=pytest.mark.slow),
+        "message_size_limit 30000",
+    ],
+    ids=["announced", "refused"],
+)
+def test_a_server_cuts_chunks_that_its_broker_takes(ground, tmp_path, line):
+    """Mosquitto says what it takes, or refuses what is larger: the server stood still."""
+    with mosquitto_broker(tmp_path, more=line) as broker, ground.fleet(broker.url):
+        config = ground.config(broker.url, rounds=1, retries=1)
+        assert run(config, Watcher()).status == "finished"
+    (smaller,) = log_lines(config.store, "smaller-chunks")
+    assert "the broker takes none of 98,304" in smaller
+
+
+def test_a_broker_that_takes_no_chunk_ends_the_run_at_once(ground, tmp_path):
+    """The error names the limit and the setting of the broker."""
+    with (
+        mosquitto_broker(tmp_path, more="max_packet_size 1500") as broker,
+        pytest.raises(ConfigError, match=r"packets of 1,500 bytes.*max_packet_size"),
+    ):
+        run(ground.config(broker.url, rounds=1), Watcher())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"\xe0\2\x95\0", pytest.param(b"", marks=pytest.mark.slow)],
+    ids=["reason", "silent"],
+)
+def test_a_board_cuts_its_update_as_its_broker_takes_it(ground, tmp_path, answer):
+    """A hosted broker ends the connection for a packet over its quota, which went again and again:
+    a board made 0.1 MB/s of it.
     """
-    with mosquitto_broker(tmp_path, more="max_packet_size 40000") as broker:
-        with pytest.raises(
-            ConfigError,
-            match=r"40,000 bytes.*chunks of 98,304; set round\.chunk_bytes.*max_packet_size",
-        ):
-            run(ground.config(broker.url, rounds=1), Watcher())
-        with ground.fleet(broker.url):
-            assert (
-                run(ground.config(broker.url, rounds=1, chunk_bytes=32_768), Watcher()).status
-                == "finished"
-            )
+    with (
+        mosquitto_broker(tmp_path) as broker,
+        quota_broker(broker.port, FORTY_KB, answer) as front,
+        ground.fleet(front.url, [LocalDevice("device-0", ground.data / "device-0.npz", 1.0)]),
+    ):
+        config = ground.config(broker.url, rounds=1, min_devices=1, retries=1)
+        finished = run(config, Watcher())
+        assert finished.status == "finished"
+        (task,) = tasks_of(config.store, finished)
+        assert task.phase is TaskPhase.MERGED
+        # Chunks of 96 and of 48 kB are refused, one of each where the broker gives its reason.
+        assert front.ended <= (3 if answer else 9)
+        sent = front.bytes
+        time.sleep(2.0)
+        assert front.bytes - sent < 1000
+
+
+def test_a_board_that_may_not_fetch_says_so_and_its_round_does_not_wait(ground, tmp_path):
+    """Its subscription to blobs was refused, and it asked for ever."""
+    rights = [
+        "publish shoal/#",
+        "subscribe shoal/v1/test/devices/#",
+        "subscribe shoal/v1/test/server/#",
+    ]
+    with (
+        dynamic_security(tmp_path, rights) as broker,
+        ground.fleet(
+            broker.login("board"), [LocalDevice("device-0", ground.data / "device-0.npz", 1.0)]
+        ),
+    ):
+        watcher = Watcher()
+        config = ground.config(
+            broker.login("server"),
+            rounds=1,
+            min_devices=1,
+            retries=1,
+        )
+        began = time.monotonic()
+        assert run(config, watcher).status == "failed"
+    assert time.monotonic() - began < 50  # its deadline is at 60 s
+    refused = watcher.of(UpdateRefused)[0]
+    assert (refused.device, refused.reason) == ("device-0", RefusalReason.REFUSED_BY_BROKER)
+    assert "refuses the subscription to shoal/v1/test/blobs/" in refused.detail
+    assert "Not authorized" in refused.detail
+
+
+def test_a_server_that_may_not_subscribe_says_so_at_its_start(ground, tmp_path):
+    """It saw no board, and did not know why."""
+    with (
+        dynamic_security(tmp_path, ["publish shoal/#"]) as broker,
+        pytest.raises(BrokerRefusedError, match=r"subscription to shoal/.*Not authorized"),
+    ):
+        run(ground.config(broker.login("board"), rounds=1), Watcher())

@@ -534,5 +534,6 @@ def test_a_message_that_the_broker_refuses_is_told_once(tmp_path, caplog):
         link.drain(time.monotonic() + WAIT)
     (record,) = caplog.records
     assert re.search(
-        r"refuses a message \(Not authorized\); look at the login, and at what", record.message
+        r"refuses a message of 620 bytes on shoal/test/a \(Not authorized\); look at the login",
+        record.message,
     )

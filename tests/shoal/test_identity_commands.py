@@ -9,7 +9,9 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from broker_server.service.authority import enroll, found_fleet
 from broker_server.service.membership import broker_address
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import read_registry
 from broker_server.service.server import Server
 from broker_server.settings.broker import BrokerConfig
@@ -60,6 +62,25 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed, monkeypa
     assert "pi-1" not in read_registry(tmp_path / "lab").names()
     wrong = typed("revoke", "pi-2", "--folder", "lab")
     assert (wrong.returncode, "no device of this fleet" in wrong.stderr) == (2, True)
+
+
+def test_no_key_is_made_while_the_clock_is_not_set(tmp_path, monkeypatch):
+    """A machine that started at its epoch made an authority that ended in 1989; nothing said so
+    until every board failed.
+    """
+    monkeypatch.setattr(time, "time", lambda: 24 * 3600.0)
+    with pytest.raises(ConfigError, match=r"shows 1970-01-02.*timedatectl"):
+        found_fleet(tmp_path / "early", NewFleet("lab", "127.0.0.1", 8883))
+    assert not (tmp_path / "early").exists()
+    monkeypatch.undo()
+    found_fleet(tmp_path / "lab", NewFleet("lab", "127.0.0.1", 8883))
+    monkeypatch.setattr(time, "time", lambda: 24 * 3600.0)
+    with pytest.raises(ConfigError, match="timedatectl"):
+        enroll(tmp_path / "lab", "pi-1", days=30)
+    with pytest.raises(ConfigError, match="timedatectl"):
+        enroll(tmp_path / "lab", "pi-1")
+    monkeypatch.undo()
+    enroll(tmp_path / "lab", "pi-1", days=30)
 
 
 def test_a_board_is_not_given_another_ones_enrolment(tmp_path, typed):

@@ -4,6 +4,7 @@ from device_runtime.agent.context import Context
 from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
 from fleet_protocol.errors import ShoalError
 from fleet_protocol.messages import ServerMessage, Shares, Sum
+from fleet_protocol.transport import Refused
 
 NEVER = float("inf")
 
@@ -49,6 +50,9 @@ class DeviceState:
             return
         if answer:
             self.ctx.send(Shares, **answer)
+
+    def on_refused(self, refused: Refused) -> None:
+        """Handle a message or subscription that the broker refuses; the link has logged it."""
 
     def on_repeat(self) -> None:
         """Answer the server, which asks how the task in hand stands."""

@@ -7,10 +7,11 @@ from typing_extensions import override
 
 from device_runtime.agent.blob_fetch import BlobFetch
 from device_runtime.agent.context import Context
-from device_runtime.agent.refusals import refusal_of
+from device_runtime.agent.refusals import refusal_of, refused_error
 from device_runtime.agent.states.base import DeviceState
 from fleet_protocol.errors import RefusalReason, ShoalError, StorageError
 from fleet_protocol.messages import BlobRef, NeedChunks, Ranges
+from fleet_protocol.transport import Refused
 
 
 class Collecting(DeviceState):
@@ -37,6 +38,13 @@ class Collecting(DeviceState):
             self._guarded(lambda: self._receive_chunk(digest, frame))
         else:
             super().on_chunk(digest, frame)
+
+    @override
+    def on_refused(self, refused: Refused) -> None:
+        for digest in self._fetch.digests:
+            if refused.topic == self.ctx.uplink.topics.blob_filter(digest):
+                self.ctx.fail(refused_error(refused))
+                return
 
     @override
     def on_wake(self) -> None:

@@ -1,6 +1,7 @@
 """The state of the agent that collects what a task needs."""
 
 import time
+from collections.abc import Mapping
 
 from typing_extensions import override
 
@@ -13,6 +14,7 @@ from device_runtime.training.measuring import INFER, STATS
 from device_runtime.training.routines import routine_of
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.messages import BlobRef
 
 
 class Fetching(Collecting):
@@ -45,11 +47,20 @@ class Fetching(Collecting):
         for name, ref in offered.items():
             if not ctx.kit.blobs.begun(ref.digest):
                 lacks[name] = ref.digest
+        self._guarded(lambda: self._accept_and_collect(refs, lacks))
+
+    def _accept_and_collect(self, refs: Mapping[str, BlobRef], lacks: Mapping[str, str]) -> None:
+        """Accept the task, and collect its blobs.
+
+        Args:
+            refs: what is needed first, by digest.
+            lacks: digests of what is not here, by the name that the accept has for it.
+        """
         # Subscribed to before they are asked for, since their chunks may come at once.
         for digest in lacks.values():
-            ctx.uplink.subscribe_blob(digest)
-        ctx.accept(tuple(lacks))
-        self._guarded(lambda: self._collect(*refs.values(), asked=lacks.values()))
+            self.ctx.uplink.subscribe_blob(digest)
+        self.ctx.accept(tuple(lacks))
+        self._collect(*refs.values(), asked=lacks.values())
 
     @override
     def on_repeat(self) -> None:

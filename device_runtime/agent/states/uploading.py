@@ -6,13 +6,23 @@ from typing_extensions import override
 
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
+from device_runtime.agent.refusals import refused_error
 from device_runtime.agent.states.base import NEVER, DeviceState
 from device_runtime.agent.upload import Upload, send_chunks
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.hooks import TaskStopped
 from device_runtime.training.update import mask
-from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError, TransportError
+from fleet_protocol.chunk_sizes import PACKET_ROOM, smaller_chunks
+from fleet_protocol.errors import (
+    BrokerRefusedError,
+    RefusalReason,
+    RefusedError,
+    ShoalError,
+    StorageError,
+    TransportError,
+)
 from fleet_protocol.messages import (
+    BlobRef,
     Done,
     Ranges,
     ServerMessage,
@@ -21,6 +31,9 @@ from fleet_protocol.messages import (
     UploadMissing,
     UploadRefused,
 )
+from fleet_protocol.refusals import PACKET_TOO_LARGE, explain
+from fleet_protocol.topics import UploadTopic
+from fleet_protocol.transport import Refused
 
 
 class Uploading(DeviceState):
@@ -132,10 +145,55 @@ class Uploading(DeviceState):
         if isinstance(event, WorkDone):
             self.ctx.kit.journal.info(f"sent {event.result} chunks")
             self._announce()
+        elif isinstance(event, WorkFailed) and isinstance(event.error, BrokerRefusedError):
+            self._send_smaller()
         elif isinstance(event, WorkFailed) and isinstance(event.error, TransportError):
             self.ctx.post(Event.EXPIRED)
         elif isinstance(event, WorkFailed) and not isinstance(event.error, TaskStopped):
             self.ctx.fail(event.error)
+
+    @override
+    def on_refused(self, refused: Refused) -> None:
+        ctx = self.ctx
+        task = ctx.need_task()
+        update = task.record.update
+        topic = ctx.uplink.topics.parse(refused.topic)
+        is_own = isinstance(topic, UploadTopic) and topic.task == task.offer.task
+        if not is_own or update is None:
+            return
+        if refused.code != PACKET_TOO_LARGE:
+            ctx.fail(refused_error(refused))
+        elif refused.packet_bytes <= _payload_bytes(update) + PACKET_ROOM:  # else cut before
+            self._send_smaller()
+
+    def _send_smaller(self) -> None:
+        """Cut the update into smaller chunks than the broker has refused, and send them."""
+        ctx = self.ctx
+        update = ctx.need_task().record.update
+        if update is None:
+            return
+        link = ctx.uplink.need_link()
+        payload_bytes = _payload_bytes(update)
+        smaller = smaller_chunks(payload_bytes, link.packet_bytes)
+        if smaller is None:
+            ctx.fail(
+                RefusedError(
+                    RefusalReason.TOO_LARGE_FOR_BROKER,
+                    f"the broker at {link.address} takes no packet with {payload_bytes:,} bytes of "
+                    f"an update of {update.size:,} {explain(PACKET_TOO_LARGE)}",
+                )
+            )
+            return
+        ctx.kit.journal.warning(
+            f"the broker takes no chunks of {payload_bytes:,} bytes; the update goes in chunks of "
+            f"{smaller:,}"
+        )
+        try:
+            ctx.save(update=update.model_copy(update={"chunk_bytes": smaller}))
+        except StorageError as error:
+            ctx.fail(error)
+            return
+        self._send(((0, -(-update.size // smaller)),))
 
     @override
     def on_message(self, message: ServerMessage) -> None:
@@ -163,3 +221,8 @@ class Uploading(DeviceState):
         if self.ctx.kit.worker.current is None:
             self.ctx.kit.journal.info(f"the server misses chunks {ranges}")
             self._send(ranges, again=True)
+
+
+def _payload_bytes(update: BlobRef) -> int:
+    """Return the bytes of the largest chunk of an update."""
+    return min(update.chunk_bytes, update.size)

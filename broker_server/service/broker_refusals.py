@@ -1,0 +1,73 @@
+"""What becomes of a run when its broker refuses what the server sends.
+
+A message that the broker refuses is not sent again. Where a task depends on it, the task is over,
+so that its round does not wait for a device that will never hear of it.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from broker_server.rounds.collecting import OpenTask
+from broker_server.service.connection import RunParts
+from broker_server.store import TaskPhase
+from fleet_protocol.errors import RefusalReason
+from fleet_protocol.folded_lines import FoldedLines
+from fleet_protocol.refusals import Reaction, explain, refusal_of_code
+from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics
+from fleet_protocol.transport import BrokerAddress, Refused
+
+KIND = "broker-refuses"
+"""Kind of the line in the log of a store."""
+
+
+def describe_refusal(refused: Refused, address: BrokerAddress) -> str:
+    """Return what a broker refuses, why, and what to do."""
+    return f"the broker at {address} refuses {refused} {explain(refused.code)}"
+
+
+class BrokerRefusals:
+    """Follows the refusals of the broker in a run.
+
+    Args:
+        parts: of the run.
+        topics: of the fleet.
+        address: of the broker.
+    """
+
+    def __init__(self, parts: RunParts, topics: Topics, address: BrokerAddress) -> None:
+        self._store = parts.store
+        self._reporter = parts.reporter
+        self._blobs = parts.blobs
+        self._topics = topics
+        self._address = address
+        self._lines = FoldedLines(lambda _level, line: self._reporter.note(KIND, line))
+
+    def receive(self, refused: Refused, tasks: Mapping[str, OpenTask]) -> None:
+        """Log a refusal, and end the open tasks that depend on what is refused."""
+        why = describe_refusal(refused, self._address)
+        self._lines.error(f"{refused.topic.rpartition('/')[0]} {refused.code}", why)
+        too_large = refusal_of_code(refused.code).message is Reaction.SHRINK
+        reason = (
+            RefusalReason.TOO_LARGE_FOR_BROKER if too_large else RefusalReason.REFUSED_BY_BROKER
+        )
+        devices = self._devices_without(refused)
+        for task in tasks.values():
+            if task.record.device in devices and not task.record.phase.answered:
+                self._end(task, reason, why)
+
+    def _devices_without(self, refused: Refused) -> Collection[str]:
+        """Return the devices that cannot go on without what is refused."""
+        match self._topics.parse(refused.topic):
+            case DeviceTopic(device, "task"):
+                return {device}
+            case BlobTopic(digest):
+                return self._blobs.waiting_for(digest)
+            case _:
+                return ()
+
+    def _end(self, task: OpenTask, reason: RefusalReason, why: str) -> None:
+        record = task.record
+        detail = f"{reason.value}: {why}"
+        self._store.settle([record.id], TaskPhase.DECLINED, detail)
+        task.record = replace(record, phase=TaskPhase.DECLINED, detail=detail)
+        self._reporter.refused(reason, why, device=record.device, number=record.round)

@@ -1,0 +1,75 @@
+"""Lets an agent that its fleet has shut out wait for its operator instead of asking on and on.
+
+The operator puts a new enrolment, or another login, in place of the old one. The agent notices that
+a file has changed, and begins anew with it.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from device_runtime.agent.stop_request import StopRequested
+
+LOOK_SECONDS = 5.0  # between two looks at the files
+REFUSED_SECONDS = 3600.0  # after which a service asks a broker again that refuses its login
+
+
+class WatchedFiles:
+    """The files that say who a board is and where its broker is.
+
+    Args:
+        paths: of the files; one that is not there counts as changed when it comes.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = tuple(paths)
+        self._states = self._read()
+
+    def have_changed(self) -> bool:
+        """Return whether a file has another content than at the start of the agent."""
+        return self._read() != self._states
+
+    def _read(self) -> list[tuple[int, int, int] | None]:
+        states: list[tuple[int, int, int] | None] = []
+        for path in self._paths:
+            try:
+                status = path.stat()
+            except OSError:
+                states.append(None)
+            else:
+                states.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return states
+
+
+def wait_for_change(
+    files: WatchedFiles,
+    inbox: queue.SimpleQueue[Any],
+    seconds: float,
+    alive: Callable[[], None],
+) -> bool:
+    """Wait until a file has changed, the agent is to stop, or a time is over.
+
+    Args:
+        files: of the board.
+        inbox: of the agent, whose other events nobody waits for any more.
+        seconds: longest wait.
+        alive: called again and again.
+
+    Returns:
+        Whether a file has changed.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        alive()
+        if files.have_changed():
+            return True
+        left = deadline - time.monotonic()
+        try:
+            event = inbox.get(timeout=max(0.0, min(LOOK_SECONDS, left)))
+        except queue.Empty:
+            continue
+        if isinstance(event, StopRequested):
+            return False
+    return False
