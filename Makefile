@@ -145,7 +145,7 @@ $(SCHEMATHESIS)/bin/st:
 fuzz-api: install $(SCHEMATHESIS)/bin/st  ## The API, asked at random for what its document allows, and for what it does not.
 	$(BIN)/python -m tests.shoal.view.fuzzed $(CURDIR)/$(SCHEMATHESIS)/bin/st
 
-bench: $(STAMP)  ## Budgets as ratios measured in one run, and what got worse since the last in benchmarks/history.csv.
+bench: install  ## Budgets as ratios measured in one run, and what got worse since the last in benchmarks/history.csv.
 	$(BIN)/python -m benchmarks.run
 
 results-check: $(STAMP)  ## One stored arm of docs/results at a new seed, compared with the stored ones; or ARM='fml-1 ...'.

@@ -24,12 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.nets import NETS
 from benchmarks.row import Row
 from device_runtime.bench import costs
 from device_runtime.training.backends import TrainSession, step_graph_key
 from device_runtime.training.backends.runtime import open_session
+from fleet_protocol.errors import ConfigError, ExportError
 from fleet_protocol.manifest import noise_input, parameter_input, state_input
-from models import Registry
+from models import Architecture, Registry
 from models.registry import infer_layout
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
@@ -59,7 +61,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model to time."""
+    """A model to time, of the zoo or of `benchmarks.nets`."""
 
     arch: str
     width: float = 1.0
@@ -73,7 +75,13 @@ class Case:
         """For the table."""
         return f"{self.label or self.arch} width {self.width:g} batch {self.batch}"
 
+    @property
+    def architecture(self) -> Architecture:
+        """What builds it."""
+        return NETS.get(self.arch) or Registry.zoo().get(self.arch)
 
+
+_LARGE: Any = {"input_shape": (3, 224, 224)}
 _DEMO: Any = {"channels": [32, 64], "input_shape": (1, 8, 8)}
 CASES = (
     *(Case("conv", width, 10, 0.22, "demo", _DEMO) for width in (1.0, 0.5, 0.125)),
@@ -91,6 +99,15 @@ CASES = (
     Case("next_word", batch=8),
     Case("transformer_mlm", batch=4, budget=0.8),
     Case("token_classifier", batch=4, budget=0.8),
+    Case("mobilenet_v2", batch=16, budget=0.6),
+    Case("mobilenet_v3_small", batch=16, budget=0.6),
+    Case("mobilenet_v3_small", 0.25, 16, 0.6),
+    Case("mobilenet_v3_small", 1.0, 4, 0.6, "mobilenet_v3_small at 224", _LARGE),
+    Case("efficientnet_lite0", batch=16, budget=0.6),
+    Case("convnext_atto", batch=16, budget=0.6),
+    Case("ds_cnn", batch=32, budget=0.6),
+    Case("vit_tiny", batch=8, budget=0.75),
+    Case("unet", batch=4, budget=1.0),
 )
 
 
@@ -101,6 +118,14 @@ def rows() -> list[Row]:
 
 
 def measured(case: Case) -> list[Row]:
+    """The rows of one model, or one that says why it cannot be measured here."""
+    try:
+        return _measured(case)
+    except (ModuleNotFoundError, ConfigError, ExportError) as error:
+        return [Row(f"step, {case.name}", None, f"skipped: {error}")]
+
+
+def _measured(case: Case) -> list[Row]:
     """The rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
         steps = Subjects(case, Path(folder)).steps()
@@ -167,7 +192,7 @@ class Subjects:
 
     def __init__(self, case: Case, folder: Path) -> None:
         self._folder = folder
-        arch = Registry.zoo().get(case.arch)
+        arch = case.architecture
         layout = infer_layout(arch, dict(case.settings) or None)
         export = Export(arch, layout, Recipe())
         tier = layout.tier(case.width)

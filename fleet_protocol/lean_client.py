@@ -67,10 +67,12 @@ class LeanClient(paho.Client):
         on_plain_message: receives topic, payload, and whether the message was retained.
         reasons: the codes of the newest CONNACK, SUBACK or DISCONNECT, for the callbacks of paho.
             `on_publish` receives the code of a PUBACK in place of paho's object.
+        read_error: what ended the newest connection that could not be read, None if nothing did.
     """
 
     on_plain_message: Callable[[str, bytes, bool], None]
     reasons: tuple[int, ...]
+    read_error: OSError | None
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -79,6 +81,7 @@ class LeanClient(paho.Client):
         self._filled = 0
         self._acknowledgements = bytearray()
         self.reasons = ()
+        self.read_error = None
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """Receive what has arrived, and acknowledge it."""
@@ -98,7 +101,8 @@ class LeanClient(paho.Client):
                 count = connection.recv_into(memoryview(self._buffer)[self._filled :])
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break
-            except OSError:
+            except OSError as error:
+                self.read_error = error
                 count = 0
             self._filled += count
             result = self._process_packets() if count else MQTTErrorCode.MQTT_ERR_CONN_LOST

@@ -28,10 +28,12 @@ from fleet_protocol.lean_client import LeanClient
 from fleet_protocol.outstanding import Outstanding, SentPacket
 from fleet_protocol.packets import PUBACK_BYTES, publish_packet_bytes
 from fleet_protocol.refusals import (
+    CERTIFICATE_REFUSED,
     FIRST_FAILURE,
     PACKET_TOO_LARGE,
     Reaction,
     explain,
+    is_certificate_alert,
     is_refused_certificate,
     refusal_of_code,
     why_ended,
@@ -119,13 +121,9 @@ class Link:
 
     # Methods that paho's thread calls.
 
-    def _on_socket_open(
-        self,
-        _client: paho.Client,
-        _data: object,
-        connection: Any,
-    ) -> None:
+    def _on_socket_open(self, _client: paho.Client, _data: object, connection: Any) -> None:
         self._is_answered = False
+        self._client.read_error = None
         connection.setsockopt(*_NO_DELAY)
 
     def _wait(self, seconds: float) -> None:
@@ -168,6 +166,9 @@ class Link:
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
         # paho calls this while it handles the error.
         error = sys.exc_info()[1]
+        if is_certificate_alert(error):
+            self._note_refused_connection(CERTIFICATE_REFUSED)
+            return
         self._note_failure(why_not_reached(error))
         refused = is_refused_certificate(error)
         self._wait(self._backoff.wait_refused() if refused else self._backoff.wait_unreached())
@@ -198,7 +199,9 @@ class Link:
             self._changed.notify_all()
         if not was_connected:
             # One that the broker has refused was noted before.
-            if not self._is_answered:
+            if is_certificate_alert(client.read_error):
+                self._note_refused_connection(CERTIFICATE_REFUSED)
+            elif not self._is_answered:
                 self._note_failure("it ends the connection and gives no reason")
                 self._wait(self._backoff.wait_lost(time.monotonic()))
             return

@@ -44,6 +44,8 @@ class BrokerRefusal:
 SESSION_TAKEN_OVER = 0x8E
 PACKET_TOO_LARGE = 0x95
 NOT_AUTHORIZED = 0x87
+CERTIFICATE_REFUSED = 0x100
+"""Of ours, beyond those of MQTT: the broker ends TLS because of this client's certificate."""
 
 _LOG = "look at what the broker writes to its log"
 _LOGIN = (
@@ -56,6 +58,10 @@ _ADDRESS = "the broker sends its clients to another address: set the new one as 
 _SIZE = (
     "set round.chunk_bytes to less, or let the broker take more (Mosquitto: max_packet_size, "
     "message_size_limit)"
+)
+_CERTIFICATE = (
+    "it was withdrawn or is of another fleet: make a new enrolment with `shoal enroll`, or look at "
+    "cert_file; where the certificate is good, the broker needs the newest crl.pem"
 )
 _TOPIC = "the broker must let topics that begin with shoal/ pass"
 
@@ -106,6 +112,8 @@ _ROWS: tuple[tuple[int, str, Reaction, Reaction, str], ...] = (
      "the broker ends connections after a time: let it keep them"),
     (0xA2, "Wildcard subscriptions not supported", Reaction.BACK_OFF, Reaction.DROP,
      "the broker must let clients subscribe with + in a topic"),
+    (CERTIFICATE_REFUSED, "Certificate refused", Reaction.STOP, Reaction.DROP,
+     _CERTIFICATE),
 )
 # fmt: on
 
@@ -148,6 +156,16 @@ def why_ended(code: int | None, reason: object) -> str:
         return explain(code)
     # What paho calls every loss that it has no reason for.
     return "without a reason" if str(reason) == "Unspecified error" else str(reason)
+
+
+def is_certificate_alert(error: BaseException | None) -> bool:
+    """Return whether the other side has ended TLS because of this side's certificate.
+
+    With TLS 1.3 that comes after the handshake of this side, in place of an answer.
+    """
+    reason = str(getattr(error, "reason", ""))
+    is_alert = isinstance(error, ssl.SSLError) and "ALERT" in reason
+    return is_alert and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
 
 
 def is_refused_certificate(error: BaseException | None) -> bool:

@@ -9,6 +9,7 @@ A key is a digest of everything that the graphs depend on, the exporter's code i
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,8 @@ from simulation.tables import ModelTable
 
 if TYPE_CHECKING:
     from trainer_export.recipe import Recipe
+
+_LOG = logging.getLogger(__name__)
 
 Owned = Mapping[str, Any]
 """Losses and metrics of the user's file, by name."""
@@ -61,7 +64,15 @@ class Chosen:
             # The user's text may use only a part of a vocabulary.
             default = architecture.settings({})["vocab"]
             from_data["vocab"] = max(from_data["vocab"], default)
-        return cls(architecture, architecture.settings({**from_data, **chosen}))
+        settings = architecture.settings({**from_data, **chosen})
+        # It needs torch, which the rest of this module does without.
+        from models.zoo.conversion import convert_where_needed  # noqa: PLC0415
+
+        # As `shoal export` does, so that a fleet trains what was simulated.
+        convertible, replacements = convert_where_needed(architecture, settings)
+        for replacement in replacements:
+            _LOG.info("%s: %s is now %s", replacement.path, replacement.old, replacement.new)
+        return cls(convertible, settings)
 
     def changed(self, **settings: Any) -> "Chosen":
         """Return the architecture with some settings changed."""

@@ -12,10 +12,8 @@ before the first is taken, and they are taken in the order of emulated time.
 import heapq
 import threading
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +32,7 @@ from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.weights import MASKED
 from simulation.answer_times import AnswerTimes
+from simulation.blob_counter import BlobCounter
 from simulation.orders import DeviceTask, Engine, Failed, Finished, WorkOrder
 from simulation.settings import NO_DEADLINE
 from simulation.tier_choices import TierChoices
@@ -87,29 +86,6 @@ class Records:
     reporter: Reporter
 
 
-class _BlobCounter:
-    """Counts what a server would send: every blob once."""
-
-    def __init__(self) -> None:
-        self._served: set[str] = set()
-        self._bytes = 0
-
-    def serve(self, files: Mapping[str, Path]) -> None:
-        for digest, path in files.items():
-            if digest not in self._served:
-                self._served.add(digest)
-                self._bytes += path.stat().st_size
-
-    def withdraw(self, digests: Iterable[str]) -> None:
-        self._served.difference_update(digests)
-
-    def reset(self) -> int:
-        """Return the bytes since the last call."""
-        count = self._bytes
-        self._bytes = 0
-        return count
-
-
 class VirtualDispatcher:
     """Asks virtual devices, as `broker_server.rounds.dispatch.Dispatcher` says."""
 
@@ -137,7 +113,7 @@ class VirtualDispatcher:
         for board in fleet.boards:
             self.fleet.receive(board.profile())
             self.fleet.receive(board.status())
-        self.blobs = _BlobCounter()
+        self.blobs = BlobCounter()
         self.reporter = records.reporter
         self._boards = {board.id: board for board in fleet.boards}
         self._engine = engine

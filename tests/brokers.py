@@ -23,6 +23,7 @@ __all__ = [
     "free_port",
     "mosquitto_broker",
     "needs_mosquitto",
+    "without_mosquitto",
 ]
 
 START_SECONDS = 60.0
@@ -123,6 +124,10 @@ class _ProcessBroker:
 
 def _mosquitto() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
+without_mosquitto = pytest.mark.skipif(_mosquitto() is None, reason="mosquitto is not installed")
+"""Leaves tests out where there is none."""
 
 
 def needs_mosquitto() -> str:

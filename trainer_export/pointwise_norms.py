@@ -41,7 +41,8 @@ def pointwise_norm(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, eps:
     Float32 [batch, inputs, ...] and [batch, outputs, ...]; the kernel is [outputs, inputs, 1, ...],
     scale and shift are [outputs].
     """
-    return static_batch_norm(_convolved(x, weight), scale, shift, eps)
+    normalised: Tensor = static_batch_norm(_convolved(x, weight), scale, shift, eps)
+    return normalised
 
 
 @torch.library.custom_op("shoal::pointwise_norm_backward", mutates_args=())

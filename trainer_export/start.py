@@ -4,6 +4,7 @@ Files of torch are read by PyTorch's own reader of tensors alone (``weights_only
 nothing.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,17 @@ from safetensors.torch import load_file
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import did_you_mean
 
-# Keys under which people store the tensors of a checkpoint.
-_INSIDE = ("state_dict", "model_state_dict", "model")
 _SHOWN = 3  # names in a message
+
+# Checkpoints keep numbers of numpy beside the tensors, such as the best accuracy. Making a number
+# or an array of numbers runs no code of the file.
+_NUMBERS = (np.float16, np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_)
+
+_USUAL_KEYS = ("state_dict", "model_state_dict", "model")
+"""Keys under which people store the tensors of the model, beside those of an optimizer."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_UNSUPPORTED = re.compile(r"GLOBAL (\S+)")
+"""How PyTorch's reader of tensors names a class that it does not make."""
 
 # How far a buffer of a file may be from the model's own, which half precision rounds.
 _BUFFER_RELATIVE = 4e-3
@@ -147,9 +156,10 @@ class Start:
         if additional:
             hint = did_you_mean(additional[0], weights)
             reasons.append(f"{len(additional)} are not the model's ({_some(additional)}){hint}")
+        prefix = _prefix_of(additional, weights) or "model."
         return (
             f"{'; '.join(reasons)}. Say what is called otherwise with --start-name THEIRS=OURS,"
-            " such as 'model.*=*', or take what fits with --start-partial"
+            f" such as '{prefix}*=*', or take what fits with --start-partial"
         )
 
 
@@ -158,7 +168,7 @@ def read_start(path: Path) -> dict[str, Array]:
 
     Args:
         path: a ``.safetensors`` file, or one of ``torch.save`` (``.pt``, ``.bin``, ``.pth``) with
-            tensors by name, as they are or under ``state_dict``.
+            tensors by name, as they are or under a key such as ``state_dict``.
 
     Returns:
         Float32 arrays by name; numbers of other float types are converted.
@@ -166,13 +176,27 @@ def read_start(path: Path) -> dict[str, Array]:
     Raises:
         ConfigError: it is not there, or holds anything but tensors by name.
     """
-    floats = {}
-    for name, value in _tensors_in(_load(path)).items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            floats[str(name)] = value.detach().float().numpy()
-    if not floats:
-        raise ConfigError(f"{path} holds no float tensors by name; give the state_dict of a model")
-    return floats
+    content = _load(path)
+    by_key = {}
+    for key, inner in _entries(content).items():
+        floats = _floats_in(inner)
+        if floats:
+            by_key[key] = floats
+    for key in _USUAL_KEYS:
+        if key in by_key:
+            return by_key[key]
+    floats = _floats_in(content)
+    if floats:
+        return floats
+    if len(by_key) == 1:
+        return next(iter(by_key.values()))
+    if by_key:
+        keys = ", ".join(map(repr, by_key))
+        raise ConfigError(
+            f"{path} holds tensors under several keys, {keys}; save those of the model alone:"
+            " torch.save(checkpoint[KEY], FILE)"
+        )
+    raise ConfigError(f"{path} holds no float tensors by name; give the state_dict of a model")
 
 
 def _load(path: Path) -> Any:
@@ -180,24 +204,61 @@ def _load(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_numpy_globals()):
+            return torch.load(path, map_location="cpu", weights_only=True)
     # What torch raises for a file of anything else has no base class of its own.
     except Exception as error:
-        raise ConfigError(
-            f"cannot read the tensors in {path}: {str(error).splitlines()[0]}; give a .safetensors"
-            " file, or one that torch.save wrote of a state_dict"
-        ) from error
+        raise ConfigError(f"cannot read the tensors in {path}: {_reason(error)}") from error
 
 
-def _tensors_in(content: Any) -> dict[Any, Any]:
-    """Return the tensors of a checkpoint, which may lie under a key."""
-    if not isinstance(content, dict):
-        return {}
-    for key in _INSIDE:
-        if isinstance(content.get(key), dict):
-            inner: dict[Any, Any] = content[key]
-            return inner
-    return content
+def _numpy_globals() -> list[Any]:
+    """Return what PyTorch's reader of tensors may make of numpy: numbers, and arrays of them."""
+    make_number = np.float64(0).__reduce__()[0]
+    make_array = np.zeros(0).__reduce__()[0]
+    kinds = [type(np.dtype(number)) for number in _NUMBERS]
+    return [make_number, make_array, np.dtype, np.ndarray, *kinds]
+
+
+def _reason(error: Exception) -> str:
+    """Return why a file cannot be read, in one line without colours, and what to do."""
+    text = _COLOURS.sub("", str(error))
+    unsupported = _UNSUPPORTED.search(text)
+    if unsupported is not None:
+        return (
+            f"it holds a {unsupported[1]}, which only code of that class could read; save the"
+            " tensors alone: torch.save(model.state_dict(), FILE)"
+        )
+    lines = text.splitlines()
+    is_sentence = bool(lines) and re.search(r"[a-z]", lines[0])
+    what = lines[0].strip() if is_sentence else "it is damaged, or no file of torch.save"
+    return f"{what}; give a .safetensors file, or one that torch.save wrote of a state_dict"
+
+
+def _entries(content: Any) -> Mapping[Any, Any]:
+    """Return the entries of a checkpoint, none if it is no dictionary."""
+    return content if isinstance(content, dict) else {}
+
+
+def _floats_in(content: Any) -> dict[str, Array]:
+    """Return the float tensors of a dictionary by name."""
+    floats = {}
+    for name, value in _entries(content).items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            floats[str(name)] = value.detach().float().numpy()
+    return floats
+
+
+def _prefix_of(names: Sequence[str], weights: Mapping[str, Any]) -> str:
+    """Return what stands before the model's own name in each of some names; empty if nothing."""
+    if not names:
+        return ""
+    for name in weights:
+        prefix = names[0].removesuffix(name)
+        if prefix == names[0]:
+            continue
+        if all(other.startswith(prefix) for other in names):
+            return prefix
+    return ""
 
 
 def _some(names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.sent_weights import restore_sent_weights
 from broker_server.rounds.stopping import Halted
 from broker_server.rounds.training_round import TrainingRound
-from broker_server.store import RoundRecord, TaskPhase
+from broker_server.store import RoundRecord, TaskPhase, queries
 from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL
 from broker_server.strategies.traits import Trait
@@ -238,7 +238,7 @@ class Coordinator:
                 **self._reporter.stamp,
                 "status": status,
                 "version": version.number,
-                "rounds": version.number,
+                "rounds": queries.count_closed_rounds(self._store.versions(self._context.run)),
                 "evaluation": version.evaluation,
                 "wire_bytes": record.wire_bytes if record is not None else 0,
                 "payload_bytes": record.payload_bytes if record is not None else 0,

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker_server.service.certificates import Authority, pem, serial_of
 from broker_server.service.new_fleet import NewFleet
-from broker_server.service.operator_key import expiry_of, read_operator_key
+from broker_server.service.operator_key import expiry_of, read_operator_key, require_clock
 from broker_server.service.own_brokers import write_access, write_configuration
 from broker_server.service.registry import MemberEntry, Registry, later, read_registry
 from broker_server.service.topic_rights import SERVER
@@ -55,9 +55,10 @@ def found_fleet(folder: Path, new: NewFleet) -> None:
     """Make the folder of a fleet, for its owner alone: operator, authority, server, configuration.
 
     Raises:
-        ConfigError: the folder has something in it, or the name is unusable.
+        ConfigError: the folder has something in it, the name is unusable, or the clock is not set.
         StorageError: it cannot be written.
     """
+    require_clock()
     check_name("fleet", new.fleet)
     try:
         ipaddress.ip_address(new.host)

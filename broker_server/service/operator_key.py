@@ -1,5 +1,6 @@
 """The operator's key, which signs members and releases, and the end of what it signs."""
 
+import datetime as dt
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from fleet_protocol.errors import ConfigError
 
 MOST_DAYS = 36_500
 _DAY_SECONDS = 24 * 3600
+_WRITTEN_ON = dt.date(2026, 11, 28)
+"""No clock that is set shows a day before this one; see the steps of a release."""
 
 
 def read_operator_key(folder: Path) -> Ed25519PrivateKey:
@@ -38,10 +41,28 @@ def expiry_of(days: int) -> int:
         days: until then; 0 for never, which is 0 seconds.
 
     Raises:
-        ConfigError: there are too many.
+        ConfigError: there are too many, or the clock is not set.
     """
+    require_clock()
     if not 0 <= days <= MOST_DAYS:
         raise ConfigError(
             f"an enrolment ends after 1 to {MOST_DAYS} days, or never with 0; not after {days}"
         )
     return int(time.time()) + days * _DAY_SECONDS if days else 0
+
+
+def require_clock() -> None:
+    """Refuse to make keys and certificates while the clock of this machine is not set.
+
+    They would have ended before any other machine looks at them, and their numbers would be below
+    those of later ones.
+
+    Raises:
+        ConfigError: the clock shows a day before this program was written.
+    """
+    now = dt.datetime.fromtimestamp(time.time(), dt.timezone.utc)
+    if now.date() < _WRITTEN_ON:
+        raise ConfigError(
+            f"the clock of this machine shows {now:%Y-%m-%d}, before this program was written: set "
+            "it, for example by `sudo timedatectl set-ntp true`, and try again"
+        )

@@ -147,6 +147,14 @@ class EventTable(Database):
         query = query.where(_EVENTS.c.run == run, _EVENTS.c.kind.in_(kinds))
         return dict(self._rows(query.group_by(_EVENTS.c.kind)))
 
+    def count_lines_by_round(self, run: str, kind: str) -> dict[int, int]:
+        """Return how many lines of one kind name each round of a run."""
+        self.flush()
+        query = select(_EVENTS.c.round, func.count())
+        query = query.where(_EVENTS.c.run == run, _EVENTS.c.kind == kind)
+        counts = self._rows(query.group_by(_EVENTS.c.round))
+        return {number or 0: count for number, count in counts}
+
     def refusals(self, run: str | None = None) -> list[RefusalRecord]:
         """Return how often messages were refused, in one run or in all."""
         self.flush()

@@ -6,6 +6,10 @@ asked: epsilon is that of the device that was asked most often. `central` compar
 with none in its place, so the multiplier is that of the configuration. `local` compares its samples
 with any others, whose bounded updates are up to twice the bound apart, so the multiplier is half of
 that.
+
+Noise of the server is drawn anew for every sum, and two sums of the same updates with other noise
+tell more than one. A store that is restored from a backup closes rounds once more which the lost
+server may have closed: such rounds count twice. The log names them, and backups carry the log.
 """
 
 import math
@@ -15,10 +19,13 @@ from importlib.util import find_spec
 
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
-from broker_server.store.machine import RoundState
+from broker_server.store.machine import FINAL, RoundState
 from broker_server.store.records import RunRecord
 from broker_server.store.repository import Store
 from fleet_protocol.errors import ConfigError
+
+_REPEATED = "round-repeated"
+"""Kind of the lines in the log that name a round whose sum may have been released before."""
 
 
 def require_accountant() -> None:
@@ -57,11 +64,41 @@ def epsilon_by_round(store: Store, run: RunRecord) -> dict[int, float]:
     # The server publishes no sum of a round that was given up. Where devices add the noise, their
     # updates have left them all the same.
     unpublished = {RoundState.ABANDONED} if config.where == "central" else set()
+    repeats = store.count_lines_by_round(run.id, _REPEATED)
     times: Counter[str] = Counter()
     epsilons = {}
     for record in store.rounds(run.id):
         if record.state not in unpublished:
-            times.update(asked.get(record.number, ()))
+            for device in asked.get(record.number, ()):
+                times[device] += 1 + repeats.get(record.number, 0)
         most_times = max(times.values(), default=0)
         epsilons[record.number] = epsilon_after(config, most_times)
     return epsilons
+
+
+def count_rounds_again(store: Store, lost_rounds: int) -> dict[str, tuple[int, ...]]:
+    """Let rounds count twice which a lost server may have closed after a backup.
+
+    Args:
+        store: that was restored.
+        lost_rounds: how many rounds it may have closed, at least the one that was in progress.
+
+    Returns:
+        The numbers of these rounds, by run; of runs that are not over and have central noise.
+    """
+    rounds = {}
+    for run in store.runs():
+        privacy = FleetConfig.stored(run.config).privacy
+        is_over = run.status not in {"running", "paused"}
+        if is_over or privacy is None or privacy.where != "central":
+            continue
+        first = 1
+        for record in store.rounds(run.id):
+            if record.state in FINAL:
+                first = record.number + 1
+        numbers = tuple(range(first, first + lost_rounds))
+        for number in numbers:
+            detail = "its sum may have been released before the store was restored; it counts twice"
+            store.log(_REPEATED, detail, run=run.id, number=number)
+        rounds[run.id] = numbers
+    return rounds

@@ -110,4 +110,4 @@ def need(path: Path, *, folder: bool = False) -> None:
         raise DataError(
             f"the data folder {path} does not exist; expected one folder per label in it"
         )
-    raise DataError(f"the data file {path} does not exist, or is a folder")
+    raise DataError(f"the data file {path} does not exist, or is not a regular file")

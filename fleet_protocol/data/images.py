@@ -120,6 +120,7 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
 
     Raises the errors of `read_images`.
     """
+    need(path)  # reading a pipe would not end
     module = _image_module()
     with decoding(path, "an image"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow, about damaged metadata and large images

@@ -18,7 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from fleet_protocol.data.files import table_rows
+from fleet_protocol.data.files import need, table_rows
 from fleet_protocol.data.images import IMAGE_SUFFIXES
 from fleet_protocol.data.sources import (
     CsvData,
@@ -125,9 +125,9 @@ def _stamp(
     """Return the stamp of a file; for a young file, add its content digest to `young`."""
     if status is None:
         return ()
-    if stat.S_ISDIR(status.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         # A folder's size means nothing, and its times also reflect files that do not belong to the
-        # data.
+        # data. Reading a pipe would not end.
         return (status.st_ino, status.st_dev)
     newest = max(status.st_mtime_ns, status.st_ctime_ns)
     if newest > time.time_ns() - int(YOUNG_SECONDS * 1e9):
@@ -191,6 +191,7 @@ def _images(config: ImagesData) -> Iterator[tuple[str, os.stat_result | None]]:
     """Yield the images of a folder and those below, or of a table, each with its file status."""
     if config.targets is not None:
         with contextlib.suppress(DataError):  # the reader reports errors of the table
+            need(config.targets)
             for _, row in table_rows(config.targets, config.bounds):
                 yield str(config.path / row[0]), _status(config.path / row[0])
         return

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from fleet_protocol.errors import ConfigError
-from models.architecture import Architecture, call_builder
+from models.architecture import Architecture, call_builder, needs_values
 from models.cut import Cut
 from models.inputs import Row
 from models.zoo.growth import Shapes
@@ -54,8 +54,7 @@ class ModelBuilder:
             with torch.device("meta"), SkippedInitialization():
                 return self.build(cut)
         except ConfigError as error:
-            # These are words of PyTorch's errors about values of a tensor without memory.
-            if "meta tensor" not in str(error.__cause__).lower():
+            if not needs_values(error):
                 raise
         cut.forget()  # the builder computes with values, such as rates that grow with the depth
         with torch.random.fork_rng(devices=[]):

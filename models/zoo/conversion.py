@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fleet_protocol.errors import ConfigError
-from models.architecture import Architecture, call_builder
+from models.architecture import Architecture, call_builder, needs_values
 from models.conversion_switch import unconverted_classes
 from models.cut import Cut
 from models.zoo.dropout import ChannelDropout, Dropout, SampleDropout
@@ -80,8 +80,29 @@ def replacements(
     Raises:
         ConfigError: as `convert`, and if the builder fails.
     """
-    with torch.device("meta"):
+    try:
+        with torch.device("meta"):
+            return convert(call_builder(arch, Cut(), settings))[1]
+    except ConfigError as error:
+        if not needs_values(error):
+            raise
+    with torch.random.fork_rng(devices=[]):
         return convert(call_builder(arch, Cut(), settings))[1]
+
+
+def convert_where_needed(
+    arch: Architecture, settings: Mapping[str, Any] | None = None
+) -> tuple[Architecture, tuple[Replacement, ...]]:
+    """Return an architecture whose models can be exported, and what was replaced in them.
+
+    An architecture of which nothing must be replaced stays the same object, so that its artifact
+    sets stay the same, too.
+
+    Raises:
+        ConfigError: as `replacements`.
+    """
+    found = replacements(arch, settings)
+    return (converted(arch), found) if found else (arch, ())
 
 
 def origin_of(module: nn.Module) -> Origin | None:

@@ -1,12 +1,41 @@
-"""Options that several commands have."""
+"""Options that several commands have, and what they take from the folder of a project.
+
+In a folder with a ``fleet.toml`` no command needs ``--config`` or ``--store``.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel
 
-DEFAULT_STORE = Path("runs/store")
+from fleet_protocol.configuration import load_config
+
 HERE = Path()
+FLEET_FILE = Path("fleet.toml")
+SIMULATION_FILE = Path("sim.toml")
+DEVICE_FILE = Path("device.toml")
+_STORE = Path("runs/store")
+"""The store of a configuration that names none."""
+
+
+class _Project(BaseModel):
+    """A ``fleet.toml`` of which only the store is read."""
+
+    store: Path = _STORE
+
+
+def project_store() -> Path:
+    """Return the store of the project in the current folder.
+
+    It is the one that ``fleet.toml`` names, and ``runs/store`` where there is no such file.
+
+    Raises:
+        ConfigError: ``fleet.toml`` is not TOML, or its store is not a path.
+    """
+    if not FLEET_FILE.is_file():
+        return _STORE
+    return load_config(FLEET_FILE, _Project).store
 
 
 def _unless_here(context: typer.Context, url: str) -> str:
@@ -18,7 +47,15 @@ def _unless_here(context: typer.Context, url: str) -> str:
     return "" if came[0] == "ENVIRONMENT" and "COMMANDLINE" in came else url
 
 
-StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the server's store.")]
+StoreFolder = Annotated[
+    Path,
+    typer.Option(
+        "--store",
+        help="Folder of the server's store.",
+        default_factory=project_store,
+        show_default="the store of fleet.toml here, or runs/store",
+    ),
+]
 RunId = Annotated[
     str | None,
     typer.Option(
@@ -26,7 +63,6 @@ RunId = Annotated[
     ),
 ]
 FleetFolder = Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")]
-FLEET_FILE = Path("fleet.toml")
 FleetFile = Annotated[
     Path,
     typer.Option("--config", help="The configuration of the fleet and its runs, fleet.toml."),

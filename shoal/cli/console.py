@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.measure import Measurement
@@ -19,6 +20,8 @@ from fleet_protocol.errors import visible
 
 PIPE_WIDTH = 160
 _WIDEST = 10_000
+_WHOLE_LETTERS = 20
+"""Columns of cells up to this length, such as dates, are broken nowhere."""
 _MOST_SHOWN = 8000  # characters of one error
 
 
@@ -153,28 +156,62 @@ def _by_name_or_number(entries: Sequence[Any]) -> dict[Any, Any]:
     return by_key
 
 
-def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> None:
+def print_rows(
+    title: str,
+    rows: Sequence[Mapping[str, str]],
+    *,
+    empty: str,
+    optional: Sequence[str] = (),
+) -> None:
     """Print a table whose columns are the keys of the first row.
 
     Cells are plain text. On a terminal that is too narrow for their words each row becomes a list.
+
+    Args:
+        title: above the table.
+        rows: the cells of each row by the name of their column.
+        empty: printed where there are no rows.
+        optional: columns that a narrow terminal leaves out, the first of them first.
     """
     console = output_console()
     if not rows:
         console.print(empty)
         return
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for name, value in rows[0].items():
-        numeric = value[:1].isdigit() or value in {"-", ""}
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row.values()))
     unbounded = console.options.update(max_width=_WIDEST)
+    left_out: list[str] = []
+    table = _table(title, rows, left_out)
+    for name in optional:
+        if Measurement.get(console, unbounded, table).minimum <= console.width:
+            break
+        left_out.append(name)
+        table = _table(title, rows, left_out)
     if Measurement.get(console, unbounded, table).minimum <= console.width:
         console.print(table)
+        if left_out:
+            say(f"left out: {', '.join(left_out)}; a wider terminal or --json shows them")
         return
     for row in rows:
         lines = [f"{name}: {value}" for name, value in row.items()]
         say("\n  ".join(lines))
+
+
+def _table(title: str, rows: Sequence[Mapping[str, str]], left_out: Sequence[str]) -> Table:
+    """Lay out rows without some columns; only long texts are broken into lines."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    names = [name for name in rows[0] if name not in left_out]
+    for name in names:
+        first = rows[0][name]
+        numeric = first[:1].isdigit() or first in {"-", ""}
+        longest = max(cell_len(name), *(cell_len(row[name]) for row in rows))
+        table.add_column(
+            name,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=longest if longest <= _WHOLE_LETTERS else None,
+        )
+    for row in rows:
+        table.add_row(*map(escape, map(row.__getitem__, names)))
+    return table
 
 
 def bytes_text(count: float) -> str:

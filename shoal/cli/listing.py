@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder, Watch
+from shoal.cli.common import AsJson, PageUrl, RunId, StoreFolder, Watch
 from shoal.extras import needs
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def view_command(
 
     def show(  # noqa: PLR0913  (an argument for each thing that it needs)
         context: typer.Context,
-        store: StoreFolder = DEFAULT_STORE,
+        store: StoreFolder,
         url: PageUrl = "",
         run: RunId = None,
         as_json: AsJson = False,

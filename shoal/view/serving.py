@@ -77,7 +77,14 @@ def serving(
         ) from error
     app = make_app(store, token, operator, steer)
     server = uvicorn.Server(
-        uvicorn.Config(app, http=_Connection, log_level="warning", timeout_graceful_shutdown=3)
+        uvicorn.Config(
+            app,
+            http=_Connection,
+            log_level="warning",
+            timeout_graceful_shutdown=3,
+            # Else any program on this machine chooses the address that the log shows for it.
+            proxy_headers=False,
+        )
     )
     thread = threading.Thread(
         target=server.run, args=([listening],), name="shoal-view", daemon=True

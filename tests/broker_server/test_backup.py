@@ -18,6 +18,7 @@ from broker_server.store import Store, TaskPhase, backup, restoring
 from broker_server.store.backup import back_up
 from broker_server.store.export import load_version
 from broker_server.store.machine import FINAL, RoundState
+from broker_server.store.privacy_spent import epsilon_after, epsilon_by_round
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 from shoal.cli.main import main
@@ -273,6 +274,40 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
         "store",
         "store.zip",
     ]
+
+
+@pytest.mark.parametrize(("options", "times"), [((), 3), (("--lost-rounds", 2), 4)])
+def test_rounds_that_are_closed_once_more_count_twice(
+    url, config, fleet, running, tmp_path, monkeypatch, capsys, options, times
+):
+    """The lost server may have released their sums with other noise, and two releases tell more
+    than one.
+    """
+    settings = config(
+        round={"rounds": 2, "min_devices": 2, "retries": 3},
+        evaluation={"data": None, "statistics": "server-batch"},
+        privacy={"clip": 1.0, "noise_multiplier": 20.0, "delta": 1e-5},
+    )
+    file = tmp_path / "store.zip"
+    copy = tmp_path / "copy"
+    arguments = ["shoal", "restore", str(file), str(copy), *map(str, options)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with Peer(fleet, "a", url, honest(1.0)), Peer(fleet, "b", url, honest(3.0)):
+        assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
+        with pytest.raises(SystemExit):
+            back_up_and_restore(settings.store, file)
+        assert "counts twice in epsilon" in " ".join(capsys.readouterr().out.split())
+        finished = running(settings.model_copy(update={"store": copy}), url).wait()
+    assert finished.status == "finished", finished.error
+    with contextlib.closing(Store(copy, read_only=True)) as store:
+        spent = epsilon_by_round(store, store.run(finished.run))
+    counted = {1: 2, 2: times}
+    assert spent == {at: epsilon_after(settings.privacy, count) for at, count in counted.items()}
+
+
+def back_up_and_restore(store, file):
+    back_up(store, file, [user_signer()])
+    main()
 
 
 def test_restore_never_overwrites(tmp_path):

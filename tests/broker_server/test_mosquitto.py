@@ -27,11 +27,18 @@ from broker_server.service.server import Server
 from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.configuration import load_config
-from fleet_protocol.errors import TransportError
+from fleet_protocol.errors import BrokerRefusedError, TransportError
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.link import Link
+from fleet_protocol.refusals import CERTIFICATE_REFUSED
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Received
+from fleet_protocol.transport import (
+    BrokerAddress,
+    Connected,
+    Disconnected,
+    LoginRefused,
+    Received,
+)
 from shoal.cli.main import app
 from tests.brokers import free_port, needs_mosquitto
 
@@ -71,8 +78,10 @@ class Clients:
         return link, inbox
 
     def is_refused(self, enrolment, name):
-        with pytest.raises(TransportError):
-            Link(enrolment.address(self._folder / name), name, queue.SimpleQueue()).connect(0.5)
+        """Whether the broker lets nobody in with this enrolment, at once and for its certificate."""
+        link = Link(enrolment.address(self._folder / name), name, queue.SimpleQueue())
+        with pytest.raises(BrokerRefusedError, match=r"Certificate refused.*`shoal enroll`"):
+            link.connect(PATIENCE_SECONDS)
         return True
 
 
@@ -124,13 +133,16 @@ def test_a_withdrawn_enrolment_is_put_out_and_stays_out(hosted, change):
     broker, folder, clients = hosted
     old = read_enrolment(enroll(folder, "pi-1"))
     server, _ = clients.open(read_enrolment(folder / "server.enrolment"), "server")
-    board, _ = clients.open(old, "pi-1")
+    board, inbox = clients.open(old, "pi-1")
     first = broker.pid
     change(folder, "pi-1")
     assert eventually(lambda: broker.pid not in {first, None} and broker.alive)
     assert eventually(lambda: server.connected)
     assert clients.is_refused(old, "again")
     assert not board.connected
+    events = [inbox.get(timeout=PATIENCE_SECONDS) for _ in range(3)]
+    assert [type(event) for event in events] == [Connected, Disconnected, LoginRefused]
+    assert events[2].code == CERTIFICATE_REFUSED
     assert broker.ensure()  # which the server's log tells
     assert not broker.ensure()
     if change is enroll:

@@ -188,6 +188,7 @@ def test_what_counts_is_how_often_the_most_asked_was_asked(config, where, times)
         rounds=lambda _run: [
             SimpleNamespace(number=at, state=state) for at, state in enumerate(states, 1)
         ],
+        count_lines_by_round=lambda _run, _kind: {},
     )
     found = privacy_spent.epsilon_by_round(
         store, SimpleNamespace(id="r", config=made.model_dump_json())

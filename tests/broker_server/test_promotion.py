@@ -64,7 +64,8 @@ def test_a_held_run_goes_on_from_an_earlier_version(url, config, fleet, shoal, m
         made = json.loads(said)
         assert (made["number"], made["round"]) == (2, 0)
         steer(settings, "go")
-        assert run.finished().status == "finished"
+        finished = run.finished()
+        assert (finished.status, finished.version, finished.rounds) == ("finished", 3, 2)
     with contextlib.closing(Store(settings.store, read_only=True)) as opened:
         first, second, third, last = (
             load_version(opened, version=number).weights for number in range(4)
@@ -77,6 +78,7 @@ def test_a_held_run_goes_on_from_an_earlier_version(url, config, fleet, shoal, m
     assert shoal("rollback", 1, "--store", store)[1].endswith(
         "is version 1 again, where the run's next round starts\n"
     )
+    assert "2 of 3 rounds closed (2 taken by a rollback)" in shoal("status", "--store", store)[1]
     assert "newest 4, repeats 1" in shoal("runs", "--store", store)[1]
     assert "no version 9" in shoal("rollback", 9, "--store", store)[1]
 

@@ -16,7 +16,8 @@ from broker_server.rounds.stopping import ASKED, OperatorWish
 from broker_server.service.launch import RunRejectedError, run_fleet, steer
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import RunRecord, Store, queries
-from shoal.cli.views.comparison import comparison_with
+from shoal.cli.console import print_json
+from shoal.cli.views.comparison import compared_runs, comparison_records, draw
 from shoal.cli.views.log import follow_log
 from shoal.cli.views.runs import RUNS
 from tests.broker_server.peer import Peer, honest
@@ -182,16 +183,19 @@ def test_runs_are_listed_compared_and_followed(url, settings, fleet, capsys):
         (one.run, 3, 3),
     ]
     assert listed[0]["run.config.seed"] == 9  # an object, not text in text
-    comparison_with(two.run).show(settings.store, one.run, as_json=True)
-    (differs,) = [item for item in json.loads(capsys.readouterr().out) if item["what"] == "setting"]
+    with compared_runs([one.run, two.run], settings.store, "") as compared:
+        print_json(comparison_records(compared))
+        compared_as_json = json.loads(capsys.readouterr().out)
+        draw(compared)
+        assert one.run in "".join(capsys.readouterr().out.split())
+    (differs,) = [item for item in compared_as_json if item["what"] == "setting"]
     assert [differs[name] for name in ("name", "value", "other_value")] == [
         "seed",
         settings.seed,
         9,
     ]
-    for view in (RUNS, comparison_with(two.run)):
-        view.show(settings.store, one.run, as_json=False)
-        assert one.run in "".join(capsys.readouterr().out.split())
+    RUNS.show(settings.store, one.run, as_json=False)
+    assert one.run in "".join(capsys.readouterr().out.split())
     follow_log(settings.store, one.run, last=2, as_json=True)
     assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == [
         "round-closed",

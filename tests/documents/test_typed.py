@@ -627,7 +627,6 @@ def test_a_bench(tmp_path):
     """With all its devices, but on a port of its own; on a busy machine its figures mean
     nothing.
     """
-    if not shutil.which("mosquitto", path="/usr/sbin:/usr/bin"):
-        pytest.skip("mosquitto is not installed")
+    needs_mosquitto()
     (line,) = in_scene("a_bench")
     assert "200" in run([*words_of(line)[1:], "--port", str(free_port())], tmp_path)

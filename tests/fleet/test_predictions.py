@@ -4,7 +4,6 @@ without.
 
 import json
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from fleet_protocol.link import Link
 from fleet_protocol.messages import Ask
 from fleet_protocol.transport import BrokerAddress
 from shoal.cli.main import main
-from tests.brokers import any_broker, free_port
+from tests.brokers import any_broker, free_port, needs_mosquitto
 from tests.fleet.conftest import run
 from tests.fleet.test_identity import TOPICS, founded, identified, members
 
@@ -46,10 +45,7 @@ def boards(request, ground):
     """
     with ExitStack() as stack:
         if request.param == "enrolled":
-            if not shutil.which(
-                "mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/opt/homebrew/sbin"
-            ):
-                pytest.skip("mosquitto is not installed")
+            needs_mosquitto()
             port = free_port()
             folder, enrolments = founded(ground, port)
             config = identified(ground, folder, BrokerConfig(url="mosquitto", port=port), rounds=1)

@@ -2,8 +2,6 @@
 power cuts.
 """
 
-import os
-import shutil
 import signal
 import threading
 import time
@@ -14,16 +12,14 @@ from broker_server.service.rollout import read_rollout, start_rollout, store_rol
 from device_runtime.agent.releases import RESTART
 from fleet_protocol.identity.release import board_kind
 from shoal.flash.tree import Entry, packed
+from tests.brokers import without_mosquitto
 from tests.device_runtime.device_process import REPOSITORY
 from tests.fleet.boards import SEPARATE, SITE, until
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"),
-        reason="mosquitto is not installed",
-    ),
+    without_mosquitto,
 ]
 
 ALL = {"stages": (0.5, 1.0), "most_failed": 0.0, "within_seconds": 600.0}

@@ -18,6 +18,7 @@ import pytest
 from broker_server.service.rollout import read_rollout
 from shoal.flash.bundle import bundle, fetch_wheels, pack_runtime
 from shoal.flash.settings import load_flash_config
+from tests.brokers import without_mosquitto
 from tests.fleet.boards import Board, until
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -35,10 +36,7 @@ repair_seconds = 0.5
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"),
-        reason="mosquitto is not installed",
-    ),
+    without_mosquitto,
 ]
 
 

@@ -26,7 +26,7 @@ from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from models.registry import Registry, infer_layout
 from shoal.local_fleet import LocalFleet
-from tests.brokers import embedded_broker
+from tests.brokers import embedded_broker, without_mosquitto
 from tests.fleet.boards import until
 from tests.fleet.conftest import WIDTHS, Watcher, run
 from trainer_export.artifact_set import export_architecture
@@ -35,10 +35,7 @@ from trainer_export.recipe import Recipe
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"),
-        reason="mosquitto is not installed",
-    ),
+    without_mosquitto,
 ]
 
 

@@ -511,7 +511,7 @@ def test_images_may_have_numbers_as_targets(tmp_path):
     assert data.x[:, 0, 0, 0].tolist() == [10, 0]
     assert data.y.tolist() == [[0.5, 2], [-1, 3]]
     (tmp_path / "targets.csv").write_text("2.png,0.5\n")
-    with pytest.raises(DataError, match=r"cannot read .*/2.png: No such file"):
+    with pytest.raises(DataError, match=r"the data file .*/2.png does not exist"):
         load(tmp_path, kind="images", path=".", targets="targets.csv", channels=1)
     (tmp_path / "targets.csv").write_text("1.png,much\n")
     with pytest.raises(DataError, match=r"line 1 of .*targets.csv"):

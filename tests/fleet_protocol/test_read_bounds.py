@@ -3,6 +3,7 @@ setting that allows it.
 """
 
 import gzip
+import os
 import struct
 import tracemalloc
 import zlib
@@ -87,6 +88,17 @@ def test_no_program_is_run_for_an_image(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "img/cat/1.png", "EPS")
     with pytest.raises(DataError, match=r"1.png is not an image"):
         load(tmp_path, kind="images", path="img")
+
+
+@pytest.mark.parametrize(
+    "table", [{"kind": "images", "path": "img"}, {"kind": "csv", "path": "img/cat/1.png"}]
+)
+def test_a_pipe_is_no_file(tmp_path, table):
+    """Reading it would not end."""
+    (tmp_path / "img/cat").mkdir(parents=True)
+    os.mkfifo(tmp_path / "img/cat/1.png")
+    with pytest.raises(DataError, match=r"1.png does not exist, or is not a regular file"):
+        load(tmp_path, **table)
 
 
 def test_a_packed_idx_file_is_read_as_far_as_it_announces(tmp_path):

@@ -74,6 +74,19 @@ def test_a_table_that_is_too_wide_is_a_list(
     assert "┃" in capsys.readouterr().out
 
 
+def test_a_narrow_terminal_leaves_columns_out_before_it_breaks_a_date(capsys, monkeypatch):
+    """Columns that matter less give way, and are named; a date is in one line."""
+    row = {"device": "attic", "board": "aarch64, 4 cores", "last seen": "2026-11-28 20:20:25"}
+    monkeypatch.setattr(console, "PIPE_WIDTH", 60)
+    print_rows("devices", [row], empty="none", optional=("board",))
+    assert "aarch64, 4 cores" in capsys.readouterr().out
+    monkeypatch.setattr(console, "PIPE_WIDTH", 40)
+    print_rows("devices", [row], empty="none", optional=("board",))
+    shown = capsys.readouterr().out
+    assert "│ attic  │ 2026-11-28 20:20:25 │" in shown
+    assert "left out: board; a wider terminal or --json shows them" in shown
+
+
 def test_output_that_nobody_takes_is_no_bug(monkeypatch):
     """Closed it is not missed, on a full disk it is said with the code of one; and Ctrl-C may come
     while it loads.

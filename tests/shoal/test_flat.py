@@ -15,10 +15,10 @@ import pytest
 
 import shoal.cli
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store import Store, queries
+from broker_server.store import Store
 from shoal.cli.console import flat
 from shoal.cli.main import app as command
-from shoal.cli.views.comparison import comparison_with
+from shoal.cli.views.comparison import ComparedRun, comparison_records
 from tests.documents.reference import PRINTED, commands, printed
 from tests.shoal.view.stores import RUN, made
 
@@ -100,12 +100,15 @@ def test_nothing_else_of_the_command_line_prints_json():
 
 def test_two_runs_that_differ_in_a_list_of_records_keep_what_else_differs():
     """The list is text, as in the table."""
-    view = queries.Comparison(
-        ("a", "b"), {"model.recipe.metrics": ([{"name": "f1"}], []), "seed": (7, 1)}, {}
-    )
+    metrics = [{"name": "f1"}]
+    runs = []
+    for label, settings in (
+        ("a", {"model.recipe.metrics": metrics, "seed": 7}),
+        ("b", {"model.recipe.metrics": [], "seed": 1}),
+    ):
+        runs.append(ComparedRun(label, None, settings, {}, {}))
     values = [
-        (row["name"], row["value"], row["other_value"])
-        for row in flat(comparison_with("b").as_records(view))
+        (row["name"], row["value"], row["other_value"]) for row in flat(comparison_records(runs))
     ]
     assert values == [("model.recipe.metrics", "[{'name': 'f1'}]", []), ("seed", 7, 1)]
 

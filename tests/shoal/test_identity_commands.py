@@ -9,7 +9,9 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from broker_server.service.authority import enroll, found_fleet
 from broker_server.service.membership import broker_address
+from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import read_registry
 from broker_server.service.server import Server
 from broker_server.settings.broker import BrokerConfig
@@ -60,6 +62,25 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed, monkeypa
     assert "pi-1" not in read_registry(tmp_path / "lab").names()
     wrong = typed("revoke", "pi-2", "--folder", "lab")
     assert (wrong.returncode, "no device of this fleet" in wrong.stderr) == (2, True)
+
+
+def test_no_key_is_made_while_the_clock_is_not_set(tmp_path, monkeypatch):
+    """A machine that started at its epoch made an authority that ended in 1989; nothing said so
+    until every board failed.
+    """
+    monkeypatch.setattr(time, "time", lambda: 24 * 3600.0)
+    with pytest.raises(ConfigError, match=r"shows 1970-01-02.*timedatectl"):
+        found_fleet(tmp_path / "early", NewFleet("lab", "127.0.0.1", 8883))
+    assert not (tmp_path / "early").exists()
+    monkeypatch.undo()
+    found_fleet(tmp_path / "lab", NewFleet("lab", "127.0.0.1", 8883))
+    monkeypatch.setattr(time, "time", lambda: 24 * 3600.0)
+    with pytest.raises(ConfigError, match="timedatectl"):
+        enroll(tmp_path / "lab", "pi-1", days=30)
+    with pytest.raises(ConfigError, match="timedatectl"):
+        enroll(tmp_path / "lab", "pi-1")
+    monkeypatch.undo()
+    enroll(tmp_path / "lab", "pi-1", days=30)
 
 
 def test_a_board_is_not_given_another_ones_enrolment(tmp_path, typed):
@@ -167,3 +188,17 @@ def test_without_a_mosquitto_init_and_up_say_what_to_install(tmp_path, monkeypat
     broker = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
     with pytest.raises(ConfigError, match=remedy), Server("lab", tmp_path / "store", broker):
         pass
+
+
+def test_what_is_not_renewed_is_explained(tmp_path, typed):
+    """It said "renewed: none, as none would end later"."""
+    typed("init", "lab", "--host", "192.168.1.10")
+    said = typed("renew", "--folder", "lab").stdout
+    assert "no device is enrolled here, so none was renewed; `shoal enroll NAME`" in said
+    typed("enroll", "pi-1", "--folder", "lab")
+    assert "none was renewed: pi-1 never ends" in typed("renew", "--folder", "lab").stdout
+    typed("enroll", "pi-2", "--folder", "lab", "--days", "30")
+    assert "renewed: pi-2; a server" in typed("renew", "--folder", "lab", "--days", "40").stdout
+    said = " ".join(typed("renew", "pi-2", "--folder", "lab", "--days", "9").stdout.split())
+    day = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 40 * 86_400))
+    assert f"none would end later than now: pi-2 ends on {day}, and you asked for 9 days" in said

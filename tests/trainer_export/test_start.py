@@ -128,7 +128,7 @@ def test_files_of_anything_else_are_refused_and_run_nothing(tmp_path):
     """Objects, no tensors, and files that are not there."""
     torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
-    for name in ("module.pt", "missing.bin", "missing.safetensors"):
+    for name in ("missing.bin", "missing.safetensors"):
         with pytest.raises(
             ConfigError, match=r"cannot read the tensors in .*give a \.safetensors file"
         ):
@@ -154,3 +154,42 @@ def test_an_export_starts_from_it_with_its_frozen_tensors(tmp_path):
         np.testing.assert_array_equal(base[name], there[name])
     np.testing.assert_array_equal(weights["5.weight"], there["5.weight"])
     np.testing.assert_array_equal(weights["1.down"], drawn["1.down"])
+
+
+def test_numbers_of_numpy_beside_the_tensors_do_no_harm(tmp_path):
+    """A checkpoint of a training loop: an epoch, an accuracy of numpy, an array, an optimizer."""
+    state = {"w": torch.ones(2, 3)}
+    checkpoint = {
+        "epoch": np.int64(3),
+        "best_acc": np.float64(0.93),
+        "curve": np.zeros(3, np.float32),
+        "model_state_dict": state,
+        "optimizer": {"momentum": torch.ones(1)},
+        "loss": torch.ones(1),
+    }
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    assert list(read_start(tmp_path / "checkpoint.pt")) == ["w"]
+    torch.save({"net": state, "acc": 93.1}, tmp_path / "net.pt")  # the one dictionary with tensors
+    assert list(read_start(tmp_path / "net.pt")) == ["w"]
+    torch.save({"net": state, "ema": state}, tmp_path / "two.pt")
+    with pytest.raises(ConfigError, match=r"under several keys, 'net', 'ema'; save those of"):
+        read_start(tmp_path / "two.pt")
+
+
+def test_a_whole_model_is_named_and_what_to_save_instead(tmp_path):
+    """In one line, without the colours of PyTorch's own message; nothing of it is run."""
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "whole.pt")
+    with pytest.raises(ConfigError) as caught:
+        read_start(tmp_path / "whole.pt")
+    assert "\x1b" not in str(caught.value)
+    assert "it holds a torch.nn.modules.linear.Linear" in str(caught.value)
+    assert "torch.save(model.state_dict(), FILE)" in str(caught.value)
+    (tmp_path / "text.pt").write_bytes(b"hello")
+    with pytest.raises(ConfigError, match="it is damaged, or no file of"):
+        read_start(tmp_path / "text.pt")
+
+
+def test_names_behind_a_prefix_get_the_option_that_removes_it():
+    start = Start({"module.a": np.ones(2, np.float32)}, "ddp.pt")
+    with pytest.raises(ConfigError, match=r"such as 'module\.\*=\*'"):
+        start.put_into({"a": np.zeros(2, np.float32)})

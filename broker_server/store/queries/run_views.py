@@ -80,7 +80,7 @@ def status(store: Store, run: str | None = None) -> StatusView:
         return view
     config = FleetConfig.stored(record.config)
     versions = store.versions(record.id)
-    closed = _closed_rounds(versions)
+    closed = count_closed_rounds(versions)
     wanted = max(closed, config.round.rounds)
     seconds_left = None
     if record.status == "running" and view.served is not False:
@@ -91,6 +91,7 @@ def status(store: Store, run: str | None = None) -> StatusView:
         closed=closed,
         rounds=wanted,
         seconds_left=seconds_left,
+        repeated=versions[-1].number - closed if versions else 0,
         version=versions[-1].number if versions else None,
         evaluation=_newest_evaluation(versions),
         insecure=config.broker.insecure and config.broker.identity is None,
@@ -107,7 +108,7 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
 def _run_view(store: Store, record: RunRecord) -> RunView:
     config = FleetConfig.stored(record.config)
     versions = store.versions(record.id)
-    closed = _closed_rounds(versions)
+    closed = count_closed_rounds(versions)
     ended_at = record.ended_at or time.time()
     return RunView(
         run=record,
@@ -182,7 +183,7 @@ def _seconds_left(versions: Sequence[VersionRecord], rounds: int) -> float | Non
     return rounds * max(0.0, seconds) / (len(newest) - 1)
 
 
-def _closed_rounds(versions: Sequence[VersionRecord]) -> int:
+def count_closed_rounds(versions: Sequence[VersionRecord]) -> int:
     """Return how many rounds made versions.
 
     Version 0 has no round, and a version that repeats another has the round that made that one.

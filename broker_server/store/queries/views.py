@@ -30,6 +30,7 @@ class StatusView:
             not tell.
         seconds_left: until the run's last round ends, as its newest rounds went; None unless it is
             going on.
+        repeated: how many of its versions repeat an earlier one, each in the place of a round.
     """
 
     run: RunRecord | None
@@ -47,6 +48,7 @@ class StatusView:
     as_of: float = 0.0
     served: bool | None = None
     seconds_left: float | None = None
+    repeated: int = 0
 
     @property
     def is_deserted(self) -> bool:

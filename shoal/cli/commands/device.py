@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import AsJson
+from shoal.cli.common import DEVICE_FILE, AsJson
 from shoal.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
+DeviceFile = Annotated[Path, typer.Option("--config", help="The board's configuration.")]
 Enrolment = Annotated[
     Path | None, typer.Option(help="The file that `shoal enroll` wrote for this board.")
 ]
@@ -18,7 +19,7 @@ Enrolment = Annotated[
 
 @app.command("run")
 def _run(
-    config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")],
+    config: DeviceFile = DEVICE_FILE,
     enrolment: Enrolment = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Show warnings and errors alone.")
@@ -45,9 +46,7 @@ def _run(
 @app.command("predict")
 def _predict(
     data: Annotated[Path, typer.Option(help="The samples: .npz, .npy, .csv or an image.")],
-    config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")] = Path(
-        "device.toml"
-    ),
+    config: DeviceFile = DEVICE_FILE,
     enrolment: Enrolment = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,9 +62,7 @@ def _predict(
 
 @app.command("doctor")
 def _doctor(
-    config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")] = Path(
-        "device.toml"
-    ),
+    config: DeviceFile = DEVICE_FILE,
     enrolment: Enrolment = None,
     as_json: AsJson = False,
 ) -> None:

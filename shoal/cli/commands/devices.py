@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.common import (
-    DEFAULT_STORE,
     FLEET_FILE,
     AsJson,
     BrokerUrl,
@@ -35,7 +34,7 @@ app = view_command(_load_view, __doc__, group=True)
 @app.command("release")
 def _release(
     name: Annotated[str, typer.Argument(help="Id of the device.")],
-    store: StoreFolder = DEFAULT_STORE,
+    store: StoreFolder,
     url: PageUrl = "",
     run: RunId = None,
 ) -> None:

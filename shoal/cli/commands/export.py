@@ -109,11 +109,11 @@ class _Options:
     convert: Annotated[
         bool,
         typer.Option(
-            "--convert",
+            "--convert/--no-convert",
             help="Replace batch norm, dropout, fused attention and in-place activations by what "
-            "exports.",
+            "exports, and say which; --no-convert refuses them.",
         ),
-    ] = False
+    ] = True
     metrics: Annotated[
         str,
         typer.Option(help="What evaluations report beside the loss, for example f1,perplexity."),
@@ -181,10 +181,10 @@ def _export(options: _Options) -> None:
     architecture = registry.get(options.arch)
     settings = architecture.settings(parse_settings("--set", options.settings or []))
     if options.convert:
-        from models.zoo.conversion import converted, replacements
+        from models.zoo.conversion import convert_where_needed
 
-        _print_replacements(replacements(architecture, settings), as_json=options.as_json)
-        architecture = converted(architecture)
+        architecture, replacements = convert_where_needed(architecture, settings)
+        _print_replacements(replacements, as_json=options.as_json)
     layout = infer_layout(architecture, settings)
     tiers = _tiers(options, layout)
     if options.explain:
@@ -306,7 +306,8 @@ def _print_replacements(replacements: "Sequence[Replacement]", *, as_json: bool)
                 f"{row['module']}: {row['was']} is now {row['is now']}", soft_wrap=True
             )
         return
-    print_rows("converted", rows, empty="nothing had to be converted")
+    if rows:
+        print_rows("converted", rows, empty="")
 
 
 def _recipe(options: _Options) -> "RecipeTable":

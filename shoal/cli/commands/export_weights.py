@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from fleet_protocol.errors import ConfigError
-from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
+from shoal.cli.common import AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
 
 @dataclass(frozen=True)
 class _Options:
-    store: StoreFolder = DEFAULT_STORE
+    store: StoreFolder
     url: PageUrl = ""
     run: RunId = None
     version: Annotated[

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
+from shoal.cli.common import AsJson, PageUrl, RunId, StoreFolder
 from shoal.extras import needs
 
 
 def _log(
-    store: StoreFolder = DEFAULT_STORE,
+    store: StoreFolder,
     url: PageUrl = "",
     run: RunId = None,
     last: Annotated[

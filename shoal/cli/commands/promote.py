@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
+from shoal.cli.common import AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.console import print_json, say
 from shoal.extras import needs
 
@@ -17,7 +17,7 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
 
     def choose(
         version: Number,
-        store: StoreFolder = DEFAULT_STORE,
+        store: StoreFolder,
         url: PageUrl = "",
         run: RunId = None,
         as_json: AsJson = False,

@@ -1,5 +1,6 @@
 """Make a store from a file of `shoal backup`, after checking its signature and contents."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -30,12 +31,21 @@ def _restore(
     most_bytes: Annotated[
         int | None, typer.Option(min=1, help="Most bytes; 64 GB by default.")
     ] = None,
+    lost_rounds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Rounds that the lost server may have closed after the backup; with central noise "
+            "they count twice in epsilon.",
+        ),
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
         from broker_server.service.backup_keys import known_keys
         from broker_server.settings.named import list_named_settings
         from broker_server.store import Store
+        from broker_server.store.privacy_spent import count_rounds_again
         from broker_server.store.restoring import MOST_BYTES, MOST_FILES, restore
 
     keys = known_keys(store, folder)
@@ -62,15 +72,26 @@ def _restore(
         most_bytes=most_bytes or MOST_BYTES,
         inspect=list_names,
     )
+    with contextlib.closing(Store(store)) as opened:
+        repeated = count_rounds_again(opened, lost_rounds)
     signed_by = [statement.shown for statement in statements]
     is_foreign = not any(statement.key in keys for statement in statements)
     if as_json:
         record: dict[str, object] = {"path": str(store), "signed_by": signed_by}
+        if repeated:
+            record["counted_twice"] = repeated
         if is_foreign:
             record["named"] = rows
         print_json(record)
         return
     say(f"restored {store} from {file}, signed by {' and '.join(signed_by) or 'nobody'}")
+    for run, numbers in repeated.items():
+        rounds = ", ".join(str(number) for number in numbers)
+        say(
+            f"{run} adds central noise: round {rounds} counts twice in epsilon, because the lost "
+            "server may have released its sum. If it closed more rounds after the backup, restore "
+            "again with --lost-rounds"
+        )
     if is_foreign:
         print_rows(
             "names in its runs, which this server ignores",

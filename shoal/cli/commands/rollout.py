@@ -11,7 +11,6 @@ import typer
 
 from fleet_protocol.errors import ConfigError
 from shoal.cli.common import (
-    DEFAULT_STORE,
     HERE,
     AsJson,
     FleetFolder,
@@ -67,7 +66,8 @@ def _start(
         typer.Option(min=1, help="Minutes in which a board must be back with it."),
     ] = 60.0,
     folder: FleetFolder = HERE,
-    store: StoreFolder = DEFAULT_STORE,
+    *,
+    store: StoreFolder,
 ) -> None:
     """Sign this version of Shoal, or artifact sets, which a server that is up sends to boards.
 
@@ -168,7 +168,8 @@ _steer(
 @app.command("show")
 def _show(
     folder: FleetFolder = HERE,
-    store: StoreFolder = DEFAULT_STORE,
+    *,
+    store: StoreFolder,
     url: PageUrl = "",
     as_json: AsJson = False,
     watch: Watch = False,

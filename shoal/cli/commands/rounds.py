@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
+from shoal.cli.common import AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.listing import view_command
 from shoal.extras import needs
 
@@ -24,7 +24,7 @@ app = view_command(_load_view, __doc__, group=True)
 @app.command("show")
 def _show(
     number: Annotated[int, typer.Argument(min=1, help="Number of the round.")],
-    store: StoreFolder = DEFAULT_STORE,
+    store: StoreFolder,
     url: PageUrl = "",
     run: RunId = None,
     as_json: AsJson = False,

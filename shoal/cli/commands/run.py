@@ -2,11 +2,11 @@
 
 import typer
 
-from shoal.cli.common import AsJson, BrokerUrl, FleetFile
+from shoal.cli.common import FLEET_FILE, AsJson, BrokerUrl, FleetFile
 from shoal.extras import needs
 
 
-def _run(config: FleetFile, broker: BrokerUrl = None, as_json: AsJson = False) -> None:
+def _run(config: FleetFile = FLEET_FILE, broker: BrokerUrl = None, as_json: AsJson = False) -> None:
     with needs("server"):
         from shoal.cli.serving import do_run, read_fleet
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.common import AsJson
+from shoal.cli.common import SIMULATION_FILE, AsJson
 from shoal.cli.console import error_console, print_json, say, seconds_text
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Options:
-    config: Annotated[Path, typer.Option(help="The simulation's configuration, sim.toml.")]
+    config: Annotated[Path, typer.Option(help="The simulation's configuration.")] = SIMULATION_FILE
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the results, instead of the configured one."),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fleet_protocol.spelling import without_login
-from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder, Watch
+from shoal.cli.common import AsJson, RunId, StoreFolder, Watch
 from shoal.cli.console import print_json, say
 from shoal.extras import needs
 
@@ -20,7 +20,7 @@ def _track(
             "homeassistant:mqtt://USER:PASSWORD@HOST."
         ),
     ],
-    store: StoreFolder = DEFAULT_STORE,
+    store: StoreFolder,
     run: RunId = None,
     watch: Watch = False,
     as_json: AsJson = False,

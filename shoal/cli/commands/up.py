@@ -11,7 +11,7 @@ import typer
 
 from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
-from shoal.cli.common import DEFAULT_STORE, BrokerUrl
+from shoal.cli.common import FLEET_FILE, BrokerUrl, project_store
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
@@ -22,7 +22,8 @@ class _Options:
         Path | None,
         typer.Option(
             help="The configuration of runs that are requested over MQTT, with fleet, store and "
-            "broker."
+            "broker.",
+            show_default="fleet.toml here, unless --fleet is given",
         ),
     ] = None
     fleet: Annotated[str | None, typer.Option(help="Name of the fleet.")] = None
@@ -59,24 +60,19 @@ def _up(options: _Options) -> None:
         from shoal.cli.serving import read_fleet, serve
 
     own = view = None
-    if options.config is not None:
-        base = read_fleet(options.config, options.broker)
+    config = _configuration(options)
+    if config is not None:
+        own = read_fleet(config, options.broker)
         # Now, and not when somebody asks for a run.
-        base.strategy.require_loadable()
-        fleet = options.fleet or base.fleet
-        store = options.store or base.store
-        broker = base.broker
-        own = base
-        view = base.view
-    elif options.fleet is not None:
-        fleet = options.fleet
-        store = options.store or DEFAULT_STORE
-        broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
+        own.strategy.require_loadable()
+        fleet = options.fleet or own.fleet
+        store = options.store or own.store
+        broker = own.broker
+        view = own.view
     else:
-        raise ConfigError(
-            "shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet "
-            "NAME"
-        )
+        fleet = str(options.fleet)
+        store = options.store or project_store()
+        broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
     changes = {
         "port": options.port,
         "listen": options.listen,
@@ -93,3 +89,19 @@ def _up(options: _Options) -> None:
     if own is not None:
         own = own.model_copy(update={"fleet": fleet, "store": store.resolve(), "broker": broker})
     serve(fleet, store, broker, own, view)
+
+
+def _configuration(options: _Options) -> Path | None:
+    """Return the configuration that is named, or that of this folder; None for a fleet by its name.
+
+    Raises:
+        ConfigError: there is none, and no fleet is named.
+    """
+    if options.config is not None or options.fleet is not None:
+        return options.config
+    if FLEET_FILE.is_file():
+        return FLEET_FILE
+    raise ConfigError(
+        "shoal up: there is no fleet.toml in this folder; name a configuration with --config FILE, "
+        "or the fleet with --fleet NAME"
+    )

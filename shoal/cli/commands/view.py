@@ -8,14 +8,19 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE
+from shoal.cli.common import project_store
 from shoal.extras import needs
 
 
 def _view(
     store: Annotated[
-        Path, typer.Argument(help="Folder of a store, or of results of `reproduce`.")
-    ] = DEFAULT_STORE,
+        Path,
+        typer.Argument(
+            help="Folder of a store, or of results of `reproduce`.",
+            default_factory=project_store,
+            show_default="the store of fleet.toml here, or runs/store",
+        ),
+    ],
     host: Annotated[
         str,
         typer.Option(help="Address to listen on; beyond loopback a token is needed."),

@@ -15,6 +15,8 @@ from shoal.cli.console import (
 from shoal.cli.views.view import View
 from shoal.sources import Source
 
+_OPTIONAL = ("trains on", "version", "board", "memory", "training", "own accuracy", "samples")
+
 
 def _read(source: Source, run: str) -> list[DeviceView]:
     return source.devices(run)
@@ -22,7 +24,7 @@ def _read(source: Source, run: str) -> list[DeviceView]:
 
 def _draw(views: Sequence[DeviceView]) -> None:
     rows = [_row(view) for view in views]
-    print_rows("devices", rows, empty="no device was ever seen")
+    print_rows("devices", rows, empty="no device was ever seen", optional=_OPTIONAL)
     for view in views:
         profile = view.device.profile
         if profile is None:
@@ -61,7 +63,7 @@ def _row(view: DeviceView) -> dict[str, str]:
         "memory": "-" if view.resident_bytes is None else bytes_text(view.resident_bytes),
         "trains on": provider or "-",
         "last seen": time_text(view.device.last_seen_at),
-        "not training, or less": view.reason or lowered or "-",
+        "why not, or less": view.reason or lowered or "-",
     }
 
 

@@ -36,7 +36,8 @@ def _draw(view: StatusView) -> None:
         )
     if view.run.detail:
         say(f"  {view.run.detail}")
-    say(f"  {view.closed} of {view.rounds} rounds closed, {accuracy}")
+    repeated = f" ({view.repeated} taken by a rollback)" if view.repeated else ""
+    say(f"  {view.closed} of {view.rounds} rounds closed{repeated}, {accuracy}")
     if view.epsilon is not None:
         say(f"  epsilon {view.epsilon:.4g} for the device that was asked most often")
     if view.round is not None:

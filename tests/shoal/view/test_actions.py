@@ -3,6 +3,7 @@ an audit.
 """
 
 import time
+import urllib.request
 from contextlib import closing
 from typing import get_args
 
@@ -16,7 +17,7 @@ from sqlalchemy import insert
 
 from broker_server.service.rollout import read_rollout
 from broker_server.service.rollout_state import VERBS
-from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.fleet import FleetConfig, ViewConfig
 from broker_server.store import Store, TaskPhase, TaskRecord, VersionRecord, promotion, schema
 from broker_server.store.export import export_safetensors, load_version
 from broker_server.store.machine import RoundState
@@ -28,6 +29,7 @@ from fleet_protocol.weights import encode_weights
 from shoal.client import RolloutVerb
 from shoal.view import access
 from shoal.view.app import make_app
+from shoal.view.serving import serving
 from tests.shoal.view.stores import HOSTILE, RUN, ref, roll_out
 
 READER = "the token of whoever reads"
@@ -102,6 +104,22 @@ def test_nobody_acts_without_the_operators_token(store):
             "steers": False,
         }
     assert noted(store) == []
+
+
+def test_no_client_chooses_the_address_in_the_log(store):
+    """A client on this machine wrote `X-Forwarded-For`, and its address was that of somebody
+    else.
+    """
+    with serving(store, ViewConfig(port=0, actions=True)) as address:
+        operator = (store / "operator.token").read_text().strip()
+        request = urllib.request.Request(
+            f"{address}api/v1/runs/{RUN}/actions/promote?version=0",
+            method="POST",
+            headers={"Authorization": f"Bearer {operator}", "X-Forwarded-For": "203.0.113.9"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.status == 200
+    assert noted(store)[0] == ("asked", "promote 0, on the page, from 127.0.0.1")
 
 
 def test_versions_are_chosen_and_devices_released(store):

@@ -1,0 +1,74 @@
+"""`shoal compare`: runs of one store, of several, and of simulations, side by side."""
+
+import json
+import shutil
+from contextlib import closing
+
+import pytest
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from broker_server.store import Store
+from fleet_protocol.errors import ConfigError
+from shoal.cli.main import app
+from tests.shoal.view.stores import RUN, made
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Three folders: two simulations, of which the second has another seed, and a store."""
+    first = tmp_path_factory.mktemp("first")
+    made(first)
+    second = tmp_path_factory.mktemp("second")
+    shutil.copytree(first, second, dirs_exist_ok=True)
+    with closing(Store(second / "store")) as store, store._begin() as connection:
+        connection.execute(text("update runs set config = json_set(config, '$.seed', 9)"))
+    third = tmp_path_factory.mktemp("third") / "store"
+    shutil.copytree(first / "store", third)
+    return [str(first), str(second), str(third)]
+
+
+def typed(*words):
+    result = CliRunner().invoke(app, ["compare", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_folders_of_simulations_and_stores_are_compared(folders):
+    records = json.loads(typed(*folders, "--json"))
+    assert {(record["run"], record["other_run"]) for record in records} == {
+        (folders[0], folders[1]),
+        (folders[0], folders[2]),
+    }
+    settings = [record for record in records if record["what"] == "setting"]
+    assert [
+        (record["other_run"], record["name"], record["other_value"]) for record in settings
+    ] == [(folders[1], "seed", 9)]
+    scores = [record for record in records if record["what"] == "accuracy"]
+    assert [record["name"] for record in scores] == ["1", "2", "3", "4"] * 2
+    shown = typed(*folders)
+    assert "4 of 6" in shown
+    assert "seed" in shown
+
+
+def test_a_run_of_a_folder_is_named_behind_a_colon(folders):
+    records = json.loads(typed(f"{folders[0]}:{RUN[:9]}", folders[1], "--json"))
+    assert {record["run"] for record in records} == {f"{folders[0]}:{RUN[:9]}"}
+    with pytest.raises(ConfigError, match="has no run none"):
+        typed(f"{folders[0]}:none", folders[1])
+
+
+def test_curves_are_drawn(folders, tmp_path):
+    pytest.importorskip("matplotlib")
+    typed(*folders, "--plot", str(tmp_path / "curves.svg"))
+    assert "</svg>" in (tmp_path / "curves.svg").read_text()
+    with pytest.raises(ConfigError, match=r"must end with \.png, \.svg, \.pdf"):
+        typed(*folders, "--plot", str(tmp_path / "curves.jpeg"))
+
+
+def test_what_cannot_be_compared_is_named(folders, tmp_path):
+    with pytest.raises(ConfigError, match="name 2 to 12 runs or stores, not 1"):
+        typed(folders[0])
+    with pytest.raises(ConfigError, match="is neither a store nor the folder of a simulation"):
+        typed(folders[0], str(tmp_path))

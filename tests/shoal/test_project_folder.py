@@ -1,0 +1,80 @@
+"""In the folder of a project no command needs --config or --store."""
+
+from shutil import copytree
+
+import pytest
+from typer.testing import CliRunner
+
+from device_runtime.settings import load_device_config
+from fleet_protocol.errors import ConfigError
+from shoal.cli.main import app
+from tests.shoal.view.stores import RUN, made
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The folder of a fleet that has a store, with the store that `shoal init` configures."""
+    made(tmp_path)
+    (tmp_path / "fleet.toml").write_text(
+        'fleet = "lab"\nstore = "store"\n[model]\nartifacts = "artifacts"\narch = "tiny"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+@pytest.mark.parametrize(
+    "words", ["status", "devices", "rounds", "rounds show 2", "runs", "versions", "advice", "log"]
+)
+def test_commands_take_the_store_of_the_project(project, words):
+    assert typed(*words.split()) == typed(*words.split(), "--store", "store") != ""
+
+
+def test_promote_takes_the_project(project):
+    with pytest.raises(ConfigError, match="are no longer in store; those of none are"):
+        typed("promote", 2)
+
+
+def test_without_a_project_the_default_of_a_configuration_counts(project, monkeypatch):
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    copytree(project / "store", elsewhere / "runs" / "store")
+    monkeypatch.chdir(elsewhere)
+    assert RUN in typed("status")
+    (elsewhere / "fleet.toml").write_text('fleet = "lab"\n')  # which names no store
+    assert RUN in typed("status")
+
+
+@pytest.mark.parametrize("command", ["status", "pause", "run", "up"])
+def test_a_broken_configuration_is_named(project, command):
+    (project / "fleet.toml").write_text("store = \n")
+    with pytest.raises(ConfigError, match=r"fleet\.toml is not valid TOML"):
+        typed(command)
+
+
+def test_up_says_what_it_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no fleet\.toml in this folder"):
+        typed("up")
+
+
+def test_enrol_writes_what_a_board_begins_with(tmp_path, monkeypatch):
+    """The board's file names its enrolment; a file that somebody has changed is kept."""
+    monkeypatch.chdir(tmp_path)
+    typed("init", "lab", "--host", "127.0.0.1")
+    monkeypatch.chdir(tmp_path / "lab")
+    output = typed("enroll", "attic")
+    assert "devices/attic.toml: copy it there as device.toml" in output
+    config = load_device_config(tmp_path / "lab" / "devices" / "attic.toml")
+    assert (config.fleet, config.device) == ("lab", "attic")
+    assert config.state_dir == tmp_path / "lab" / "devices" / "state"
+    file = tmp_path / "lab" / "devices" / "attic.toml"
+    file.write_text("changed")
+    typed("enroll", "attic")
+    assert file.read_text() == "changed"
