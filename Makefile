@@ -122,7 +122,8 @@ conformance: $(STAMP)  ## Worked examples of the papers through this code: make 
 	$(BIN)/python -m tests.conformance $(FILE)
 
 # Packages within the limits of readability, which `make check` holds.
-READABLE := broker_server device_runtime fleet_protocol models shoal simulation trainer_export
+READABLE := benchmarks broker_server device_runtime fleet_protocol models reproduction shoal simulation \
+  tools trainer_export
 check: $(STAMP)  ## Format, lint, types, and the limits of readability.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
