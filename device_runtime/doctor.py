@@ -30,6 +30,7 @@ from device_runtime.conditions import Reading, Watch
 from device_runtime.self_test import provider_test, self_test
 from device_runtime.settings import DeviceConfig, load_device_config
 from fleet_protocol.errors import (
+    BrokerRefusedError,
     ConfigError,
     MismatchError,
     ShoalError,
@@ -97,7 +98,10 @@ def _examine_configured(config: DeviceConfig) -> Iterator[Finding]:
     network = _finding("network", partial(_network, config))
     yield network
     if network.level == "ok":
-        yield _finding("broker", partial(_broker, config))
+        broker = _finding("broker", partial(_broker, config))
+        yield broker
+        if broker.level != "failed":
+            yield _finding("access rules", partial(_access, config))
 
 
 def _finding(name: str, check: Callable[[], str]) -> Finding:
@@ -180,6 +184,9 @@ def _board() -> str:
 def _configuration(path: Path, enrolment: Path | None, configs: list[DeviceConfig]) -> str:
     config = load_device_config(path, enrolment)
     configs.append(config)
+    why = config.shut_out()
+    if why:
+        raise ConfigError(why)
     doubt = config.ended()
     if doubt:
         raise _DoubtError(doubt)
@@ -221,15 +228,17 @@ def _runtime(config: DeviceConfig) -> str:
 
 def _providers(config: DeviceConfig) -> str:
     wanted = config.accelerators()
+    only_cpu = "the CPU; [runtime] providers names no other"
     if wanted is None:
-        return "the CPU; [runtime] providers names no other"
+        return only_cpu
     trials: list[str] = []
     for key, trial in wanted.known().items():
         trials.append(f"graph {key[:8]}: {key.rpartition(' ')[2]} {trial}")
     problems = [problem for name in wanted.names if (problem := provider_test(name))]
     if problems:
         raise _DoubtError("; ".join([*problems, *trials]))
-    return "; ".join([f"{', '.join(wanted.names)} compute a small graph", *trials])
+    working = f"{', '.join(wanted.names)} compute a small graph" if wanted.names else only_cpu
+    return "; ".join([working, *trials])
 
 
 def _data(config: DeviceConfig) -> str:
@@ -308,7 +317,9 @@ def _broker(config: DeviceConfig) -> str:
     topic = Topics(config.fleet).server_status
     with contextlib.closing(link):
         link.connect(_PROBE_SECONDS)
-        link.subscribe(topic)
+        # A subscription that is refused is a finding of the access rules.
+        with contextlib.suppress(BrokerRefusedError):
+            link.subscribe(topic)
         announced = _waits_for(inbox, topic)
     if announced:
         return (
@@ -316,8 +327,15 @@ def _broker(config: DeviceConfig) -> str:
         )
     raise _DoubtError(
         f"connected to {link.address}, but no server of a fleet {config.fleet!r} has announced "
-        "itself there; is `fleet` spelled as in fleet.toml, and is `shoal up` running?"
+        "itself there; is `fleet` spelled as in fleet.toml, is `shoal up` running, and do the "
+        f"access rules of the broker let this board read {topic}?"
     )
+
+
+def _access(config: DeviceConfig) -> str:
+    from device_runtime.access_check import check_access  # noqa: PLC0415  (paho)
+
+    return check_access(config)
 
 
 def _waits_for(inbox: queue.SimpleQueue[Any], topic: str) -> bool:

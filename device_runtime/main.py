@@ -83,6 +83,8 @@ def examine_device(
 
     Lines are printed one by one, as soon as they are known; JSON in the end.
     """
+    # What the link to the broker logs is a finding.
+    logging.basicConfig(handlers=[logging.NullHandler()])
     findings: list[Finding] = []
     for finding in examine(config_path, enrolment):
         findings.append(finding)

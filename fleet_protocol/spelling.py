@@ -31,5 +31,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def without_login(text: str) -> str:
-    """Return a text without the logins of the addresses in it."""
-    return re.sub(r"//[^/\s]*@", "//", text)
+    """Return a text without the logins of the addresses in it.
+
+    A login ends at the last ``@`` of an address, since a password may contain anything.
+    """
+    return re.sub(r"//\S*@", "//", text)

@@ -6,16 +6,15 @@ and a row in `SCHEMES`.
 
 import queue
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
+from fleet_protocol.addresses import FORM, hide_login, split_address
 from fleet_protocol.errors import ConfigError, RefusedError
 from fleet_protocol.hosts import is_loopback
-from fleet_protocol.spelling import without_login
 
 # Chunks that may wait for the broker's acknowledgement: 1.5 MB of the default size.
 SEND_WINDOW = 16
@@ -53,7 +52,7 @@ class BrokerAddress:
     port: int
     scheme: str = "mqtt"  # which transport, a row of `SCHEMES`
     username: str | None = None  # login, or None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     ca_file: Path | None = None  # certificates to trust instead of the system's
     cert_file: Path | None = None  # client certificate
     key_file: Path | None = None
@@ -67,25 +66,25 @@ class BrokerAddress:
         cert_file: Path | None = None,
         key_file: Path | None = None,
     ) -> "BrokerAddress":
-        """Read ``mqtt[s]://[user:password@]host[:port]``; another form is a ConfigError."""
-        wrong = ConfigError(
-            f"broker address {without_login(url)!r} is not of the form "
-            "mqtt://[user:password@]host[:port] (or mqtts://)"
-        )
+        """Read ``mqtt[s]://[user:password@]host[:port]``.
+
+        User and password are percent-encoded, as RFC 3986 says.
+
+        Raises:
+            ConfigError: it has another form.
+        """
         try:
-            split = urlsplit(url)
-            port = split.port
+            parts = split_address(url, SCHEMES)
         except ValueError as error:
-            raise wrong from error
-        scheme = SCHEMES.get(split.scheme)
-        if scheme is None or not split.hostname or split.path not in {"", "/"}:
-            raise wrong
+            raise ConfigError(
+                f"broker address {hide_login(url)!r} is not of the form {FORM}: {error}"
+            ) from None  # the error of an address shows the address with its password
         return cls(
-            host=split.hostname,
-            port=port or scheme.port,
-            scheme=split.scheme,
-            username=unquote(split.username) if split.username else None,
-            password=unquote(split.password) if split.password else None,
+            host=parts.host,
+            port=parts.port or SCHEMES[parts.scheme].port,
+            scheme=parts.scheme,
+            username=parts.username,
+            password=parts.password,
             ca_file=ca_file,
             cert_file=cert_file,
             key_file=key_file,

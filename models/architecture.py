@@ -21,10 +21,7 @@ from models.user_lines import at_line_of
 
 Dtype = Literal["float32", "int64"]
 
-_REQUIRED = {
-    "input_shape": "the shape of one sample, as in input_shape: tuple[int] = (30,)",
-    "classes": "how many labels, or numbers to learn, it has as outputs, as in classes: int = 1",
-}
+_INPUT_SHAPE = "input_shape"  # the setting that every architecture has
 
 
 @dataclass(frozen=True)
@@ -116,10 +113,10 @@ def architecture(
 ) -> Callable[[Callable[..., Any]], Architecture]:
     """Turn a builder into an `Architecture` of the same name.
 
-    The builder takes a `Cut` and then keyword settings, all with defaults, ``input_shape`` and
-    ``classes`` among them. Nothing is registered anywhere: a registry finds the architecture in the
-    module that defines it. A model of several inputs has as ``input_shape`` their shapes by the
-    names of ``forward``'s arguments.
+    The builder takes a `Cut` and then keyword settings, all with defaults, ``input_shape`` among
+    them; one that learns labels has ``classes``, too. Nothing is registered anywhere: a registry
+    finds the architecture in the module that defines it. A model of several inputs has as
+    ``input_shape`` their shapes by the names of ``forward``'s arguments.
 
     Args:
         input_dtype: dtype of one sample; of several inputs also by name, float32 for those left
@@ -158,12 +155,11 @@ def _settings_of(name: str, builder: Callable[..., Any]) -> list[inspect.Paramet
             f"{problem}"
         )
     names = {setting.name for setting in settings}
-    for required, meaning in _REQUIRED.items():
-        if required not in names:
-            raise ConfigError(
-                f"architecture {name} lacks the setting {required}, which every one must have: "
-                f"{meaning}"
-            )
+    if _INPUT_SHAPE not in names:
+        raise ConfigError(
+            f"architecture {name} lacks the setting {_INPUT_SHAPE}, which every one must have: the "
+            f"shape of one sample, as in {_INPUT_SHAPE}: tuple[int] = (30,)"
+        )
     for setting in settings:
         try:
             json.dumps(setting.default)

@@ -152,6 +152,13 @@ class Export:
         ).with_places_of(module)
         if not signature.heads and signature.output.count(signature.classes) > 1:
             self._refuse_other_dimension(tier, signature)
+        if not layout.label_axes and self.recipe.loss.target(signature.output).dtype == "int64":
+            raise ConfigError(
+                f"{self.arch.name} never asked for cut.classes(n), and the loss "
+                f"{self.recipe.loss.name} learns labels: make the last layer with it, as in "
+                "nn.Linear(hidden, cut.classes(classes)), or choose a loss of numbers, such as "
+                "mean-squared-error"
+            )
         return signature
 
     def _refuse_other_dimension(self, tier: Tier, signature: Signature) -> None:

@@ -63,7 +63,7 @@ class _Recruiting:
         self._version = version
         self._number = number
         self._quarantine: dict[str, int] = {}
-        quarantine = quarantined(services.store, context.run, context.config.robust)
+        quarantine = quarantined(services.store, context.run, context.config)
         for device, until in quarantine.items():
             if number <= until:
                 self._quarantine[device] = until
@@ -190,7 +190,8 @@ class _Recruiting:
     def _reason_left_out(self, device: str, profile: Profile | None) -> str:
         if device in self._quarantine:
             until = self._quarantine[device]
-            return f"in quarantine up to round {until}: its updates were refused"
+            why = "its updates were refused, or rounds waited for it in vain"
+            return f"in quarantine up to round {until}: {why}"
         if profile is None:
             return self._fleet.why_away(device)
         unfit = why_unfit(profile, self._context.tiers, self._config.tiers)

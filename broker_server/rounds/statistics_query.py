@@ -112,7 +112,7 @@ class StatisticsQuery:
         for task in trained:
             if task.phase is TaskPhase.REFUSED:
                 unavailable.add(task.device)
-        quarantine = quarantined(self._store, context.run, context.config.robust)
+        quarantine = quarantined(self._store, context.run, context.config)
         for device, until in quarantine.items():
             if record.number <= until:
                 unavailable.add(device)

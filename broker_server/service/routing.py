@@ -93,6 +93,8 @@ class Router:
             self._refuse(topic, RefusedError(RefusalReason.FAILED, detail))
 
     def _dispatch(self, topic: Topic | None, event: Received) -> None:
+        if not event.payload:
+            return  # of `shoal device doctor`, or somebody had the broker forget a message
         if isinstance(topic, DeviceTopic):
             # Before anything is parsed: reading a long message is what costs the server time.
             size = len(event.payload)

@@ -111,6 +111,13 @@ class RoundTable(Database):
             row = connection.execute(select(_ROUNDS).where(is_round)).one()
         return from_row(RoundRecord, row)
 
+    def has_whole_round(self, run: str, seconds: float) -> bool:
+        """Return whether a round of a run has collected for so many seconds."""
+        is_whole = (_ROUNDS.c.run == run) & (_ROUNDS.c.collect_seconds >= seconds)
+        query = select(_ROUNDS.c.number).where(is_whole).limit(1)
+        with self._begin() as connection:
+            return connection.execute(query).first() is not None
+
 
 def _newest_first(run: str) -> Select[Any]:
     return select(_ROUNDS).where(_ROUNDS.c.run == run).order_by(_ROUNDS.c.number.desc())

@@ -151,18 +151,36 @@ class TaskTable(Database):
         rows = self._values(TaskRecord, PlannedTask._fields, query.order_by(_TASKS.c.round))
         return [PlannedTask._make([*values, phase.value]) for *values, phase in rows]
 
-    def refused_devices(self, run: str) -> list[tuple[str, int, TaskPhase]]:
-        """Return the training tasks of all devices of which the server refused an update.
+    def costly_devices(self, run: str, deadline_seconds: float) -> list[tuple[str, int, TaskPhase]]:
+        """Return the training tasks of devices that have cost rounds something.
+
+        The server refused an update of theirs, or a round waited for them until its deadline,
+        because they were connected.
+
+        Args:
+            run: id of the run.
+            deadline_seconds: time of its rounds.
 
         Returns:
-            Device, round and phase of each task, by round.
+            Device, round and phase of each task, by round. Of missed tasks only those are named for
+            which a round waited until its deadline.
         """
+        rounds = schema.rounds
         in_run = (_TASKS.c.run == run) & _IS_TRAINING
+        is_of_round = (_TASKS.c.run == rounds.c.run) & (_TASKS.c.round == rounds.c.number)
+        was_missed = _TASKS.c.phase == TaskPhase.MISSED.value
         was_refused = _TASKS.c.phase == TaskPhase.REFUSED.value
-        devices = select(_TASKS.c.device).where(in_run & was_refused)
-        query = select(_TASKS.c.device, _TASKS.c.round, _TASKS.c.phase)
-        query = query.where(in_run & _TASKS.c.device.in_(devices)).order_by(_TASKS.c.round)
-        rows = self._values(TaskRecord, ("device", "round", "phase"), query)
+        was_connected = func.json_extract(_TASKS.c.timing, "$.left").is_(None)
+        has_timing = _TASKS.c.timing.is_not(None)
+        whole = rounds.c.collect_seconds >= deadline_seconds
+        held_up = was_missed & _TASKS.c.detail.is_(None) & has_timing & was_connected & whole
+        costly = select(_TASKS.c.device).join(rounds, is_of_round)
+        costly = costly.where(in_run & (was_refused | held_up))
+        query = select(_TASKS.c.device, _TASKS.c.round, _TASKS.c.phase).join(rounds, is_of_round)
+        query = query.where(in_run & _TASKS.c.device.in_(costly) & (~was_missed | held_up))
+        rows = self._values(
+            TaskRecord, ("device", "round", "phase"), query.order_by(_TASKS.c.round)
+        )
         return [(device, number, phase) for device, number, phase in rows]
 
     def answered_since(self, since: Mapping[str, float]) -> list[Answer]:

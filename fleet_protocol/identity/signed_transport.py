@@ -79,6 +79,8 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
         """Receive an event from the network, in the thread of the network."""
         if isinstance(item, Connected):
             self._notices.forget_all()
+        if isinstance(item, Received) and not item.payload:
+            return  # somebody had the broker forget a message, or checks access rules
         if not isinstance(item, Received):
             self._inbox.put(item, block, timeout)
             return

@@ -43,6 +43,11 @@ from models.zoo.sliceable import check_sliceable
 from models.zoo.training_variant import variant_in_training
 from models.zoo.variants import variants_of_size
 
+_OUTPUTS_HINT = (
+    "; the model never asked for cut.classes(n): if these are its outputs, make them with it"
+)
+_PIXELS = 3  # dimensions of an output for each pixel of a sample: numbers, height, width
+
 ParameterDims = Mapping[str, tuple[Dim, ...]]
 """The dimensions of each parameter."""
 
@@ -77,18 +82,14 @@ def _infer(builder: ModelBuilder, is_accepted: Callable[[Axis], bool]) -> Layout
     # Noted before the model runs, which may change it.
     frozen = _frozen_names(module)
     axes = dict(cut.axes)
-    if CLASSES not in axes:
-        raise ConfigError(
-            f"{arch.name} never asked for cut.classes(n), so its outputs have no axis: make its "
-            "last layer with as many outputs as there are labels, or numbers to learn, as in "
-            "nn.Linear(hidden, cut.classes(classes))"
-        )
     blocks = None if cut.blocks is None else _blocks_by_depth(builder, shapes, cut.blocks)
     growth = measure_growth(arch.name, axes, lambda enlarge: builder.shapes(Cut(enlarge=enlarge)))
     task = _proof_task(builder, module, axes, growth)
+    classes = axes[CLASSES].size if CLASSES in axes else _count_numbers(arch, task)
     layout = prove_layout(task)
     if isinstance(layout, Refutation):
-        raise ConfigError(f"{arch.name}: {explain(layout, task, is_accepted)}")
+        hint = "" if CLASSES in axes else _OUTPUTS_HINT
+        raise ConfigError(f"{arch.name}: {explain(layout, task, is_accepted)}{hint}")
     if blocks is None:
         blocks = _blocks_by_labels(shapes, layout.dims)
     parameters: list[Parameter] = []
@@ -110,8 +111,34 @@ def _infer(builder: ModelBuilder, is_accepted: Callable[[Axis], bool]) -> Layout
         label_axes=cut.label_axes,
         input_shape=builder.row.shape,
         input_dtype=builder.row.dtype,
-        classes=all_axes[CLASSES].size,
+        classes=classes,
     )
+
+
+def _count_numbers(arch: Architecture, task: ProofTask) -> int:
+    """Return how many numbers a model without labels computes for each place of a sample.
+
+    Raises:
+        ConfigError: it has several outputs, or a width cuts them.
+    """
+    counts: set[int] = set()
+    for variant in task.variants:
+        outputs = variant.before.outputs
+        if len(outputs) != 1:
+            raise ConfigError(
+                f"{arch.name} has {len(outputs)} outputs and never asked for cut.classes(n): make "
+                "the last layer of one with it, as in nn.Linear(hidden, cut.classes(classes))"
+            )
+        shape = outputs[0].shape[1:]
+        # As graphs read them: with pixels the numbers of a place come first.
+        place = 0 if len(shape) >= _PIXELS else -1
+        counts.add(shape[place] if shape else 1)
+    if len(counts) > 1:
+        raise ConfigError(
+            f"{arch.name} never asked for cut.classes(n), and its width cuts its outputs: make the "
+            "last layer with as many outputs at every width, for labels by cut.classes(n)"
+        )
+    return counts.pop()
 
 
 def _frozen_names(module: nn.Module) -> set[str]:
@@ -150,12 +177,17 @@ def _statistics(
 def _blocks_by_labels(shapes: Shapes, dims: ParameterDims) -> dict[str, str]:
     """Name the block of each parameter of a model that has no depth.
 
-    The head starts at the first parameter that has a row for each label.
+    The head starts at the first parameter that has a row for each label; where there are none, it
+    is the last layer.
     """
     blocks: dict[str, str] = {}
     current = STEM
+    has_labels = any(dim.axis == CLASSES for name in shapes for dim in dims[name])
+    last_layer = [*shapes][-1].rpartition(".")[0] if shapes else ""
     for name in shapes:
         if any(dim.axis == CLASSES for dim in dims[name]):
+            current = HEAD
+        if not has_labels and name.rpartition(".")[0] == last_layer:
             current = HEAD
         blocks[name] = current
     return blocks

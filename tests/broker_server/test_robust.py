@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Store, TaskPhase
 from broker_server.updates.bounds import Earlier, Measured, lower_median, screen
@@ -26,7 +27,7 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
 from shoal.cli.main import app
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
-from tests.broker_server.peer import Peer, honest, profile
+from tests.broker_server.peer import Peer, honest, profile, silent
 from tests.broker_server.test_fedmedian import LAYOUT, OLD, update
 from tests.broker_server.test_refused_runs import prepare
 
@@ -191,6 +192,12 @@ def test_quarantine_follows_from_refusals_and_ends():
     assert until(REFUSED, REFUSED, REFUSED, MERGED) is None
     assert until(REFUSED, REFUSED, REFUSED, releases={"d": 3}) is None
     assert until(REFUSED, REFUSED, REFUSED, REFUSED, releases={"d": 3}) is None
+    # Rounds that waited for it until their deadline.
+    assert until(MISSED, MISSED) is None
+    assert until(MISSED, MISSED, MISSED) == 8
+    assert until(MISSED, MISSED, REFUSED, REFUSED) is None
+    assert until(MISSED, MERGED, MISSED, MISSED) is None
+    assert until(*[MISSED] * 9) == 14
 
 
 # Krum and the trimmed mean.
@@ -453,7 +460,7 @@ def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_relea
     assert "is asked again" in shown("devices", "release", "bad", "--store", settings.store)
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
         run = store.runs()[0].id
-        assert quarantined(store, run, settings.robust) == {}
+        assert quarantined(store, run, settings) == {}
     for wrong in (["devices", "release", "good0"], ["rounds", "show", 9]):
         with pytest.raises(ConfigError):
             CliRunner().invoke(
@@ -534,6 +541,36 @@ def test_of_two_boards_neither_is_unlike_the_other(url, config, running, fleet):
     _, tasks, weights = attacked(scripts, settings, url, running, fleet)
     assert {task.phase for task in tasks.values()} == {MERGED}
     assert farthest(weights) == pytest.approx(1.515, rel=1e-4)
+
+
+def test_a_device_that_holds_up_rounds_is_not_asked_for_a_while(url, config, running, fleet):
+    """It says that it is alive until every deadline: each round took all of its time."""
+    deadline = 1.5
+    settings = config(
+        round={"rounds": 6, "min_devices": 3, "deadline_seconds": deadline},
+        robust={"quarantine_after": 2, "quarantine_rounds": 9},
+        evaluation={"data": None},
+    )
+    with contextlib.ExitStack() as stack:
+        for name, script in {**GOOD, "idler": silent}.items():
+            stack.enter_context(Peer(fleet, name, url, script))
+        running(settings, url).wait()
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        (run,) = store.runs()
+        whole = [record for record in store.rounds(run.id) if record.collect_seconds >= deadline]
+        # The first round may have begun before all were there.
+        assert 2 <= len(whole) <= 3
+        last = store.tasks(run.id, 6)
+        assert "idler" not in {task.device for task in last}
+    release(settings.store, run.id)
+
+
+def release(folder, run):
+    """The idler is let in again, and may hold up rounds anew."""
+    assert "is asked again" in shown("devices", "release", "idler", "--store", folder)
+    with contextlib.closing(Store(folder, read_only=True)) as store:
+        config = FleetConfig.stored(store.run(run).config)
+        assert quarantined(store, run, config) == {}
 
 
 def test_quarantine_leaves_no_round_without_enough_devices(url, config, running, fleet):

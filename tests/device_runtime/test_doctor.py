@@ -20,6 +20,7 @@ from fleet_protocol.transport import BrokerAddress, open_transport
 from tests.brokers import free_port, mosquitto_broker
 from tests.device_runtime.device_process import REPOSITORY
 from tests.device_runtime.tiny_set import samples
+from tests.refusing_brokers import dynamic_security
 
 CHECKS = [
     "system",
@@ -34,6 +35,7 @@ CHECKS = [
     "data",
     "network",
     "broker",
+    "access rules",
 ]
 
 
@@ -136,6 +138,57 @@ def test_a_provider_that_does_not_work_is_a_warning(board, tmp_path):
     )
     config.write_text(config.read_text().replace(', "NowhereExecutionProvider"', ""))
     assert ill(config) == {}
+
+
+@pytest.mark.parametrize(
+    ("rights", "missing"),
+    [
+        (
+            [
+                "publish shoal/#",
+                "subscribe shoal/v1/lab/devices/#",
+                "subscribe shoal/v1/lab/server/#",
+            ],
+            {"subscribe to shoal/v1/lab/blobs/#": "topic read shoal/v1/lab/blobs/#"},
+        ),
+        (
+            ["publish shoal/v1/lab/devices/#", "subscribe shoal/#"],
+            {"publish on shoal/v1/lab/uploads/#": "topic write shoal/v1/lab/uploads/#"},
+        ),
+        (
+            ["publish shoal/v1/lab/uploads/#", "subscribe shoal/v1/lab/blobs/#"],
+            {
+                "subscribe to shoal/v1/lab/server/status": "topic read shoal/v1/lab/server/status",
+                "subscribe to shoal/v1/lab/devices/pi-1/task": "devices/pi-1/task`",
+                "publish on shoal/v1/lab/devices/pi-1/status": "devices/pi-1/status`",
+                "publish on shoal/v1/lab/devices/pi-1/profile": "devices/pi-1/profile`",
+                "publish on shoal/v1/lab/devices/pi-1/reply": "devices/pi-1/reply`",
+            },
+        ),
+    ],
+    ids=["blobs", "uploads", "most"],
+)
+def test_access_rules_that_do_not_fit_are_named_with_the_topic(board, tmp_path, rights, missing):
+    """It said "no server has announced itself", or that all is well."""
+    with dynamic_security(tmp_path, rights) as guarded:
+        found = ill(board(broker=guarded.login("board")))
+    detail = found["access rules"].detail
+    assert found["access rules"].level == "failed"
+    assert "Not authorized" in detail
+    for right, rule in missing.items():
+        assert right in detail
+        assert rule in detail
+    assert detail.count("`topic ") == len(missing)
+
+
+def test_rules_of_a_file_that_forbid_a_message_are_named(board, tmp_path):
+    """Mosquitto refuses the message; a subscription it would accept, and deliver nothing."""
+    rules = tmp_path / "acl"
+    rules.write_text("topic read shoal/#\ntopic write shoal/v1/lab/devices/#\n")
+    with mosquitto_broker(tmp_path, more=f"acl_file {rules}") as guarded:
+        found = ill(board(broker=guarded.url))
+    assert "publish on shoal/v1/lab/uploads/#" in found["access rules"].detail
+    assert found["access rules"].exit_code == 5
 
 
 def test_another_fleet_is_a_warning(board):

@@ -8,13 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ALLOWED", "PATTERNS", "Fault", "documents", "faults", "sentences_of"]
+__all__ = ["PATTERNS", "Fault", "documents", "faults", "sentences_of"]
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ALLOWED = Path(__file__).with_name("plain_allowed.txt")
-"""Documents that still contain such sentences. The list may only become shorter."""
-
 GENERATED = ("docs/reference/", "docs/results/", "docs/models.md")
 """Written by programs; their sentences stand in the code."""
 

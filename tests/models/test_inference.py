@@ -9,6 +9,7 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError
 from models import AxisKind, Dim, Layout, architecture, infer_layout
+from models.layout import HEAD, STEM
 from models.zoo.initial_state import initial_weights
 from models.zoo.layers import StaticBatchNorm
 
@@ -89,6 +90,22 @@ def _no_labels(cut):
     return nn.Linear(4, cut.width("a", 4))
 
 
+class _Twice(nn.Module):
+    def __init__(self, kept):
+        super().__init__()
+        self.hidden = nn.Linear(4, kept)
+        self.first = nn.Linear(kept, 1)
+        self.second = nn.Linear(kept, 1)
+
+    def forward(self, x):
+        hidden = self.hidden(x)
+        return self.first(hidden), self.second(hidden)
+
+
+def _two_outputs(cut):
+    return _Twice(cut.width("a", 4))
+
+
 def _batch_norm(cut):
     return nn.Sequential(nn.BatchNorm1d(cut.width("a", 4)), nn.Linear(4, cut.classes(3)))
 
@@ -134,7 +151,8 @@ def _empty_blocks(cut):
     ("build", "message"),
     [
         (_ignored, "no parameter grows with axis a; use the size the cut returns"),
-        (_no_labels, "never asked for cut.classes"),
+        (_no_labels, r"never asked for cut.classes\(n\): if these are its outputs"),
+        (_two_outputs, r"has 2 outputs and never asked for cut.classes\(n\)"),
         (
             _batch_norm,
             (
@@ -176,6 +194,21 @@ def test_a_model_with_unclear_axes_is_refused(build, message):
     """The message names the parameter, the axis and the way out."""
     with pytest.raises(ConfigError, match=f"custom.*{message}"):
         infer_layout(arch_of(build))
+
+
+@pytest.mark.parametrize(("numbers", "shape"), [(1, (4,)), (3, (4,)), (5, (7, 4))])
+def test_a_model_of_numbers_needs_no_classes(numbers, shape):
+    """How many numbers it computes is seen when it runs; its last layer is the head."""
+
+    @architecture()
+    def custom(cut, *, input_shape=shape):
+        kept = cut.width("a", 8)
+        return nn.Sequential(nn.Linear(4, kept), nn.ReLU(), nn.Linear(kept, numbers))
+
+    layout = infer_layout(custom)
+    assert (layout.classes, layout.label_axes) == (numbers, ())
+    blocks = {parameter.name: parameter.block for parameter in layout.parameters}
+    assert blocks == {"0.weight": STEM, "0.bias": STEM, "2.weight": HEAD, "2.bias": HEAD}
 
 
 def test_a_dimension_moved_by_two_axes_is_refused():

@@ -188,3 +188,17 @@ def test_without_a_mosquitto_init_and_up_say_what_to_install(tmp_path, monkeypat
     broker = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
     with pytest.raises(ConfigError, match=remedy), Server("lab", tmp_path / "store", broker):
         pass
+
+
+def test_what_is_not_renewed_is_explained(tmp_path, typed):
+    """It said "renewed: none, as none would end later"."""
+    typed("init", "lab", "--host", "192.168.1.10")
+    said = typed("renew", "--folder", "lab").stdout
+    assert "no device is enrolled here, so none was renewed; `shoal enroll NAME`" in said
+    typed("enroll", "pi-1", "--folder", "lab")
+    assert "none was renewed: pi-1 never ends" in typed("renew", "--folder", "lab").stdout
+    typed("enroll", "pi-2", "--folder", "lab", "--days", "30")
+    assert "renewed: pi-2; a server" in typed("renew", "--folder", "lab", "--days", "40").stdout
+    said = " ".join(typed("renew", "pi-2", "--folder", "lab", "--days", "9").stdout.split())
+    day = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 40 * 86_400))
+    assert f"none would end later than now: pi-2 ends on {day}, and you asked for 9 days" in said

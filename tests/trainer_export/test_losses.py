@@ -13,6 +13,7 @@ from fleet_protocol.manifest import next_name, parameter_input, parse_manifest, 
 from fleet_protocol.metrics import evaluation_of
 from fleet_protocol.recipe import RecipeTable
 from models.architecture import architecture, build
+from models.registry import infer_layout
 from models.tier import Tier
 from models.zoo.layers import set_mode
 from models.zoo.randomized_model import vocabulary_of
@@ -293,6 +294,26 @@ def test_what_cannot_be_learnt_is_refused(tmp_path):
         Recipe(metrics=(metric_named("mae"),))
     with pytest.raises(ConfigError, match=r"no metric 'mean-iuo' .did you mean 'mean-iou'"):
         metric_named("mean-iuo")
+
+
+def test_a_loss_of_numbers_needs_no_classes(tmp_path):
+    """A loss of labels does, which have an axis then."""
+
+    @architecture()
+    def three(cut, *, input_shape=(6,)):
+        kept = cut.width("hidden", 8)
+        return nn.Sequential(nn.Linear(*input_shape, kept), nn.ReLU(), nn.Linear(kept, 3))
+
+    layout = infer_layout(three)
+    tiers = (layout.tier(1.0), layout.tier(0.5))
+    recipe = Recipe(loss=loss_named("mean-squared-error"), metrics=(metric_named("mae"),))
+    export_architecture(three, None, tiers, recipe, tmp_path / "numbers", ("onnx",))
+    for tier in tiers:
+        path = tmp_path / "numbers" / "three" / tier.id / "manifest.json"
+        manifest = parse_manifest(path.read_bytes())
+        assert (manifest.classes, manifest.label_shape) == (3, (3,))
+    with pytest.raises(ConfigError, match=r"three never asked for cut.classes\(n\), and the loss"):
+        export_architecture(three, None, tiers, Recipe(), tmp_path / "labels", ("onnx",))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fleet_protocol.addresses import hide_login
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.spelling import did_you_mean
 from fleet_protocol.topics import check_name
@@ -103,7 +104,7 @@ def _new_fleet(fleet: str, host: str, port: int, broker: str) -> "NewFleet":
 
     if broker not in _BROKERS:
         raise ConfigError(
-            f"--broker: no broker {broker!r} of a fleet with identities"
+            f"--broker: no broker {hide_login(broker)!r} of a fleet with identities"
             f"{did_you_mean(broker, _BROKERS)}; take mosquitto, emqx or mqtts://HOST:PORT"
         )
     if broker == "mosquitto":
