@@ -122,7 +122,8 @@ conformance: $(STAMP)  ## Worked examples of the papers through this code: make 
 	$(BIN)/python -m tests.conformance $(FILE)
 
 # Packages within the limits of readability, which `make check` holds.
-READABLE := broker_server device_runtime fleet_protocol models shoal simulation trainer_export
+READABLE := benchmarks broker_server device_runtime fleet_protocol models reproduction shoal simulation \
+  tools trainer_export
 check: $(STAMP)  ## Format, lint, types, and the limits of readability.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -145,7 +146,7 @@ $(SCHEMATHESIS)/bin/st:
 fuzz-api: install $(SCHEMATHESIS)/bin/st  ## The API, asked at random for what its document allows, and for what it does not.
 	$(BIN)/python -m tests.shoal.view.fuzzed $(CURDIR)/$(SCHEMATHESIS)/bin/st
 
-bench: $(STAMP)  ## Budgets as ratios measured in one run, and what got worse since the last in benchmarks/history.csv.
+bench: install  ## Budgets as ratios measured in one run, and what got worse since the last in benchmarks/history.csv.
 	$(BIN)/python -m benchmarks.run
 
 results-check: $(STAMP)  ## One stored arm of docs/results at a new seed, compared with the stored ones; or ARM='fml-1 ...'.

@@ -24,12 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.nets import NETS
 from benchmarks.row import Row
 from device_runtime.bench import costs
 from device_runtime.training.backends import TrainSession, step_graph_key
 from device_runtime.training.backends.runtime import open_session
+from fleet_protocol.errors import ConfigError, ExportError
 from fleet_protocol.manifest import noise_input, parameter_input, state_input
-from models import Registry
+from models import Architecture, Registry
 from models.registry import infer_layout
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
@@ -59,7 +61,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model to time."""
+    """A model to time, of the zoo or of `benchmarks.nets`."""
 
     arch: str
     width: float = 1.0
@@ -73,7 +75,13 @@ class Case:
         """For the table."""
         return f"{self.label or self.arch} width {self.width:g} batch {self.batch}"
 
+    @property
+    def architecture(self) -> Architecture:
+        """What builds it."""
+        return NETS.get(self.arch) or Registry.zoo().get(self.arch)
 
+
+_LARGE: Any = {"input_shape": (3, 224, 224)}
 _DEMO: Any = {"channels": [32, 64], "input_shape": (1, 8, 8)}
 CASES = (
     *(Case("conv", width, 10, 0.22, "demo", _DEMO) for width in (1.0, 0.5, 0.125)),
@@ -91,36 +99,55 @@ CASES = (
     Case("next_word", batch=8),
     Case("transformer_mlm", batch=4, budget=0.8),
     Case("token_classifier", batch=4, budget=0.8),
+    Case("mobilenet_v2", batch=16, budget=0.6),
+    Case("mobilenet_v3_small", batch=16, budget=0.6),
+    Case("mobilenet_v3_small", 0.25, 16, 0.6),
+    Case("mobilenet_v3_small", 1.0, 4, 0.6, "mobilenet_v3_small at 224", _LARGE),
+    Case("efficientnet_lite0", batch=16, budget=0.6),
+    Case("convnext_atto", batch=16, budget=0.6),
+    Case("ds_cnn", batch=32, budget=0.6),
+    Case("vit_tiny", batch=8, budget=0.75),
+    Case("unet", batch=4, budget=1.0),
 )
+
+
+REQUIREMENTS = {"compiled": "a C++ compiler", "ort-training": "onnxruntime-training"}
+"""What ways of a step need that may be missing."""
 
 
 def rows() -> list[Row]:
     """Of every model the device's step over the others', and what it takes to open its graph."""
     with calm_torch():
-        return [row for case in CASES for row in measured(case)]
+        rows: list[Row] = []
+        for case in CASES:
+            rows += measured(case)
+        return rows
 
 
 def measured(case: Case) -> list[Row]:
+    """The rows of one model, or one that says why it cannot be measured here."""
+    try:
+        return _measured(case)
+    except (ModuleNotFoundError, ConfigError, ExportError) as error:
+        return [Row(f"step, {case.name}", None, f"skipped: {error}")]
+
+
+def _measured(case: Case) -> list[Row]:
     """The rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
         steps = Subjects(case, Path(folder)).steps()
         turns = turns_of(steps)
         (cost,) = costs(Path(folder), case.batch)
+        compared = [_row(case.name, turns, "eager", case.budget)]
+        for way, budget in OTHERS:
+            if way in steps:
+                compared.append(_row(case.name, turns, way, budget))
+        for way, requirement in REQUIREMENTS.items():
+            if way not in steps:
+                reason = f"skipped: {requirement} is not installed"
+                compared.append(Row(f"step device/{way}, {case.name}", None, reason))
         return [
-            _row(case.name, turns, "eager", case.budget),
-            *(_row(case.name, turns, other, budget) for other, budget in OTHERS if other in steps),
-            *(
-                Row(
-                    f"step device/{other}, {case.name}",
-                    None,
-                    f"skipped: {what} is not installed",
-                )
-                for other, what in (
-                    ("compiled", "a C++ compiler"),
-                    ("ort-training", "onnxruntime-training"),
-                )
-                if other not in steps
-            ),
+            *compared,
             Row(f"opens its step graph, {case.name}", cost.opens_ms, "ms, processor"),
             Row(f"opens it again, {case.name}", cost.opens_again_ms, "ms, processor"),
             Row(
@@ -155,11 +182,21 @@ def _turn(step: Step) -> float:
     return statistics.median(times)
 
 
-def _row(name: str, turns: Mapping[str, list[float]], other: str, budget: float | None) -> Row:
-    ratios = [mine / theirs for mine, theirs in zip(turns["device"], turns[other], strict=True)]
-    mine, theirs = (statistics.median(turns[side]) * 1e3 for side in ("device", other))
-    note = f"{mine:.2f} / {theirs:.2f} ms"
-    return Row.of(f"step device/{other}, {name}", ratios, "ratio, processor", budget, note=note)
+def _row(
+    name: str,
+    turns: Mapping[str, list[float]],
+    way: str,
+    budget: float | None,
+) -> Row:
+    """Return the row of the device's step over another way's."""
+    ratios = []
+    # Turn by turn, so that what else the machine does disturbs both alike.
+    for device, compared in zip(turns["device"], turns[way], strict=True):
+        ratios.append(device / compared)
+    device_ms = statistics.median(turns["device"]) * 1e3
+    compared_ms = statistics.median(turns[way]) * 1e3
+    note = f"{device_ms:.2f} / {compared_ms:.2f} ms"
+    return Row.of(f"step device/{way}, {name}", ratios, "ratio, processor", budget, note=note)
 
 
 class Subjects:
@@ -167,7 +204,7 @@ class Subjects:
 
     def __init__(self, case: Case, folder: Path) -> None:
         self._folder = folder
-        arch = Registry.zoo().get(case.arch)
+        arch = case.architecture
         layout = infer_layout(arch, dict(case.settings) or None)
         export = Export(arch, layout, Recipe())
         tier = layout.tier(case.width)
@@ -236,9 +273,7 @@ class Subjects:
 
     def _device(self, backend: str) -> Step:
         session = TrainSession(self.manifest, self._graph(backend))
-        session.load(
-            {name: value.detach().numpy() for name, value in self._module.named_parameters()}
-        )
+        session.load(self._parameters())
         noise = {layer: value.numpy() for layer, value in self._noise.items()}
         return partial(
             session.step,
@@ -249,6 +284,12 @@ class Subjects:
             noise,
         )
 
+    def _parameters(self) -> dict[str, NDArray[np.float32]]:
+        parameters = {}
+        for name, value in self._module.named_parameters():
+            parameters[name] = value.detach().numpy()
+        return parameters
+
     def _static(self) -> Step:
         session = open_session(self._graph("onnx"), self.manifest.graphs.values())
         feed: dict[str, Any] = {
@@ -257,23 +298,21 @@ class Subjects:
             "mask": self._mask.numpy(),
         }
         feed["lr"] = np.array(0.01, np.float32)
-        feed |= {noise_input(layer): value.numpy() for layer, value in self._noise.items()}
-        feed |= {
-            parameter_input(name): value.detach().numpy()
-            for name, value in self._module.named_parameters()
-        }
-        feed |= {
-            state_input(spec.name): np.zeros(spec.shape, np.float32)
-            for spec in self.manifest.states
-        }
+        for layer, value in self._noise.items():
+            feed[noise_input(layer)] = value.numpy()
+        for name, parameter in self._parameters().items():
+            feed[parameter_input(name)] = parameter
+        for spec in self.manifest.states:
+            feed[state_input(spec.name)] = np.zeros(spec.shape, np.float32)
         binding = session.io_binding()
+        # The binding has addresses only, so the arrays must live as long as it.
         kept = [feed]
-        for item in session.get_inputs():
-            binding.bind_cpu_input(item.name, np.ascontiguousarray(feed[item.name]))
-        for item in session.get_outputs():
-            array = np.empty(item.shape, np.float32)
-            kept.append({item.name: array})
-            binding.bind_output(item.name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        for port in session.get_inputs():
+            binding.bind_cpu_input(port.name, np.ascontiguousarray(feed[port.name]))
+        for port in session.get_outputs():
+            array = np.empty(port.shape, np.float32)
+            kept.append({port.name: array})
+            binding.bind_output(port.name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
 
         def step() -> None:
             session.run_with_iobinding(binding)

@@ -228,15 +228,17 @@ def _runtime(config: DeviceConfig) -> str:
 
 def _providers(config: DeviceConfig) -> str:
     wanted = config.accelerators()
+    only_cpu = "the CPU; [runtime] providers names no other"
     if wanted is None:
-        return "the CPU; [runtime] providers names no other"
+        return only_cpu
     trials: list[str] = []
     for key, trial in wanted.known().items():
         trials.append(f"graph {key[:8]}: {key.rpartition(' ')[2]} {trial}")
     problems = [problem for name in wanted.names if (problem := provider_test(name))]
     if problems:
         raise _DoubtError("; ".join([*problems, *trials]))
-    return "; ".join([f"{', '.join(wanted.names)} compute a small graph", *trials])
+    working = f"{', '.join(wanted.names)} compute a small graph" if wanted.names else only_cpu
+    return "; ".join([working, *trials])
 
 
 def _data(config: DeviceConfig) -> str:

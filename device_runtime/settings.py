@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from device_runtime.conditions import ConditionsConfig
+from device_runtime.processor_share import thread_counts
 from device_runtime.training.accelerators import Accelerators
 from device_runtime.training.own_model_files import KEPT_RUNS
 from fleet_protocol.configuration import read_toml, validate_config
@@ -131,7 +132,8 @@ class DeviceConfig(FrozenModel):
         max_depth: deepest, in blocks, or None for no limit.
         backend: ``onnx`` (portable step), ``ort-training``, or ``auto`` (the latter where it is
             installed).
-        threads: threads of one training step; 0 takes every core.
+        threads: threads of one training step; 0 takes every core, and ``auto`` as many as are
+            fastest: the first task on a graph tries one, two and all that this process may use.
         holdout: share of the samples kept for evaluation instead of training.
         connect_timeout_seconds: how long to try the broker at start before giving up.
         retry_seconds: time between two announcements of a finished update that nobody acknowledges.
@@ -161,7 +163,7 @@ class DeviceConfig(FrozenModel):
     max_width: float = Field(default=1.0, gt=0, le=1)
     max_depth: int | None = Field(default=None, ge=1)
     backend: Literal["auto", "onnx", "ort-training"] = "auto"
-    threads: int = Field(default=1, ge=0)
+    threads: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     holdout: float = Field(default=0.1, ge=0, lt=1)
     connect_timeout_seconds: Seconds = 30.0
     retry_seconds: Seconds = 5.0
@@ -177,12 +179,18 @@ class DeviceConfig(FrozenModel):
     report_data: bool = True
     code: tuple[Path, ...] = ()
 
+    @property
+    def known_threads(self) -> int:
+        """Threads of whatever no trial chooses them for; one with ``auto``."""
+        return 1 if self.threads == "auto" else self.threads
+
     def accelerators(self) -> Accelerators | None:
-        """Return what is tried beside the CPU; None for nothing."""
-        if not self.runtime.providers:
+        """Return what is tried beside one thread of the CPU; None for nothing."""
+        threads = thread_counts() if self.threads == "auto" else ()
+        if not self.runtime.providers and not threads:
             return None
         path = self.state_dir / "providers.json"
-        return Accelerators(path, self.runtime.providers, self.runtime.insist)
+        return Accelerators(path, self.runtime.providers, self.runtime.insist, threads)
 
     def address(self) -> BrokerAddress:
         """Return the broker with its certificate files.

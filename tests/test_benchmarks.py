@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import history, run
+from benchmarks import history, run, step_time
 from benchmarks.row import Row
 from fleet_protocol.errors import ConfigError
 
@@ -34,6 +34,19 @@ def test_a_history_gives_back_what_was_kept(path):
     assert float(found["a, b"][0]["load"]) >= 0
     assert "c" not in found
     assert path.read_text().count("date,commit,") == 1
+
+
+def test_a_model_that_cannot_be_measured_is_a_row_of_the_table(monkeypatch):
+    """And not the end of it: the models behind it are measured."""
+
+    def fail(case, folder):
+        raise ConfigError(f"{case.arch} needs weights that are not installed")
+
+    monkeypatch.setattr(step_time, "Subjects", fail)
+    (row,) = step_time.measured(step_time.Case("minilm_encoder"))
+    assert row.value is None
+    assert row.unit == "skipped: minilm_encoder needs weights that are not installed"
+    assert row.name == "step, minilm_encoder width 1 batch 32"
 
 
 def test_other_machines_are_not_compared_with(path, monkeypatch):

@@ -115,7 +115,7 @@ def open_model(config: DeviceConfig, model: StoredModel) -> tuple[Any, dict[str,
     graph = open_session(
         model.graphs[INFER],
         manifest.graphs.values(),
-        threads=config.threads,
+        threads=config.known_threads,
         leaves=False,
     )
     fixed: dict[str, NDArray[Any]] = {}
@@ -142,7 +142,7 @@ def _own_statistics(config: DeviceConfig, model: StoredModel) -> Statistics:
         seed=0,
     )
     session = ForwardSession(
-        model.manifest, model.graphs[STATS], model.parameters, threads=config.threads
+        model.manifest, model.graphs[STATS], model.parameters, threads=config.known_threads
     )
     training, _held_out = holdout_split(len(data), config.holdout)
     schedule = TrainingSchedule(data, training, settings, 0)

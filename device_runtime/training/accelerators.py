@@ -40,6 +40,7 @@ more.
 # rounding
 _LOOSE = 3e-1
 _WORTH = 1.25  # times the CPU's speed, at least; less may be chance on a busy board
+_WORTH_OF_THREADS = 1.1  # the same of more threads, which cost no copies and no other numbers
 _STEPS = 5  # the first is not timed: a provider compiles and chooses kernels in it
 _KEPT = 64
 
@@ -50,10 +51,12 @@ class Trial(FrozenModel):
     Attributes:
         fault: why it must not be used; empty where it may.
         speed: its steps in the time of one of the CPU.
+        same_bits: whether its steps left what the CPU's left, to the last bit.
     """
 
     fault: str = ""
     speed: float = 0.0
+    same_bits: bool = False
 
     def __str__(self) -> str:
         return self.fault or f"makes {self.speed:.2f} steps in the time of one of the CPU"
@@ -72,11 +75,13 @@ class Accelerators:
         names: of providers, in order, as onnxruntime names them without ``ExecutionProvider`` at
             the end; ``CPU:4`` is the CPU with four threads.
         insist: take one although it is slower than the CPU.
+        threads: numbers of threads of the CPU, of which the fastest is taken where no provider is.
     """
 
     path: Path
     names: tuple[str, ...]
     insist: bool = False
+    threads: tuple[int, ...] = ()
 
     def known(self) -> Mapping[str, Trial]:
         """Return what the file has; nothing where it is lost."""
@@ -103,6 +108,8 @@ class Accelerators:
     ) -> Settled:
         """Return the first provider that is right and worth its while, by a known trial or a new.
 
+        Else the CPU, with as many threads as are fastest.
+
         Args:
             graph: digest of the step graph, with the runtime.
             manifest: of its artifact set.
@@ -123,12 +130,35 @@ class Accelerators:
                     f"{name} is none of what this onnxruntime has ({', '.join(present)})"
                 )
                 continue
-            key = f"{graph} {name}"
-            trial = self.known().get(key) or self._try(key, name, take_steps)
+            trial = self._trial(graph, name, take_steps)
             if not trial.fault and (self.insist or trial.speed >= _WORTH):
                 return Settled(name, f"it {trial}")
             refused.append(f"{name} {trial}")
-        return Settled(CPU, "; ".join(refused))
+        settled = self._fastest_threads(graph, take_steps)
+        return Settled(settled.provider, "; ".join([*refused, settled.why]).rstrip("; "))
+
+    def _fastest_threads(self, graph: str, take_steps: Callable[[str], "_Steps"]) -> Settled:
+        """Return the CPU with as many threads as are fastest, with one where more hardly pay."""
+        settled = Settled(CPU, "")
+        fastest = _WORTH_OF_THREADS
+        slower: list[str] = []
+        for count in self.threads:
+            name = f"{CPU}:{count}"
+            trial = self._trial(graph, name, take_steps)
+            if trial.fault or trial.speed < fastest:
+                slower.append(f"{name} {trial}")
+                continue
+            fastest = trial.speed
+            bits = "to the same bits" if trial.same_bits else "to other last bits"
+            settled = Settled(name, f"it {trial} with one thread, {bits}")
+        if settled.provider == CPU:
+            return Settled(CPU, "; ".join(slower))
+        return settled
+
+    def _trial(self, graph: str, name: str, take_steps: Callable[[str], "_Steps"]) -> Trial:
+        """Return the known trial of a provider, or a new one."""
+        key = f"{graph} {name}"
+        return self.known().get(key) or self._try(key, name, take_steps)
 
     def _try(
         self,
@@ -146,6 +176,7 @@ class Accelerators:
             trial = Trial(
                 fault=expected.deviation_of(steps),
                 speed=expected.seconds / max(steps.seconds, 1e-9),
+                same_bits=expected.equals(steps),
             )
         except TaskStopped:
             raise
@@ -190,6 +221,10 @@ class _Steps:
         self.changes = (loss_row, last_states - first_states, last_parameters - first_parameters)
         has_states = len(first_states) > 1
         self.limits = (LIMIT, LIMIT, _LOOSE if has_states else LIMIT)
+
+    def equals(self, other: "_Steps") -> bool:
+        """Return whether another's steps left the same bits."""
+        return all(map(np.array_equal, self.rows, other.rows))
 
     def deviation_of(self, other: "_Steps") -> str:
         """Return what of another's steps is too far from these; empty if they agree."""

@@ -52,6 +52,7 @@ class DeviceProcess:
             "device": device,
             "broker": url,
             "state_dir": str(self.state_dir),
+            "threads": 1,  # no trials, unless a test asks for them
             "repair_seconds": 0.5,
             "retry_seconds": 0.5,
             "connect_timeout_seconds": 20,

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from device_runtime import processor_share
 from device_runtime.self_test import provider_test
 from device_runtime.settings import RuntimeConfig
 from device_runtime.training import accelerators
@@ -295,6 +296,71 @@ def test_more_threads_of_the_cpu_are_taken_where_they_pay(settled, monkeypatch, 
     monkeypatch.setattr(runtime, "make_session", make)
     assert settled("CPU:2").provider == chosen
     assert opened == [("CPU", 1), ("CPU", 2)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen"),
+    [
+        ({1: slow, 2: right, 3: slow}, "CPU:2"),
+        ({1: slow, 2: slow, 3: right}, "CPU:3"),
+        ({1: right, 2: slow, 3: slow}, "CPU"),
+        ({1: slow, 2: dead, 3: right}, "CPU:3"),
+    ],
+)
+def test_a_task_takes_as_many_threads_as_are_fastest(settled, monkeypatch, steps, chosen):
+    """And says whether its bits are those of one; a trial that fails leaves the others."""
+    opened = []
+
+    def make(graph, options, provider):
+        opened.append(options.intra_op_num_threads)
+        return Session(REAL(graph, options, provider), steps[opened[-1]], Binding)
+
+    monkeypatch.setattr(runtime, "make_session", make)
+    found = settled(threads=(2, 3))
+    assert found.provider == chosen
+    assert ("to the same bits" in found.why) == (chosen != "CPU")
+    assert "CPU:2" in found.why or chosen != "CPU"
+    assert sorted(opened) == [1, 2, 3]
+    assert settled(threads=(2, 3)) == found
+    assert len(opened) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "counts"),
+    [
+        ({}, (2, 4)),
+        ({"proc/self/cgroup": "0::/shoal\n", "sys/fs/cgroup/shoal/cpu.max": "max 100000"}, (2, 4)),
+        (
+            {"proc/self/cgroup": "0::/shoal\n", "sys/fs/cgroup/shoal/cpu.max": "250000 100000"},
+            (2, 3),
+        ),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, ()),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/shoal\n",
+                "sys/fs/cgroup/cpu/shoal/cpu.cfs_quota_us": "200000\n",
+                "sys/fs/cgroup/cpu/shoal/cpu.cfs_period_us": "100000\n",
+            },
+            (2,),
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/shoal\n",
+                "sys/fs/cgroup/cpu/shoal/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/shoal/cpu.cfs_period_us": "100000\n",
+            },
+            (2, 4),
+        ),
+    ],
+)
+def test_no_more_threads_are_tried_than_the_unit_may_use(tmp_path, monkeypatch, files, counts):
+    """A quota of its control group, or of one around it, is rounded up to whole processors."""
+    monkeypatch.setattr(processor_share, "available_cores", lambda: 4)
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert processor_share.thread_counts(tmp_path) == counts
 
 
 def test_a_provider_is_named_with_its_threads():

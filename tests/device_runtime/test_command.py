@@ -54,7 +54,7 @@ def test_paths_are_relative_to_the_configuration(tmp_path):
     assert config.state_dir == tmp_path / "state"
     assert config.address().ca_file == tmp_path / "ca.pem"
     assert config.data.entry_point == f"{tmp_path}/mine.py:load"
-    assert (config.backend, config.threads, config.holdout) == ("auto", 1, 0.1)
+    assert (config.backend, config.threads, config.holdout) == ("auto", "auto", 0.1)
 
 
 def test_certificates_for_a_plain_broker_are_a_mistake(tmp_path):

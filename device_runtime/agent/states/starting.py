@@ -59,7 +59,7 @@ class Starting(DeviceState):
             data,
             ctx.kit.blobs,
             backend,
-            config.threads,
+            config.known_threads,
             config.holdout,
             own_model=_own_model(config),
             folder=config.state_dir,

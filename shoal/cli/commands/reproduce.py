@@ -207,7 +207,7 @@ def _report(
 
 def _records(experiment: "Experiment", scale: "Scale", written: "Written") -> list[dict[str, Any]]:
     """Return the figures and claims of a table as records."""
-    from reproduction.figures import to_json
+    from reproduction.figures_json import to_json
 
     table = to_json(experiment, written.rows)
     about = {

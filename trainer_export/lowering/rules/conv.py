@@ -326,6 +326,8 @@ def _multiply_first(
     row_sizes = emit.ints(-1, count, inputs)
     rows = emit.node("Reshape", products, row_sizes)
     contributions, reach = _contributions(emit, rows, geometry)
+    if reach == 1 and emit.keeps_planes:
+        return _feature_map(emit, contributions, out)
     input_sizes = emit.ints(-1, reach, inputs)
     by_input = emit.node("Reshape", contributions, input_sizes)
     axes = emit.ints(1)
