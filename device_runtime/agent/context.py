@@ -35,6 +35,7 @@ from fleet_protocol.messages import Accept, Offer, Profile
 _OUTCOMES_KEPT = 32
 _LASTING_SECONDS = 1.0
 _REFUSALS_LOGGED = 5
+_INTRODUCTION_SECONDS = 2.0  # between two answers
 # A paused board gives its task back, but for a finished update, which is worth its upload.
 _GIVEN_BACK = {*WORKING} - {State.UPLOADING}
 
@@ -108,6 +109,7 @@ class Context:
         refused: number of messages that were not from a member who may send them, by reason.
         staged: digests of the files of artifact sets that are fetched beforehand.
         status_at: ``time.monotonic()`` when the state is announced, if it lasts until then.
+        introduced_at: ``time.monotonic()`` of the last answer to a server that asked who this is.
     """
 
     services: AgentServices
@@ -125,6 +127,7 @@ class Context:
     refused: Counter[RefusalReason] = field(default_factory=Counter)
     staged: Collection[str] = ()
     status_at: float = math.inf
+    introduced_at: float = -math.inf
 
     # Events and failures.
 
@@ -261,6 +264,15 @@ class Context:
             findings if reports else (),
             setup.data.facts.labels_digest if reports else None,
         )
+
+    def introduce(self) -> None:
+        """Say again what this device is and what it does, because the server asks for it."""
+        now = time.monotonic()
+        # Anybody can ask where the fleet has no identities.
+        if now >= self.introduced_at + _INTRODUCTION_SECONDS:
+            self.introduced_at = now
+            self.uplink.sent_profile = None
+            self.publish_status()
 
     def announce_state(self) -> None:
         """Announce a state that begins, once it has lasted.

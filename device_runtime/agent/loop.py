@@ -34,9 +34,10 @@ from fleet_protocol.locks import held
 from fleet_protocol.messages import (
     Ask,
     Cancel,
+    Introduce,
     Offer,
     Predicted,
-    ServerMessage,
+    TaskAnswer,
     parse_server_message,
 )
 from fleet_protocol.messages.presence import ALIVE_SECONDS
@@ -341,12 +342,14 @@ class Agent:
             ctx.services.journal.warning(f"ignored a message of fleet {message.fleet}")
         elif isinstance(message, Offer):
             self._on_offer(message)
+        elif isinstance(message, Introduce):
+            ctx.introduce()
         elif isinstance(message, Ask):
             self._on_ask(message)
         else:
             self._on_task_message(message)
 
-    def _on_task_message(self, message: ServerMessage) -> None:
+    def _on_task_message(self, message: TaskAnswer) -> None:
         task = self.ctx.task
         if task is None or task.offer.task != message.task:
             self.ctx.services.journal.info(
@@ -390,11 +393,7 @@ class Agent:
             "it answers nobody over MQTT: set mqtt = true in [predict] of its device.toml, "
             "and start it anew"
         )
-        self._send_prediction(
-            ask,
-            reason=RefusalReason.UNSUPPORTED,
-            detail=detail,
-        )
+        self._send_prediction(ask, reason=RefusalReason.UNSUPPORTED, detail=detail)
 
     def _send_prediction(self, ask: Ask, **answer: object) -> None:
         self.ctx.uplink.send(ask, Predicted, **answer)
