@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
-from fleet_protocol.frozen import Free
+from fleet_protocol.frozen import FiniteJson
 from fleet_protocol.messages.bounds import (
     Count,
     Positive,
@@ -131,7 +131,7 @@ class Ask(TaskMessage):
 
     type: Literal["ask"] = "ask"
     device: Name
-    asked: Free
+    asked: FiniteJson
     seconds: PositiveMeasure
 
 
