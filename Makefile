@@ -86,7 +86,7 @@ test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Pytho
 	$(TRAINING)/bin/python $(SUITE) $(MARKS) $(TESTS)
 
 # Ordered by how soon they end. Benchmarks, mutants and results are left to whoever reads their figures.
-PROOFS := conformance fuzz-api test-training test-installed fuzz soak arm test test-slow
+PROOFS := conformance dist fuzz-api test-training test-installed fuzz soak arm test test-slow
 proofs: install  ## Hours: all that CI leaves out, in short where it has no end of its own; says at the end what failed.
 	$(BIN)/python -m tests.proofs COV=--cov RUNS=5 FUZZ="--seconds 300" $(PROOFS)
 
@@ -122,7 +122,8 @@ conformance: $(STAMP)  ## Worked examples of the papers through this code: make 
 	$(BIN)/python -m tests.conformance $(FILE)
 
 # Packages within the limits of readability, which `make check` holds.
-READABLE := broker_server device_runtime fleet_protocol models shoal simulation trainer_export
+READABLE := benchmarks broker_server device_runtime fleet_protocol models reproduction shoal simulation \
+  tools trainer_export
 check: $(STAMP)  ## Format, lint, types, and the limits of readability.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -78,7 +78,11 @@ def _as_after_boot() -> None:
 
 
 @contextlib.contextmanager
-def _device(folder: Path, url: str, data: Path) -> Iterator[Path]:
+def _device(
+    folder: Path,
+    url: str,
+    data: Path,
+) -> Iterator[Path]:
     """A running device; yields its log."""
     folder.mkdir()
     lines = {
@@ -138,18 +142,16 @@ def _device_figures(work: Path) -> tuple[float, float, float]:
         ):
             began = time.monotonic()
             server.run(config)
-            found = [
-                event.metrics
-                for event in events
-                if isinstance(event, UpdateReceived) and event.kind == "train"
-            ]
-            if not found:
+            metrics = []
+            for event in events:
+                if isinstance(event, UpdateReceived) and event.kind == "train":
+                    metrics.append(event.metrics)
+            if not metrics:
                 raise RuntimeError(f"no update came; the device said:\n{log.read_text()[-2000:]}")
-    return (
-        found[0].resident_bytes / MB,
-        found[0].train_seconds / found[0].batches,
-        ready[0] - began,
-    )
+    trained = metrics[0]
+    step_seconds = trained.train_seconds / trained.batches
+    start_seconds = ready[0] - began
+    return trained.resident_bytes / MB, step_seconds, start_seconds
 
 
 def rows() -> list[Row]:

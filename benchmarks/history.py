@@ -33,16 +33,17 @@ Entry = Mapping[str, str]
 
 def before(path: Path = HISTORY) -> dict[str, list[Entry]]:
     """The entries of machines of this kind by the names of rows, oldest first."""
-    found: defaultdict[str, list[Entry]] = defaultdict(list)
-    if path.is_file():
-        with path.open(newline="") as file:
-            for entry in csv.DictReader(file):
-                if (entry["cpu"], entry["cores"]) == (
-                    machine_name(),
-                    str(probe().cores),
-                ) and entry["value"]:
-                    found[entry["name"]].append(entry)
-    return dict(found)
+    entries: defaultdict[str, list[Entry]] = defaultdict(list)
+    if not path.is_file():
+        return {}
+    here = (machine_name(), str(probe().cores))
+    with path.open(newline="") as file:
+        for entry in csv.DictReader(file):
+            machine = (entry["cpu"], entry["cores"])
+            # A row that was skipped has no value.
+            if machine == here and entry["value"]:
+                entries[entry["name"]].append(entry)
+    return dict(entries)
 
 
 def keep(rows: Sequence[Row], path: Path = HISTORY) -> None:
@@ -63,7 +64,7 @@ def keep(rows: Sequence[Row], path: Path = HISTORY) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([FIELDS] if new else [])
         for row in rows:
-            numbers = ("" if n is None else f"{n:.6g}" for n in (row.value, row.low, row.high))
+            numbers = map(_number_text, (row.value, row.low, row.high))
             writer.writerow(
                 (
                     *run,
@@ -75,11 +76,20 @@ def keep(rows: Sequence[Row], path: Path = HISTORY) -> None:
             )
 
 
+def _number_text(number: float | None) -> str:
+    return "" if number is None else f"{number:.6g}"
+
+
 def worse(row: Row, entry: Entry) -> bool:
     """Return whether a row is worse than an entry by more than the spread of both."""
     if row.value is None:
         return False
     if row.low is None or row.high is None or not entry["low"]:
-        change = row.value - float(entry["value"])
-        return (-change if row.at_least else change) > ALONE * abs(float(entry["value"]))
-    return row.high < float(entry["low"]) if row.at_least else row.low > float(entry["high"])
+        before = float(entry["value"])
+        change = row.value - before
+        if row.at_least:
+            change = -change
+        return change > ALONE * abs(before)
+    if row.at_least:
+        return row.high < float(entry["low"])
+    return row.low > float(entry["high"])

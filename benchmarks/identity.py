@@ -56,7 +56,8 @@ def rows() -> list[Row]:
     )
     title = f"update of {UPDATE_BYTES / 1e6:.0f} MB"
     rows = [Row(f"{title}: wire, TLS", wire, "ms CPU")]
-    rows.extend(Row(f"{title}: {name}", value, "ms CPU") for name, value in ends.items())
+    for name, value in ends.items():
+        rows.append(Row(f"{title}: {name}", value, "ms CPU"))
     rows.append(Row(f"{title}: what signing and sealing add", added / wire, "x wire"))
     return rows
 
@@ -100,7 +101,11 @@ def _measure_wire(folder: Path, data: bytes) -> tuple[float, Enrolment, Enrolmen
         return _cpu_ms(carry), device, server
 
 
-def _measure_ends(data: bytes, device: Enrolment, server: Enrolment) -> dict[str, float]:
+def _measure_ends(
+    data: bytes,
+    device: Enrolment,
+    server: Enrolment,
+) -> dict[str, float]:
     """Return the processor time in ms of both ends, with and without signatures and seals."""
     keys = KnownKeys(device)
     operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(server.operator))

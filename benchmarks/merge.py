@@ -73,12 +73,17 @@ def conv_layout(channels: tuple[int, ...] = CHANNELS) -> Layout:
     )
 
 
-def plans_of(layout: Layout, kind: PlanKind, widths: tuple[float, ...]) -> list[CompiledPlan]:
+def plans_of(
+    layout: Layout,
+    kind: PlanKind,
+    widths: tuple[float, ...],
+) -> list[CompiledPlan]:
     """Return the plans of one round, one for each width."""
-    return [
-        compile_plan(layout, make_plan(layout, layout.tier(width), kind, round_index=37))
-        for width in widths
-    ]
+    plans = []
+    for width in widths:
+        plan = make_plan(layout, layout.tier(width), kind, round_index=37)
+        plans.append(compile_plan(layout, plan))
+    return plans
 
 
 def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, NDArray[np.float32]]:
@@ -87,7 +92,10 @@ def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, NDArray
 
 
 def _throughput(
-    kind: PlanKind, widths: tuple[float, ...], updates: int, weight: float
+    kind: PlanKind,
+    widths: tuple[float, ...],
+    updates: int,
+    weight: float,
 ) -> tuple[float, float]:
     """Measure the processor time of merging and of copying the same bytes.
 
@@ -103,9 +111,13 @@ def _throughput(
     sent = []
     copies = []
     for seed, plan in enumerate(plans, 1):
-        shapes = {name: tensor.local_shape for name, tensor in plan.tensors.items()}
+        shapes = {}
+        copy = {}
+        for name, tensor in plan.tensors.items():
+            shapes[name] = tensor.local_shape
+            copy[name] = np.zeros(tensor.local_shape, np.float32)
         sent.append(_weights(shapes, seed))
-        copies.append({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+        copies.append(copy)
     merging = np.full((REPEATS, updates + 1), np.inf)
     copying = np.full((REPEATS, updates), np.inf)
     for repeat in range(REPEATS):

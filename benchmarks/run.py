@@ -97,7 +97,11 @@ def _verdict(row: Row) -> str:
     return "[green]yes[/]" if row.ok else "[bold red]NO[/]"
 
 
-def _print_worse(console: Console, rows: Sequence[Row], past: History) -> None:
+def _print_worse(
+    console: Console,
+    rows: Sequence[Row],
+    past: History,
+) -> None:
     """Print the rows that became worse since their last entry."""
     for row in rows:
         entries = past.get(row.name)

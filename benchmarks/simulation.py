@@ -112,18 +112,22 @@ def speed(root: Path, data: Path) -> list[Row]:
         # A simulation is deterministic: both have the devices and levels of this one.
         result = simulate(config, watch=partial(_note, seen))
     loop = loop_seconds(config, result)
-    ours = {name: seen[TIMED - 1] - seen[0] for name, seen in used.items()}
-    return [
-        Row(
+    ours: dict[str, float] = {}
+    for name, seen in used.items():
+        ours[name] = seen[TIMED - 1] - seen[0]
+    fastest = min(ours.values())
+    rows = []
+    for name, seconds in ours.items():
+        row = Row(
             f"simulation speed {name}/PyTorch loop",
             loop / seconds,
             "ratio, CPU",
-            SPEED_BUDGET if seconds == min(ours.values()) else None,  # one backend is enough
+            SPEED_BUDGET if seconds == fastest else None,  # one backend is enough
             at_least=True,
             note=f"{loop:.1f} / {seconds:.1f} s of CPU",
         )
-        for name, seconds in ours.items()
-    ]
+        rows.append(row)
+    return rows
 
 
 def _note(seen: list[float], _row: RoundRow) -> None:
@@ -145,11 +149,15 @@ def loop_seconds(config: SimulationConfig, result: SimulationResult) -> float:
     prepared = prepare(config)
     x = torch.from_numpy(np.load(prepared.data / "train_x.npy"))
     y = torch.from_numpy(np.load(prepared.data / "train_y.npy"))
-    samples = [torch.from_numpy(indices) for indices in SampleSplit.load(prepared.split).train]
-    device_numbers = {name: number for number, name in enumerate(config.devices.ids)}
+    split = SampleSplit.load(prepared.split)
+    samples = list(map(torch.from_numpy, split.train))
+    device_numbers = dict(zip(config.devices.ids, range(config.devices.count), strict=True))
     arch = Registry.zoo().get("conv")
     layout = infer_layout(arch, prepared.settings)
-    plans = {width: compile_plan(layout, make_plan(layout, layout.tier(width))) for width in WIDTHS}
+    plans = {}
+    for width in WIDTHS:
+        plan = make_plan(layout, layout.tier(width))
+        plans[width] = compile_plan(layout, plan)
     first_model = build(arch, settings=prepared.settings)
     weights = {}
     for name, value in first_model.named_parameters():
@@ -221,7 +229,10 @@ def local_training(
             functional.cross_entropy(module(x[indices]) * mask, y[indices]).backward()
             torch.nn.utils.clip_grad_norm_(module.parameters(), 1)
             optimizer.step()
-    return {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
+    trained = {}
+    for name, parameter in module.named_parameters():
+        trained[name] = parameter.detach().numpy()
+    return trained
 
 
 def overhead(root: Path, data: Path) -> list[Row]:
@@ -231,11 +242,19 @@ def overhead(root: Path, data: Path) -> list[Row]:
     for row in read_devices(result.folder):
         if row.round in trained:
             trained[row.round] += row.seconds
-    besides = {
-        row.round: row.seconds - trained[row.round] for row in result.rounds if row.round in trained
-    }
-    later = sum(row.seconds for row in result.rounds if 1 < row.round <= TIMED)
-    outside = sum(seconds for number, seconds in besides.items() if number > 1)
+    started = 0.0
+    later = 0.0
+    outside = 0.0
+    for row in result.rounds:
+        if row.round not in trained:
+            continue
+        besides = row.seconds - trained[row.round]
+        # The first round has what a simulation does once.
+        if row.round == 1:
+            started = besides
+        else:
+            later += row.seconds
+            outside += besides
     return [
         Row(
             "simulation overhead outside training",
@@ -244,7 +263,7 @@ def overhead(root: Path, data: Path) -> list[Row]:
             0.05,
             note=f"{outside:.2f} of {later:.1f} s",
         ),
-        Row("simulation start: first round outside training", besides[1], "s"),
+        Row("simulation start: first round outside training", started, "s"),
     ]
 
 
@@ -285,4 +304,7 @@ def memory(root: Path, data: Path) -> list[Row]:
 
 def resident(process: psutil.Process) -> float:
     """Bytes of a process and its children."""
-    return float(sum(one.memory_info().rss for one in (process, *process.children(recursive=True))))
+    count = process.memory_info().rss
+    for child in process.children(recursive=True):
+        count += child.memory_info().rss
+    return float(count)

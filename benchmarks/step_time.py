@@ -111,10 +111,17 @@ CASES = (
 )
 
 
+REQUIREMENTS = {"compiled": "a C++ compiler", "ort-training": "onnxruntime-training"}
+"""What ways of a step need that may be missing."""
+
+
 def rows() -> list[Row]:
     """Of every model the device's step over the others', and what it takes to open its graph."""
     with calm_torch():
-        return [row for case in CASES for row in measured(case)]
+        rows: list[Row] = []
+        for case in CASES:
+            rows += measured(case)
+        return rows
 
 
 def measured(case: Case) -> list[Row]:
@@ -131,21 +138,16 @@ def _measured(case: Case) -> list[Row]:
         steps = Subjects(case, Path(folder)).steps()
         turns = turns_of(steps)
         (cost,) = costs(Path(folder), case.batch)
+        compared = [_row(case.name, turns, "eager", case.budget)]
+        for way, budget in OTHERS:
+            if way in steps:
+                compared.append(_row(case.name, turns, way, budget))
+        for way, requirement in REQUIREMENTS.items():
+            if way not in steps:
+                reason = f"skipped: {requirement} is not installed"
+                compared.append(Row(f"step device/{way}, {case.name}", None, reason))
         return [
-            _row(case.name, turns, "eager", case.budget),
-            *(_row(case.name, turns, other, budget) for other, budget in OTHERS if other in steps),
-            *(
-                Row(
-                    f"step device/{other}, {case.name}",
-                    None,
-                    f"skipped: {what} is not installed",
-                )
-                for other, what in (
-                    ("compiled", "a C++ compiler"),
-                    ("ort-training", "onnxruntime-training"),
-                )
-                if other not in steps
-            ),
+            *compared,
             Row(f"opens its step graph, {case.name}", cost.opens_ms, "ms, processor"),
             Row(f"opens it again, {case.name}", cost.opens_again_ms, "ms, processor"),
             Row(
@@ -180,11 +182,21 @@ def _turn(step: Step) -> float:
     return statistics.median(times)
 
 
-def _row(name: str, turns: Mapping[str, list[float]], other: str, budget: float | None) -> Row:
-    ratios = [mine / theirs for mine, theirs in zip(turns["device"], turns[other], strict=True)]
-    mine, theirs = (statistics.median(turns[side]) * 1e3 for side in ("device", other))
-    note = f"{mine:.2f} / {theirs:.2f} ms"
-    return Row.of(f"step device/{other}, {name}", ratios, "ratio, processor", budget, note=note)
+def _row(
+    name: str,
+    turns: Mapping[str, list[float]],
+    way: str,
+    budget: float | None,
+) -> Row:
+    """Return the row of the device's step over another way's."""
+    ratios = []
+    # Turn by turn, so that what else the machine does disturbs both alike.
+    for device, compared in zip(turns["device"], turns[way], strict=True):
+        ratios.append(device / compared)
+    device_ms = statistics.median(turns["device"]) * 1e3
+    compared_ms = statistics.median(turns[way]) * 1e3
+    note = f"{device_ms:.2f} / {compared_ms:.2f} ms"
+    return Row.of(f"step device/{way}, {name}", ratios, "ratio, processor", budget, note=note)
 
 
 class Subjects:
@@ -261,9 +273,7 @@ class Subjects:
 
     def _device(self, backend: str) -> Step:
         session = TrainSession(self.manifest, self._graph(backend))
-        session.load(
-            {name: value.detach().numpy() for name, value in self._module.named_parameters()}
-        )
+        session.load(self._parameters())
         noise = {layer: value.numpy() for layer, value in self._noise.items()}
         return partial(
             session.step,
@@ -274,6 +284,12 @@ class Subjects:
             noise,
         )
 
+    def _parameters(self) -> dict[str, NDArray[np.float32]]:
+        parameters = {}
+        for name, value in self._module.named_parameters():
+            parameters[name] = value.detach().numpy()
+        return parameters
+
     def _static(self) -> Step:
         session = open_session(self._graph("onnx"), self.manifest.graphs.values())
         feed: dict[str, Any] = {
@@ -282,23 +298,21 @@ class Subjects:
             "mask": self._mask.numpy(),
         }
         feed["lr"] = np.array(0.01, np.float32)
-        feed |= {noise_input(layer): value.numpy() for layer, value in self._noise.items()}
-        feed |= {
-            parameter_input(name): value.detach().numpy()
-            for name, value in self._module.named_parameters()
-        }
-        feed |= {
-            state_input(spec.name): np.zeros(spec.shape, np.float32)
-            for spec in self.manifest.states
-        }
+        for layer, value in self._noise.items():
+            feed[noise_input(layer)] = value.numpy()
+        for name, parameter in self._parameters().items():
+            feed[parameter_input(name)] = parameter
+        for spec in self.manifest.states:
+            feed[state_input(spec.name)] = np.zeros(spec.shape, np.float32)
         binding = session.io_binding()
+        # The binding has addresses only, so the arrays must live as long as it.
         kept = [feed]
-        for item in session.get_inputs():
-            binding.bind_cpu_input(item.name, np.ascontiguousarray(feed[item.name]))
-        for item in session.get_outputs():
-            array = np.empty(item.shape, np.float32)
-            kept.append({item.name: array})
-            binding.bind_output(item.name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        for port in session.get_inputs():
+            binding.bind_cpu_input(port.name, np.ascontiguousarray(feed[port.name]))
+        for port in session.get_outputs():
+            array = np.empty(port.shape, np.float32)
+            kept.append({port.name: array})
+            binding.bind_output(port.name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
 
         def step() -> None:
             session.run_with_iobinding(binding)

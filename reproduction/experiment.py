@@ -37,10 +37,8 @@ def merged(*layers: Settings) -> dict[str, Any]:
     for layer in layers:
         for key, value in layer.items():
             earlier = settings.get(key, {})
-            if isinstance(earlier, Mapping) and isinstance(value, Mapping):
-                settings[key] = merged(earlier, value)
-            else:
-                settings[key] = value
+            are_tables = isinstance(earlier, Mapping) and isinstance(value, Mapping)
+            settings[key] = merged(earlier, value) if are_tables else value
     return settings
 
 
@@ -73,14 +71,14 @@ class Arm:
             ConfigError: the settings are not those of a simulation.
         """
         settings = merged(self.settings(scale), {"seed": seed, **run})
-        return validate_config(
-            settings, SimulationConfig, source=f"arm {self.name} with seed {seed}"
-        )
+        source = f"arm {self.name} with seed {seed}"
+        return validate_config(settings, SimulationConfig, source=source)
 
     @property
     def folder(self) -> str:
         """The name of the arm as part of a path."""
-        return self.name.replace("/", "--").replace(":", "-")
+        name = self.name.replace("/", "--")
+        return name.replace(":", "-")
 
 
 @dataclass(frozen=True)
@@ -173,13 +171,17 @@ class Experiment:
         if not wanted:
             return self.arms
         for name in wanted:
-            self.arm(name)
-        return tuple(arm for arm in self.arms if arm.name in wanted)
+            self.arm(name)  # raises an error where there is none
+        arms = []
+        for arm in self.arms:
+            if arm.name in wanted:
+                arms.append(arm)
+        return tuple(arms)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known one, or all of them."""
-    names = list(known)
+def suggestion(name: str, existing: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the closest existing one, or all."""
+    names = list(existing)
     close = closest(name, names, cutoff=0.5)
     if close:
         return f"; did you mean {close!r}?"
@@ -192,11 +194,15 @@ def stated(experiment: Experiment, scale: Scale) -> str:
     These are arms, seeds, rounds, what decides, and claims. Stored figures hold the digest, so what
     goes into it must not change.
     """
+    arms: dict[str, Settings] = {}
+    for arm in experiment.arms:
+        arms[arm.name] = arm.settings(scale)
     statement = {
-        "arms": {arm.name: arm.settings(scale) for arm in experiment.arms},
+        "arms": arms,
         "seeds": experiment.seeds[scale],
         "decides": experiment.decides[scale],
-        "claims": [asdict(claim) for claim in experiment.claims],
+        "claims": list(map(asdict, experiment.claims)),
     }
     text = json.dumps(statement, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return digest[:8]

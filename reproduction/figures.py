@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from scipy import stats
 
@@ -24,6 +24,15 @@ VERDICTS = ("holds", "does not hold", "undecided", "not run")
 UPPER_TAIL = 0.975
 """Quantile of Student's distribution at the upper end of a two-sided interval of 95 %."""
 _HOUR = 3600.0
+
+ValuesBySeed = dict[int, float | None]
+"""A figure or a comparison for each seed; None where a target was never reached."""
+BySeed = Mapping[int, float | None]
+"""The same, to read."""
+_FigureKey = tuple[str, str]
+"""Names of an arm and of a measure."""
+_Which = Literal["best", "last", "deciding"]
+"""Of the values of a reading."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +52,26 @@ class Figure:
     @property
     def last_alone(self) -> bool:
         """Whether the last evaluation decides, as some run has no mean of the last ones."""
-        readings = self.readings.values()
-        return any(reading.decides is None and reading.last is not None for reading in readings)
+        for reading in self.readings.values():
+            if reading.decides is None and reading.last is not None:
+                return True
+        return False
 
-    def by_seed(self, name: Literal["best", "last", "deciding"]) -> dict[int, float | None]:
+    def by_seed(self, name: _Which) -> ValuesBySeed:
         """Return an attribute of the readings, by seed."""
         if name == "deciding" and self.last_alone:
             name = "last"
-        return {seed: getattr(reading, name) for seed, reading in self.readings.items()}
+        values: ValuesBySeed = {}
+        for seed, reading in self.readings.items():
+            values[seed] = getattr(reading, name)
+        return values
+
+
+Figures = Sequence[Figure]
+Rows = Sequence[Row]
+ArmAtScale = tuple[str, Scale]
+StandIn = tuple[str, str]
+"""A data set of a paper, and the one that runs use instead."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +91,8 @@ class ClaimResult:
     """
 
     claim: Claim
-    by_seed: Mapping[int, float | None]
-    best: Mapping[int, float | None]
+    by_seed: BySeed
+    best: BySeed
     published: float | None
     same_data: bool
     bounds: Mapping[int, str] = field(default_factory=dict)
@@ -84,19 +105,23 @@ class ClaimResult:
         None for fewer than two seeds.
         """
         values = _present(self.by_seed.values())
-        if len(values) < max(2, len(self.by_seed)):
+        is_complete = len(values) == len(self.by_seed)
+        if not is_complete or len(values) < 2:
             return None
         is_ratio = self.claim.how == "over"
         if is_ratio:
-            values = [math.log(value) for value in values]
+            # Ratios are normally distributed on a logarithmic scale, if at all.
+            values = list(map(math.log, values))
+        count = len(values)
         mean = statistics.fmean(values)
-        quantile = float(stats.t.ppf(UPPER_TAIL, len(values) - 1))
-        half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+        deviation = statistics.stdev(values)
+        quantile = float(stats.t.ppf(UPPER_TAIL, count - 1))
+        half = quantile * deviation / math.sqrt(count)
         low = mean - half
         high = mean + half
-        if is_ratio:
-            return math.exp(mean), math.exp(low), math.exp(high)
-        return mean, low, high
+        if not is_ratio:
+            return mean, low, high
+        return math.exp(mean), math.exp(low), math.exp(high)
 
     @property
     def verdict(self) -> str:
@@ -111,31 +136,40 @@ class ClaimResult:
             # All stated seeds are needed: stopping at a convenient one would decide nothing.
             return "undecided"
         _, low, high = self.interval
-        if (least is None or low > least) and (most is None or high < most):
+        # A bound that is not set is one that every figure meets.
+        least = -math.inf if least is None else least
+        most = math.inf if most is None else most
+        if low > least and high < most:
             return "holds"
-        below = least is not None and high < least
-        above = most is not None and low > most
-        return "does not hold" if below or above else "undecided"
+        if high < least or low > most:
+            return "does not hold"
+        return "undecided"
 
 
-def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
+def figures(experiment: Experiment, rows: Rows) -> tuple[Figure, ...]:
     """Return the figures of a table's stored rows, in the order of its arms.
 
     Rows of arms that the table does not have any more are left out.
     """
-    rows_by_figure: dict[tuple[str, str], list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.seed):
-        rows_by_figure.setdefault((row.arm, row.figure), []).append(row)
+    by_seed = sorted(rows, key=lambda row: row.seed)
+    rows_by_figure: dict[_FigureKey, list[Row]] = {}
+    for row in by_seed:
+        key = (row.arm, row.figure)
+        rows_by_figure.setdefault(key, []).append(row)
     ordered: list[Figure] = []
     for arm in experiment.arms:
         for measure in arm.measures:
-            runs = rows_by_figure.get((arm.name, measure.name))
-            if runs:
-                ordered.append(_figure(arm, measure, runs))
+            key = (arm.name, measure.name)
+            if key in rows_by_figure:
+                ordered.append(_figure(arm, measure, rows_by_figure[key]))
     return tuple(ordered)
 
 
-def _figure(arm: Arm, measure: Measure, runs: Sequence[Row]) -> Figure:
+def _figure(
+    arm: Arm,
+    measure: Measure,
+    runs: Rows,
+) -> Figure:
     """Return the figure of an arm from its rows, one for each seed."""
     readings: dict[int, Reading] = {}
     hours: dict[int, float] = {}
@@ -145,34 +179,37 @@ def _figure(arm: Arm, measure: Measure, runs: Sequence[Row]) -> Figure:
     return Figure(arm, measure, readings, hours)
 
 
-def judge(experiment: Experiment, rows: Sequence[Row]) -> tuple[ClaimResult, ...]:
+def judge(experiment: Experiment, rows: Rows) -> tuple[ClaimResult, ...]:
     """Judge every claim and comparison of a table, whether or not it was run.
 
     Only the stated seeds that all arms of a claim have count.
     """
     stated = experiment.seeds[rows[0].scale] if rows else ()
-    counted = [row for row in rows if row.seed in stated]
+    counted = []
+    for row in rows:
+        if row.seed in stated:
+            counted.append(row)
     same_data = not stand_ins(experiment, arms_of(counted))
     judge = _Judge(experiment, figures(experiment, counted), stated, same_data=same_data)
-    return tuple(judge.result(claim) for claim in experiment.claims)
+    return tuple(map(judge.result, experiment.claims))
 
 
-def stand_ins(experiment: Experiment, runs: Collection[tuple[str, Scale]]) -> list[tuple[str, str]]:
+def stand_ins(experiment: Experiment, runs: Collection[ArmAtScale]) -> list[StandIn]:
     """Return data sets of the paper, each with the one that runs use instead.
 
     Published figures and claims are not about these.
     """
-    names: set[tuple[str, str]] = set()
+    names: set[StandIn] = set()
     for name, scale in runs:
         arm = experiment.arm(name)
-        published = arm.settings("paper")["data"]["name"]
-        here = arm.settings(scale)["data"]["name"]
-        if published != here:
-            names.add((published, here))
+        published = arm.settings("paper")["data"]
+        here = arm.settings(scale)["data"]
+        if published["name"] != here["name"]:
+            names.add((published["name"], here["name"]))
     return sorted(names)
 
 
-def arms_of(rows: Sequence[Row]) -> set[tuple[str, Scale]]:
+def arms_of(rows: Rows) -> set[ArmAtScale]:
     """Return the arms of stored figures, each with its scale."""
     return {(row.arm, row.scale) for row in rows}
 
@@ -182,13 +219,15 @@ class _Judge:
     """Judges claims by the figures of a table."""
 
     experiment: Experiment
-    figures: Sequence[Figure]
+    figures: Figures
     stated: Sequence[int]  # seeds
     same_data: bool
 
     def result(self, claim: Claim) -> ClaimResult:
         """Compare the arms of a claim, seed by seed."""
-        names = [claim.left, claim.right] if claim.right else [claim.left]
+        names = [claim.left]
+        if claim.right:
+            names.append(claim.right)
         published: list[float | None] = []
         sides: list[Figure] = []
         for name in names:
@@ -200,8 +239,11 @@ class _Judge:
         if len(sides) < len(names):
             return ClaimResult(claim, {}, {}, published_value, self.same_data)
         seeds = _shared_seeds(sides)
-        last_alone = any(side.last_alone for side in sides)
-        decided = _compare_by_seed(claim, sides, seeds, "last" if last_alone else "deciding")
+        # What decides must be the same figure of both arms.
+        deciding: _Which = "deciding"
+        if any(side.last_alone for side in sides):
+            deciding = "last"
+        decided = _compare_by_seed(claim, sides, seeds, deciding)
         lacking: list[int] = []
         for seed in self.stated:
             if seed not in seeds:
@@ -228,7 +270,7 @@ class _Judge:
         return None
 
 
-def _shared_seeds(sides: Sequence[Figure]) -> list[int]:
+def _shared_seeds(sides: Figures) -> list[int]:
     """Return the seeds that all arms of a claim have, in the order of the first arm."""
     first, *further = sides
     seeds: list[int] = []
@@ -240,23 +282,26 @@ def _shared_seeds(sides: Sequence[Figure]) -> list[int]:
 
 def _compare_by_seed(
     claim: Claim,
-    sides: Sequence[Figure],
+    sides: Figures,
     seeds: Sequence[int],
-    name: Literal["best", "last", "deciding"],
-) -> dict[int, float | None]:
+    name: _Which,
+) -> ValuesBySeed:
     """Compare an attribute of the readings of the arms of a claim."""
-    values = [side.by_seed(name) for side in sides]
-    compared: dict[int, float | None] = {}
+    compared: ValuesBySeed = {}
     for seed in seeds:
-        compared[seed] = _compare(claim, [by_seed[seed] for by_seed in values])
+        values = [side.by_seed(name)[seed] for side in sides]
+        compared[seed] = _compare(claim, values)
     return compared
 
 
 def _bounds(
-    claim: Claim, sides: Sequence[Figure], decided: Mapping[int, float | None]
+    claim: Claim,
+    sides: Figures,
+    decided: BySeed,
 ) -> dict[int, str]:
     """Bound the ratio of times for seeds whose run ended before a time was reached."""
-    is_ratio_of_times = claim.how == "over" and all(side.measure.unit == "h" for side in sides)
+    units = {side.measure.unit for side in sides}
+    is_ratio_of_times = claim.how == "over" and units == {"h"}
     if not is_ratio_of_times or len(sides) < 2:
         return {}
     bounds: dict[int, str] = {}
@@ -266,15 +311,18 @@ def _bounds(
     return bounds
 
 
-def _bound(sides: Sequence[Figure], seed: int) -> str:
+def _bound(sides: Figures, seed: int) -> str:
     """Bound the ratio of two arms for a seed by the time that the other arm ran."""
     first, second = sides
     left = first.by_seed("deciding")[seed]
     right = second.by_seed("deciding")[seed]
+    # The arm that did not reach it would have taken longer than it ran.
     if right:
-        return f"> {first.hours[seed] / right:.2f}"
+        least = first.hours[seed] / right
+        return f"> {least:.2f}"
     if left:
-        return f"< {left / second.hours[seed]:.2f}"
+        most = left / second.hours[seed]
+        return f"< {most:.2f}"
     return "neither reached"
 
 
@@ -296,7 +344,7 @@ def _present(values: Iterable[float | None]) -> list[float]:
 
 
 def mean_and_spread(
-    values: Sequence[float | None], how: str = "minus"
+    values: Collection[float | None], how: str = "minus"
 ) -> tuple[float | None, float | None]:
     """Return mean and standard deviation over the seeds.
 
@@ -310,54 +358,10 @@ def mean_and_spread(
     present = _present(values)
     if not present or len(present) != len(values):
         return None, None
-    mean = statistics.geometric_mean if how == "over" else statistics.fmean
-    spread = statistics.stdev(present) if len(present) > 1 else None
+    mean = statistics.fmean
+    if how == "over":
+        mean = statistics.geometric_mean
+    spread = None
+    if len(present) > 1:
+        spread = statistics.stdev(present)
     return mean(present), spread
-
-
-def to_json(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the table of some stored rows as values for JSON."""
-    other_data: list[dict[str, str]] = []
-    for published, here in stand_ins(experiment, arms_of(rows)):
-        other_data.append({"published": published, "here": here})
-    claims: list[dict[str, Any]] = []
-    for result in judge(experiment, rows):
-        if result.claim.says or result.by_seed:
-            claims.append(_result_to_json(result))
-    return {
-        "other_data": other_data,
-        "figures": [_figure_to_json(figure) for figure in figures(experiment, rows)],
-        "claims": claims,
-    }
-
-
-def _figure_to_json(figure: Figure) -> dict[str, Any]:
-    deciding = figure.by_seed("deciding")
-    return {
-        "arm": figure.arm.name,
-        "figure": figure.measure.name,
-        "unit": figure.measure.unit,
-        "published": figure.published and figure.published.value,
-        "mean": mean_and_spread(list(deciding.values()))[0],
-        "deciding": deciding,
-        "best": figure.by_seed("best"),
-        "last": figure.by_seed("last"),
-    }
-
-
-def _result_to_json(result: ClaimResult) -> dict[str, Any]:
-    claim = result.claim
-    return {
-        "claim": claim.says,
-        "left": claim.left,
-        "right": claim.right,
-        "figure": claim.measure,
-        "how": claim.how,
-        "published": result.published,
-        "interval": result.interval,
-        "by_seed": result.by_seed,
-        "bounds": result.bounds,
-        "seeds_not_run": result.lacking,
-        "best": result.best,
-        "verdict": result.verdict,
-    }

@@ -86,7 +86,11 @@ class _Evaluation:
     score: float
 
 
-def _at_best(of: Quantity, judged_by: Quantity, sign: float = 1.0) -> Read:
+def _at_best(
+    of: Quantity,
+    judged_by: Quantity,
+    sign: float = 1.0,
+) -> Read:
     """Read a figure at the round that another, or the same, finds best; the first of equal ones.
 
     Args:
@@ -99,7 +103,8 @@ def _at_best(of: Quantity, judged_by: Quantity, sign: float = 1.0) -> Read:
         evaluations = _evaluations(rows, of, judged_by, sign)
         if not evaluations:
             return None
-        mean = fmean(evaluation.figure for evaluation in evaluations[-last:])
+        last_figures = [evaluation.figure for evaluation in evaluations[-last:]]
+        mean = fmean(last_figures)
         # It diverged: no mean of other rounds stands for its end, nor does its best round.
         if not isfinite(mean):
             return _NOT_REACHED
@@ -114,14 +119,19 @@ def _at_best(of: Quantity, judged_by: Quantity, sign: float = 1.0) -> Read:
 
 
 def _evaluations(
-    rows: Sequence[RoundRow], of: Quantity, judged_by: Quantity, sign: float
+    rows: Sequence[RoundRow],
+    of: Quantity,
+    judged_by: Quantity,
+    sign: float,
 ) -> list[_Evaluation]:
     """Return the rounds that have both quantities."""
     factor = 100.0 if of.share else 1.0
     # Devices judge models of their own in every round: beside a global one, where that is judged.
-    judged = [row for row in rows if row.accuracy is not None]
+    has_global = any(row.accuracy is not None for row in rows)
     evaluations: list[_Evaluation] = []
-    for row in judged or rows:
+    for row in rows:
+        if has_global and row.accuracy is None:
+            continue
         score = judged_by.value(row)
         figure = of.value(row)
         if score is not None and figure is not None:
@@ -194,9 +204,16 @@ It is read at the round where it is best.
 ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", _rounds_to_best, None)
 """The round of the best correlation where there is one, else of the best global accuracy."""
 
-_NAMED = {
-    measure.name: measure for measure in (GLOBAL, LOCAL, OWN, PERPLEXITY, MATTHEWS, ROUNDS_TO_BEST)
-}
+_NAMED: Mapping[str, Measure] = MappingProxyType(
+    {
+        "global": GLOBAL,
+        "local": LOCAL,
+        "own": OWN,
+        "perplexity": PERPLEXITY,
+        "matthews": MATTHEWS,
+        "rounds": ROUNDS_TO_BEST,
+    }
+)
 
 
 def measure_named(name: str) -> Measure:
@@ -235,7 +252,8 @@ def _hours_to(target: float, name: str) -> Measure:
         reached = first_reaching(rows, target / 100.0)
         if reached is None:
             return _NOT_REACHED
-        return Reading(reached.simulated_total / 3600.0, reached.round, None)
+        hours = reached.simulated_total / 3600.0
+        return Reading(hours, reached.round, None)
 
     return Measure(
         name,
@@ -250,7 +268,11 @@ def _hours_to(target: float, name: str) -> Measure:
 
 def _accuracy_by(last_round: int, name: str) -> Measure:
     def read(rows: Sequence[RoundRow], _last: int) -> Reading | None:
-        reading = GLOBAL.read([row for row in rows if row.round <= last_round], 1)
+        counted = []
+        for row in rows:
+            if row.round <= last_round:
+                counted.append(row)
+        reading = GLOBAL.read(counted, 1)
         if reading is None:
             return None
         if rows[-1].round < last_round:
@@ -282,7 +304,11 @@ _BUDGETS: Mapping[str, _Budget] = MappingProxyType(
 )
 
 
-def _accuracy_for(limit: float, name: str, budget: _Budget) -> Measure:
+def _accuracy_for(
+    limit: float,
+    name: str,
+    budget: _Budget,
+) -> Measure:
     def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
         affordable: list[RoundRow] = []
         total = 0.0

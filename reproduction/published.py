@@ -36,6 +36,9 @@ def _cell(cell: Any) -> Any:
     return Published(float(cell))
 
 
+Cell = Annotated[Published | str | None, BeforeValidator(_cell)]
+
+
 class PublishedTable(FrozenModel):
     """One table of a paper: the names of its columns, and cells by row name in their order.
 
@@ -44,15 +47,15 @@ class PublishedTable(FrozenModel):
     """
 
     columns: tuple[str, ...]
-    rows: Mapping[str, tuple[Annotated[Published | str | None, BeforeValidator(_cell)], ...]]
+    rows: Mapping[str, tuple[Cell, ...]]
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
+        columns = len(self.columns)
         for row, cells in self.rows.items():
-            if len(cells) != len(self.columns):
-                raise ValueError(
-                    f"row {row!r} has {len(cells)} cells for {len(self.columns)} columns"
-                )
+            count = len(cells)
+            if count != columns:
+                raise ValueError(f"row {row!r} has {count} cells for {columns} columns")
         return self
 
     def number(self, row: str, column: str) -> Published | None:
@@ -63,7 +66,8 @@ class PublishedTable(FrozenModel):
         """
         if row not in self.rows:
             return None
-        cell = self.rows[row][self.columns.index(column)]
+        place = self.columns.index(column)
+        cell = self.rows[row][place]
         return cell if isinstance(cell, Published) else None
 
 

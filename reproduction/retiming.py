@@ -21,10 +21,16 @@ from simulation.dynamics import Conditions
 from simulation.results.history import RoundRow, read_devices, read_history
 from simulation.settings import NO_DEADLINE, SimulationConfig
 
+Rounds = tuple[RoundRow, ...]
+Widths = tuple[float | None, ...]
+"""Of all devices in a round; None for one that did not train."""
+
 
 def rounds_with(
-    config: SimulationConfig, folder: Path, trained: SimulationConfig
-) -> tuple[RoundRow, ...]:
+    config: SimulationConfig,
+    folder: Path,
+    trained: SimulationConfig,
+) -> Rounds:
     """Return the rounds of a complete run as those of a configuration with another clock.
 
     Args:
@@ -43,6 +49,7 @@ def rounds_with(
     if not _all_merged(folder) or _depends_on_time(config):
         return ()
     recorded = [row.simulated_seconds for row in rows]
+    # Where rounds did not last as long as their slowest devices, something else decided.
     if _seconds(trained, folder) != recorded:
         return ()
     return _retimed(rows, _seconds(config, folder))
@@ -53,19 +60,20 @@ def devices_choose(config: SimulationConfig) -> bool:
     return STRATEGIES[config.strategy.name].settings is SizingConstants
 
 
-def widths_in(config: SimulationConfig, folder: Path) -> dict[int, tuple[float | None, ...]]:
+def widths_in(config: SimulationConfig, folder: Path) -> dict[int, Widths]:
     """Return the widths of all devices by round; None for a device that did not train."""
     by_round: dict[int, dict[str, float]] = {}
     for row in read_devices(folder):
         trained = by_round.setdefault(row.round, {})
-        trained[row.device] = Tier.parse(row.tier).width
-    widths: dict[int, tuple[float | None, ...]] = {}
+        tier = Tier.parse(row.tier)
+        trained[row.device] = tier.width
+    widths: dict[int, Widths] = {}
     for number, trained in by_round.items():
         widths[number] = tuple(map(trained.get, config.devices.ids))
     return widths
 
 
-def _retimed(rows: Sequence[RoundRow], seconds: Sequence[float]) -> tuple[RoundRow, ...]:
+def _retimed(rows: Sequence[RoundRow], seconds: Sequence[float]) -> Rounds:
     """Return rounds that last as long as these seconds, one after the other."""
     timed: list[RoundRow] = []
     total = 0.0
@@ -80,20 +88,24 @@ def _depends_on_time(config: SimulationConfig) -> bool:
     rule = config.round
     if rule.over_selection or rule.deadline_seconds < NO_DEADLINE:
         return True
-    if not keeps(config, Trait.ONE_VERSION) or devices_choose(config):
+    if not keeps(config, Trait.ONE_VERSION):
+        return True
+    if devices_choose(config):
         return True
     return any(kind.dropout for kind in config.devices.kinds)
 
 
 def _all_merged(folder: Path) -> bool:
     """Return whether every update that was asked for was merged."""
-    if not (folder / "store").exists():
+    path = folder / "store"
+    if not path.exists():
         return False
-    with contextlib.closing(Store(folder / "store", read_only=True)) as store:
+    with contextlib.closing(Store(path, read_only=True)) as store:
         run = store.runs()[0].id
         for record in store.rounds(run):
             tasks = store.tasks(run, record.number, "train")
-            if any(task.phase is not TaskPhase.MERGED for task in tasks):
+            phases = {task.phase for task in tasks}
+            if phases - {TaskPhase.MERGED}:
                 return False
     return True
 
@@ -106,9 +118,12 @@ def _seconds(config: SimulationConfig, folder: Path) -> list[float]:
     conditions = Conditions(clock, devices, config.seed)
     slowest: dict[int, float] = {}
     for row in read_devices(folder):
-        width = Tier.parse(row.tier).width
-        load = training_load(width, row.examples, config.train, row.payload_bytes)
-        device = conditions.of(ids.index(row.device), row.round)
+        tier = Tier.parse(row.tier)
+        load = training_load(tier.width, row.examples, config.train, row.payload_bytes)
+        index = ids.index(row.device)
+        device = conditions.of(index, row.round)
         seconds = clock.device_seconds(device, load)
-        slowest[row.round] = max(slowest.get(row.round, 0.0), seconds)
+        # A round takes as long as its slowest device.
+        slowest_so_far = slowest.get(row.round, 0.0)
+        slowest[row.round] = max(slowest_so_far, seconds)
     return list(slowest.values())

@@ -20,7 +20,7 @@ from typing import Any
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, DataError, ShoalError
 from reproduction.experiment import Arm, Experiment, Scale, stated
-from reproduction.retiming import devices_choose, rounds_with, widths_in
+from reproduction.retiming import Widths, devices_choose, rounds_with, widths_in
 from reproduction.run_record import (
     RESULT,
     RunRecord,
@@ -60,7 +60,7 @@ class ArmResult:
     versions: Mapping[str, str]
     machine: str
     trained: str = ""
-    widths: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
+    widths: Mapping[int, Widths] = field(default_factory=dict)
     stated: str = ""
 
     @property
@@ -112,7 +112,11 @@ class Part:
     arms: tuple[str, ...] = ()
 
 
-def table_folder(out: Path, experiment: Experiment, scale: Scale) -> Path:
+def table_folder(
+    out: Path,
+    experiment: Experiment,
+    scale: Scale,
+) -> Path:
     """Return the folder of a table and its runs."""
     return out / experiment.table / scale
 
@@ -143,7 +147,7 @@ def jobs(
     """
     wanted = part or Part()
     seeds = wanted.seeds or experiment.seeds[scale]
-    if len(set(seeds)) != len(seeds):
+    if len(seeds) > len(set(seeds)):
         raise ConfigError(f"--seeds: {', '.join(map(str, seeds))} names a seed twice")
     folder = table_folder(out, experiment, scale)
     run: dict[str, Any] = {
@@ -154,7 +158,8 @@ def jobs(
     planned: list[Job] = []
     for seed in seeds:
         for arm in experiment.chosen(scale, wanted.arms):
-            config = arm.config(scale, seed, out=folder / arm.folder / f"seed-{seed}", **run)
+            out_folder = folder / arm.folder / f"seed-{seed}"
+            config = arm.config(scale, seed, out=out_folder, **run)
             planned.append(Job(experiment, scale, arm, config))
     return tuple(planned)
 
@@ -180,13 +185,14 @@ def run_job(
         return
     result = simulate(job.config, listener=listener, stage=stage, watch=watch)
     _require_finished(job, result.finished)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
     record = RunRecord(
         table=job.experiment.table,
         scale=job.scale,
         arm=job.arm.name,
         config=job.config,
         versions=installed_versions(),
-        machine=f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        machine=machine,
         stated=stated(job.experiment, job.scale),
     )
     record.write(job.config.out)
@@ -247,7 +253,11 @@ def _reuse_run(job: Job, source: Path) -> bool:
     return True
 
 
-def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult, ...]:
+def collect(
+    experiment: Experiment,
+    scale: Scale,
+    out: Path,
+) -> tuple[ArmResult, ...]:
     """Return every complete run of a table, whenever it was run.
 
     Returns:
@@ -259,9 +269,10 @@ def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult,
     """
     results: list[ArmResult] = []
     for arm in experiment.arms:
-        for path, record in _complete_runs(table_folder(out, experiment, scale) / arm.folder):
-            stated_now = arm.config(scale, record.config.seed)
-            if identity(record.config) == identity(stated_now):
+        folder = table_folder(out, experiment, scale) / arm.folder
+        for path, record in _complete_runs(folder):
+            config_now = arm.config(scale, record.config.seed)
+            if identity(record.config) == identity(config_now):
                 results.append(_arm_result(arm, path, record))
     return tuple(results)
 
@@ -276,8 +287,15 @@ def _complete_runs(folder: Path) -> Sequence[tuple[Path, RunRecord]]:
     return sorted(runs, key=lambda run: run[1].config.seed)
 
 
-def _arm_result(arm: Arm, folder: Path, record: RunRecord) -> ArmResult:
+def _arm_result(
+    arm: Arm,
+    folder: Path,
+    record: RunRecord,
+) -> ArmResult:
     """Read the result of a complete run from its folder."""
+    widths: Mapping[int, Widths] = {}
+    if devices_choose(record.config):
+        widths = widths_in(record.config, folder)
     return ArmResult(
         arm=arm,
         config=record.config,
@@ -285,6 +303,6 @@ def _arm_result(arm: Arm, folder: Path, record: RunRecord) -> ArmResult:
         versions=record.versions,
         machine=record.machine,
         trained=record.trained,
-        widths=widths_in(record.config, folder) if devices_choose(record.config) else {},
+        widths=widths,
         stated=record.stated,
     )

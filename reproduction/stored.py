@@ -28,6 +28,12 @@ _EVALUATED = ("accuracy", "local_accuracy", "matthews", "perplexity")
 """Columns of a point that an evaluation fills."""
 
 
+Columns = dict[str, Any]
+"""Some columns of a row, by name."""
+Seconds = dict[str, float]
+"""By the name of an arm."""
+
+
 class Row(FrozenModel):
     """One figure of one run; what earlier versions did not store has a default.
 
@@ -103,9 +109,13 @@ class Point(FrozenModel):
 RowT = TypeVar("RowT", Row, Point)
 
 
-def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) -> tuple[Row, ...]:
+def rows_of(
+    experiment: Experiment,
+    scale: Scale,
+    results: Sequence[ArmResult],
+) -> tuple[Row, ...]:
     """Return the figures of complete runs at a scale."""
-    statement: dict[str, Any] = {
+    statement: Columns = {
         "table": experiment.table,
         "scale": scale,
         "stated": stated(experiment, scale),
@@ -114,18 +124,21 @@ def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) 
     for result in results:
         for measure in result.arm.measures:
             reading = measure.read(result.rows, experiment.decides[scale])
-            if reading is not None:
-                figure = _figure(measure, reading, result.arm.published.get(measure.name))
-                rows.append(Row(**statement, **_run(result), **figure))
+            if reading is None:
+                continue
+            published = result.arm.published.get(measure.name)
+            figure = _figure(measure, reading, published)
+            rows.append(Row(**statement, **_run(result), **figure))
     return tuple(rows)
 
 
-def _run(result: ArmResult) -> dict[str, Any]:
+def _run(result: ArmResult) -> Columns:
     """Return the columns of a row that tell of its run."""
-    engine: list[str] = [result.config.engine.kind, result.config.engine.backend]
+    table = result.config.engine
+    engine: list[str] = [table.kind, table.backend]
     if result.trained:
         engine.append(f"trained as {result.trained}")
-    versions = [f"{package} {version}" for package, version in result.versions.items()]
+    versions = [" ".join(package) for package in result.versions.items()]
     return {
         "arm": result.arm.name,
         "seed": result.seed,
@@ -138,7 +151,11 @@ def _run(result: ArmResult) -> dict[str, Any]:
     }
 
 
-def _figure(measure: Measure, reading: Reading, published: Published | None) -> dict[str, Any]:
+def _figure(
+    measure: Measure,
+    reading: Reading,
+    published: Published | None,
+) -> Columns:
     """Return the columns of a row that tell of its figure, and of the published one."""
     return {
         "figure": measure.name,
@@ -177,8 +194,12 @@ def _curve(result: ArmResult) -> Iterator[Point]:
     for row in result.rows:
         payload_bytes += row.payload_bytes
         widths = result.widths.get(row.round, ())
-        judged = {name: getattr(row, name) for name in _EVALUATED}
-        if not widths and all(value is None for value in judged.values()):
+        evaluated = {}
+        for name in _EVALUATED:
+            value = getattr(row, name)
+            if value is not None:
+                evaluated[name] = _rounded(value)
+        if not widths and not evaluated:
             continue
         yield Point(
             arm=result.arm.name,
@@ -187,7 +208,7 @@ def _curve(result: ArmResult) -> Iterator[Point]:
             simulated_total=round(row.simulated_total, 3),
             payload_bytes=payload_bytes,
             widths=" ".join(map(_width_text, widths)),
-            **{name: _rounded(value) for name, value in judged.items()},
+            **evaluated,
         )
         payload_bytes = 0
 
@@ -243,14 +264,19 @@ def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
     return tuple(rows)
 
 
-def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str, float]:
+def seconds_of_runs(
+    out: Path,
+    experiment: Experiment,
+    scale: Scale,
+) -> Seconds:
     """Return the mean real time of a run of each arm.
 
     Arms count that have stored results anywhere below the table's folder.
     """
     # A run that is stored several times counts once, as it was stored last.
     seconds_by_run: dict[tuple[str, int], float] = {}
-    for path in sorted((out / experiment.table).glob(f"**/{experiment.table}.csv")):
+    folder = out / experiment.table
+    for path in sorted(folder.glob(f"**/{experiment.table}.csv")):
         if path.parent.name.startswith(EARLIER):
             continue
         for row in read_rows(path):
@@ -259,10 +285,13 @@ def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str
     seconds_by_arm: dict[str, list[float]] = {}
     for (arm, _), seconds in seconds_by_run.items():
         seconds_by_arm.setdefault(arm, []).append(seconds)
-    return {arm: fmean(seconds) for arm, seconds in seconds_by_arm.items()}
+    means: Seconds = {}
+    for arm, seconds_of_arm in seconds_by_arm.items():
+        means[arm] = fmean(seconds_of_arm)
+    return means
 
 
-def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:
+def estimated_seconds(experiment: Experiment, scale: Scale) -> Seconds:
     """Return the real time that a run of each arm would take on all cores of this machine.
 
     Arms that ``costs.toml`` lacks are left out.
@@ -271,9 +300,10 @@ def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:
         return {}
     costs = read_toml(_COSTS).get(experiment.table, {})
     cores = os.cpu_count() or 1
-    seconds: dict[str, float] = {}
+    seconds: Seconds = {}
     for name, cost in costs.items():
-        rounds = experiment.arm(name).settings(scale)["round"]["rounds"]
+        settings = experiment.arm(name).settings(scale)
+        rounds = settings["round"]["rounds"]
         seconds[name] = cost * rounds / cores
     return seconds
 

@@ -36,6 +36,8 @@ from reproduction.published import Published, PublishedTable, published_tables
 _FOLDER = Path(__file__).with_name("tables")
 _JOINED = ("layers", "claims", "notes", "checked")
 Options = Mapping[str, tuple[str, ...]]
+Words = Mapping[str, str]
+"""Options of an arm by axis, or words that stand for others in texts."""
 
 
 class Layer(FrozenModel):
@@ -55,7 +57,7 @@ class Layer(FrozenModel):
     published: Mapping[str, tuple[str, str]] = {}
     settings: Mapping[str, Any] = {}
 
-    def applies(self, options: Mapping[str, str]) -> bool:
+    def applies(self, options: Words) -> bool:
         """Return whether it is for an arm of these options.
 
         A layer that names an axis which the arm lacks is for other tables.
@@ -81,7 +83,8 @@ class ClaimLines(FrozenModel):
 
     @model_validator(mode="after")
     def _bound(self) -> Self:
-        if bool(self.says) != (self.at_least is not None or self.at_most is not None):
+        has_bound = self.at_least is not None or self.at_most is not None
+        if bool(self.says) != has_bound:
             raise ValueError(
                 "a claim says something and has a bound, and what has none is a comparison that "
                 "says nothing"
@@ -136,22 +139,25 @@ class TableFile(FrozenModel):
 
     @model_validator(mode="after")
     def _axes_are_known(self) -> Self:
-        conditions: list[Mapping[str, Any]] = [layer.when for layer in self.layers]
-        for options in [*conditions, *self.without]:
-            unknown = sorted(options.keys() - {*self.axes, "scale"})
+        axes = {*self.axes, "scale"}
+        conditions: list[Mapping[str, Any]] = list(self.without)
+        for layer in self.layers:
+            conditions.append(layer.when)
+        for options in conditions:
+            unknown = sorted(options.keys() - axes)
             if unknown:
-                raise ValueError(
-                    f"there is no axis {unknown[0]!r}{suggestion(unknown[0], self.axes)}"
-                )
+                name = unknown[0]
+                raise ValueError(f"there is no axis {name!r}{suggestion(name, self.axes)}")
         return self
 
     def experiment(self, table: str) -> Experiment:
         """Return the table, of this name."""
-        published = published_tables(self.paper).get(table) if self.paper else None
-        absent = [Layer(when=options) for options in self.without]
+        published = None
+        if self.paper:
+            published = published_tables(self.paper).get(table)
         arms: list[Arm] = []
         for options in _combinations(self.axes):
-            if not any(layer.applies(options) for layer in absent):
+            if self._has_arm(options):
                 arms.append(self._arm(options, published))
         claims: list[Claim] = []
         for lines in self.claims:
@@ -171,7 +177,12 @@ class TableFile(FrozenModel):
             checked=self.checked,
         )
 
-    def _arm(self, options: Mapping[str, str], published: PublishedTable | None) -> Arm:
+    def _has_arm(self, options: Words) -> bool:
+        """Return whether there is an arm of some options."""
+        absent = [Layer(when=condition) for condition in self.without]
+        return not any(layer.applies(options) for layer in absent)
+
+    def _arm(self, options: Words, published: PublishedTable | None) -> Arm:
         """Return the arm of some options."""
         words = dict(options)
         measures: tuple[str, ...] = ()
@@ -184,7 +195,9 @@ class TableFile(FrozenModel):
         numbers: dict[str, Published] = {}
         if published is not None:
             for measure, (row, column) in cells.items():
-                number = published.number(row.format(**words), column.format(**words))
+                row_name = row.format(**words)
+                column_name = column.format(**words)
+                number = published.number(row_name, column_name)
                 if number is not None:
                     numbers[measure] = number
         return Arm(
@@ -195,10 +208,11 @@ class TableFile(FrozenModel):
             published=numbers,
         )
 
-    def _settings(self, options: Mapping[str, str], scale: Scale) -> Settings:
+    def _settings(self, options: Words, scale: Scale) -> Settings:
         """Return the settings of an arm at a scale."""
-        layers = [layer for layer in self.layers if layer.applies({**options, "scale": scale})]
-        # Layers of a scale count after all others.
+        conditions = {**options, "scale": scale}
+        layers = [layer for layer in self.layers if layer.applies(conditions)]
+        # Layers of a scale count after all others; a sort keeps the order of equal ones.
         layers.sort(key=lambda layer: "scale" in layer.when)
         words = dict(options)
         settings: dict[str, Any] = {}
@@ -213,7 +227,8 @@ def table_names() -> tuple[str, ...]:
 
     A file whose name begins with ``_`` has what several tables have in common.
     """
-    return tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.toml")))
+    names = [path.stem for path in _FOLDER.glob("[!_]*.toml")]
+    return tuple(sorted(names))
 
 
 def read_table(name: str) -> Experiment:
@@ -223,17 +238,24 @@ def read_table(name: str) -> Experiment:
         ConfigError: if its files have a mistake, such as an unknown key or word.
     """
     try:
-        return validate_config(_document(name), TableFile, source=f"{name}.toml").experiment(name)
+        document = _document(name)
+        file = validate_config(document, TableFile, source=f"{name}.toml")
+        return file.experiment(name)
     except KeyError as error:
         raise ConfigError(f"{name}.toml: no axis and no layer has the word {error}") from error
 
 
 def _document(name: str) -> dict[str, Any]:
     own = read_toml(_FOLDER / f"{name}.toml")
-    base = _document(own.pop("base")) if "base" in own else {}
+    base: dict[str, Any] = {}
+    if "base" in own:
+        base = _document(own.pop("base"))
     document = merged(base, own)
+    # Other keys of the base give way to the table's own; these come before them.
     for key in _JOINED:
-        document[key] = [*base.get(key, ()), *own.get(key, ())]
+        of_base = base.get(key, ())
+        of_table = own.get(key, ())
+        document[key] = [*of_base, *of_table]
     return document
 
 
@@ -242,12 +264,15 @@ def _combinations(options: Options) -> Iterator[dict[str, str]]:
         yield dict(zip(options, values, strict=True))
 
 
-def _filled(value: Any, words: Mapping[str, str]) -> Any:
+def _filled(value: Any, words: Words) -> Any:
     """Put words into all texts of a value."""
     if isinstance(value, str):
         return value.format(**words)
     if isinstance(value, Mapping):
-        return {key: _filled(entry, words) for key, entry in value.items()}
+        table = {}
+        for key, entry in value.items():
+            table[key] = _filled(entry, words)
+        return table
     if isinstance(value, Sequence):
         return [_filled(entry, words) for entry in value]
     return value
@@ -264,7 +289,8 @@ def _computed(settings: Settings) -> Settings:
         levels = _level_tables(**written.pop("levels"))
     fleet: Settings = {}
     if "fleet" in settings:
-        kinds = _kinds(settings["devices"]["count"], **written.pop("fleet"))
+        count = settings["devices"]["count"]
+        kinds = _kinds(count, **written.pop("fleet"))
         fleet = {"devices": {"types": kinds}}
     return merged(levels, fleet, written)
 
@@ -283,10 +309,10 @@ def _level_tables(row: str, **sizes: list[int] | int) -> Settings:
     for level in levels:
         widths.append(LEVEL_RATES[level] / top)
         shares.append(f"{level}1")
-    model = {
-        "settings": {name: _scaled(size, top) for name, size in sizes.items()},
-        "widths": widths,
-    }
+    settings = {}
+    for name, size in sizes.items():
+        settings[name] = _scaled(size, top)
+    model = {"settings": settings, "widths": widths}
     if len(levels) == 1:
         return {"model": model}
     mix = "-".join(shares)
@@ -294,6 +320,7 @@ def _level_tables(row: str, **sizes: list[int] | int) -> Settings:
 
 
 def _scaled(size: Any, rate: float) -> Any:
+    """Return a size, or a list of sizes, times a rate; at least 1."""
     if isinstance(size, list):
         return [_scaled(entry, rate) for entry in size]
     return max(1, int(size * rate))
@@ -320,12 +347,14 @@ def _kinds(
     ((key, values),) = limits.items()
     kinds: list[Settings] = []
     if isinstance(values, Mapping):
-        for kind, limit in values.items():
-            for link in links:
-                kinds.append({"type": kind, "link": link, key: limit, "count": 1, **common})
+        for (kind, limit), link in product(values.items(), links):
+            device = {"type": kind, "link": link, key: limit}
+            kinds.append({**device, "count": 1, **common})
         return kinds
     weights = list(map(int, shares.split(":")))
-    counts = [count * weight // sum(weights) for weight in weights]
+    total = sum(weights)
+    counts = [count * weight // total for weight in weights]
+    # What does not divide is of the last kind.
     counts[-1] += count - sum(counts)
     for number, limit in zip(counts, values, strict=True):
         kinds.append({"count": number, key: limit, **common})
@@ -333,8 +362,12 @@ def _kinds(
 
 
 def _read_tables() -> Mapping[str, Experiment]:
-    tables = sorted(map(read_table, table_names()), key=lambda table: table.section)
-    return MappingProxyType({table.table: table for table in tables})
+    experiments = list(map(read_table, table_names()))
+    experiments.sort(key=lambda experiment: experiment.section)
+    tables = {}
+    for experiment in experiments:
+        tables[experiment.table] = experiment
+    return MappingProxyType(tables)
 
 
 TABLES: Mapping[str, Experiment] = _read_tables()

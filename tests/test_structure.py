@@ -22,6 +22,7 @@ PACKAGES = (
     "simulation",
     "trainer_export",
 )
+COLUMNS = 100  # as ruff has them
 MEDIAN_LINES = 150
 MOST_LINES = 400
 MANY_ARGUMENTS = 5
@@ -128,3 +129,14 @@ def test_public_functions_are_documented():
     assert sum(ast.get_docstring(node) is not None for node in found) >= SHARE_DOCUMENTED * len(
         found
     )
+
+
+def test_lines_of_the_page_are_short():
+    """The formatter keeps Python's lines short; nothing else keeps those of scripts and styles."""
+    static = ROOT / "shoal" / "view" / "static"
+    long = []
+    for path in sorted(static.glob("*.*")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if len(line) > COLUMNS:
+                long.append(f"{path.name}:{number}")
+    assert long == []

@@ -15,6 +15,7 @@ import io
 import sys
 import tokenize
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 LIMITS = {
@@ -48,13 +49,39 @@ _THINGS = "item items found known part parts made told said given"
 _OTHERS = "other others rest one ones what which each"
 VAGUE = frozenset(f"{_THINGS} {_OTHERS}".split())
 
-HEAD = (
-    f"{'folder':28}{'code':>8}{'doc %':>7}{'comm/k':>8}{'nodes':>9}{'nodes/line':>11}{'compr/k':>9}"
-    f"{'packed/k':>9}{'vague/k':>9}{'>300':>6}{'>12 br':>7}{'>100 col %':>11}"
-)
+# Columns of the table, each with its width; the first is the folder.
+COLUMNS = {
+    "code": 8,
+    "doc %": 7,
+    "comm/k": 8,
+    "nodes": 9,
+    "nodes/line": 11,
+    "compr/k": 9,
+    "packed/k": 9,
+    "vague/k": 9,
+    ">300": 6,
+    ">12 br": 7,
+    ">100 col %": 11,
+}
+FOLDER_WIDTH = 28
 
-Function = tuple[int, int, str]
-"""Nodes, branches, and the place of the function."""
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, order=True)
+class Function:
+    """How hard a function is to read; the hardest sort last.
+
+    Attributes:
+        nodes: syntax nodes, without those of nested functions.
+        branches: nodes that are a choice or a loop.
+        place: file, line and name.
+    """
+
+    nodes: int
+    branches: int
+    place: str
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
@@ -62,11 +89,14 @@ def docstring_lines(tree: ast.AST) -> set[int]:
     lines: set[int] = set()
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
+        # A lambda's body is an expression.
         if not isinstance(body, list):
             continue
         for statement in body:
             if is_text(statement):
-                lines.update(range(statement.lineno, statement.end_lineno + 1))
+                first = statement.lineno
+                last = statement.end_lineno
+                lines.update(range(first, last + 1))
     return lines
 
 
@@ -74,38 +104,49 @@ def is_text(statement: ast.stmt) -> bool:
     """Return whether a statement is only a string."""
     if not isinstance(statement, ast.Expr):
         return False
-    return isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
+    value = statement.value
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def own_nodes(function: ast.AST) -> list[ast.AST]:
-    """Yield the nodes of a function without those of nested functions."""
+    """Return the nodes of a function without those of nested functions, and without operators."""
     nodes: list[ast.AST] = []
     waiting = [function]
     while waiting:
-        for child in ast.iter_child_nodes(waiting.pop()):
+        parent = waiting.pop()
+        for child in ast.iter_child_nodes(parent):
+            if isinstance(child, OPERATORS):
+                continue
             nodes.append(child)
+            # A nested function counts as one node here, and is measured by itself.
             if not isinstance(child, FUNCTIONS):
                 waiting.append(child)
     return nodes
 
 
-def measured_function(function: ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> Function:
+def measure_function(function: FunctionNode, path: Path) -> Function:
     """Measure one function."""
-    nodes = [node for node in own_nodes(function) if not isinstance(node, OPERATORS)]
+    nodes = own_nodes(function)
     branches = sum(isinstance(node, BRANCHES) for node in nodes)
-    return len(nodes), branches, f"{path}:{function.lineno} {function.name}"
+    place = f"{path}:{function.lineno} {function.name}"
+    return Function(len(nodes), branches, place)
 
 
 def is_packed(node: ast.AST) -> bool:
     """Return whether a node assigns several values to several names."""
     if not isinstance(node, ast.Assign):
         return False
-    return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+    has_several_names = isinstance(node.targets[0], ast.Tuple)
+    has_several_values = isinstance(node.value, ast.Tuple)
+    return has_several_names and has_several_values
 
 
 def is_vague(node: ast.AST) -> bool:
     """Return whether a node assigns to a name that does not describe the value."""
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
+    if not isinstance(node, ast.Name):
+        return False
+    is_assigned = isinstance(node.ctx, ast.Store)
+    return is_assigned and node.id in VAGUE
 
 
 def is_nested_choice(node: ast.AST) -> bool:
@@ -130,28 +171,34 @@ def count_nodes(tree: ast.AST, total: Counter[str]) -> None:
 
 def count_lines(source: str, documented: set[int], total: Counter[str]) -> None:
     """Add the counts of a module's lines, some of which are documentation."""
-    lines = source.splitlines()
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    total["comments"] += sum(token.type == tokenize.COMMENT for token in tokens)
+    # The tokenizer tells a comment from a string that has a # in it.
+    reader = io.StringIO(source)
+    for token in tokenize.generate_tokens(reader.readline):
+        is_comment = token.type == tokenize.COMMENT
+        total["comments"] += is_comment
     total["docstring lines"] += len(documented)
-    total["lines"] += len(lines)
-    total["lines>100"] += sum(len(line) > 100 for line in lines)
-    for number, line in enumerate(lines, 1):
-        is_comment = line.lstrip().startswith("#")
-        total["code lines"] += bool(line.strip()) and not is_comment and number not in documented
+    for number, line in enumerate(source.splitlines(), 1):
+        total["lines"] += 1
+        total["lines>100"] += len(line) > 100
+        content = line.strip()
+        if not content or content.startswith("#"):
+            continue
+        total["code lines"] += number not in documented
 
 
 def measure(files: list[Path]) -> tuple[Counter[str], list[Function]]:
     """Measure files together, and each of their functions."""
     total: Counter[str] = Counter()
-    functions = []
+    functions: list[Function] = []
     for path in files:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
-        count_lines(source, docstring_lines(tree), total)
+        documented = docstring_lines(tree)
+        count_lines(source, documented, total)
         count_nodes(tree, total)
-        definitions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
-        functions += [measured_function(node, path) for node in definitions]
+        for node in ast.walk(tree):
+            if isinstance(node, FUNCTIONS):
+                functions.append(measure_function(node, path))
     return total, functions
 
 
@@ -159,69 +206,106 @@ def files_of(root: Path) -> list[Path]:
     """Return the modules of a folder, without database migrations, which must not change."""
     if root.is_file():
         return [root]
-    return sorted(path for path in root.rglob("*.py") if "migrations" not in path.parts)
+    modules = []
+    for path in root.rglob("*.py"):
+        if "migrations" not in path.parts:
+            modules.append(path)
+    return sorted(modules)
 
 
-def limited(total: Counter[str], functions: list[Function]) -> dict[str, float]:
-    """Return the figures that have a limit."""
+def limited(total: Counter[str], functions: list[Function]) -> Figures:
+    """Return the figures that have a limit, by the names that `LIMITS` has for them."""
     code = max(total["code lines"], 1)
+    lines = max(total["lines"], 1)
+    long_functions = 0
+    branching_functions = 0
+    for function in functions:
+        long_functions += function.nodes > 300
+        branching_functions += function.branches > 12
     return {
         "nodes/line": total["nodes"] / code,
         "comprehensions": 1000 * total["comprehensions"] / code,
         "packed": 1000 * total["packed"] / code,
         "vague names": 1000 * total["vague names"] / code,
-        "functions>300": sum(nodes > 300 for nodes, _, _ in functions),
-        "functions>12 branches": sum(branches > 12 for _, branches, _ in functions),
-        "lines>100": 100 * total["lines>100"] / max(total["lines"], 1),
+        "functions>300": long_functions,
+        "functions>12 branches": branching_functions,
+        "lines>100": 100 * total["lines>100"] / lines,
     }
 
 
-def row_of(folder: str, total: Counter[str], figures: dict[str, float]) -> str:
-    """Return a folder's row of the table."""
-    code = max(total["code lines"], 1)
-    documented = 100 * total["docstring lines"] / max(total["lines"], 1)
-    comments = 1000 * total["comments"] / code
-    cells = [
-        f"{folder[-28:]:28}{code:8}{documented:7.1f}{comments:8.1f}{total['nodes']:9}",
-        f"{figures['nodes/line']:11.2f}{figures['comprehensions']:9.1f}{figures['packed']:9.1f}",
-        f"{figures['vague names']:9.1f}{figures['functions>300']:6}",
-        f"{figures['functions>12 branches']:7}{figures['lines>100']:11.1f}",
-    ]
+def head() -> str:
+    """Return the first line of the table."""
+    cells = ["folder".ljust(FOLDER_WIDTH)]
+    for title, width in COLUMNS.items():
+        cells.append(title.rjust(width))
     return "".join(cells)
 
 
-def passed_limits(folder: str, figures: dict[str, float]) -> list[str]:
-    """Yield each limit that a folder exceeds, with its figure."""
+def row_of(folder: str, total: Counter[str], figures: Figures) -> str:
+    """Return a folder's row of the table."""
+    code = max(total["code lines"], 1)
+    lines = max(total["lines"], 1)
+    documented = 100 * total["docstring lines"] / lines
+    comments = 1000 * total["comments"] / code
+    values = [
+        str(code),
+        f"{documented:.1f}",
+        f"{comments:.1f}",
+        str(total["nodes"]),
+        f"{figures['nodes/line']:.2f}",
+        f"{figures['comprehensions']:.1f}",
+        f"{figures['packed']:.1f}",
+        f"{figures['vague names']:.1f}",
+        str(figures["functions>300"]),
+        str(figures["functions>12 branches"]),
+        f"{figures['lines>100']:.1f}",
+    ]
+    # The end of a path tells more than its beginning.
+    name = folder[-FOLDER_WIDTH:]
+    cells = [name.ljust(FOLDER_WIDTH)]
+    widths = COLUMNS.values()
+    for value, width in zip(values, widths, strict=True):
+        cells.append(value.rjust(width))
+    return "".join(cells)
+
+
+def exceeded_limits(folder: str, figures: Figures) -> list[str]:
+    """Return a line for each limit that a folder exceeds, with its figure."""
     limits = dict(LIMITS)
     if Path(folder).name in DENSE:
         limits["nodes/line"] = DENSE_NODES
-    return [
-        f"{folder}: {name} {value:.4g} (limit {limits[name]})"
-        for name, value in figures.items()
-        if value > limits[name]
-    ]
+    exceeded = []
+    for name, value in figures.items():
+        limit = limits[name]
+        if value > limit:
+            exceeded.append(f"{folder}: {name} {value:.4g} (limit {limit})")
+    return exceeded
 
 
 def main(arguments: list[str]) -> int:
     """Measure the given folders, print the table, and return the exit code."""
     hold = "--limits" in arguments
-    folders = [argument for argument in arguments if not argument.startswith("--")]
-    print(HEAD)
-    passed: list[str] = []
-    worst: list[Function] = []
-    for folder in folders:
-        total, functions = measure(files_of(Path(folder)))
+    print(head())
+    exceeded: list[str] = []
+    all_functions: list[Function] = []
+    for folder in arguments:
+        if folder.startswith("--"):
+            continue
+        modules = files_of(Path(folder))
+        total, functions = measure(modules)
         figures = limited(total, functions)
         print(row_of(folder, total, figures))
-        passed += passed_limits(folder, figures)
-        worst += functions
+        exceeded += exceeded_limits(folder, figures)
+        all_functions += functions
     print("\nhardest functions (nodes, branches):")
-    for nodes, branches, where in sorted(worst, reverse=True)[:20]:
-        print(f"{nodes:6}{branches:5}  {where}")
-    if hold:
-        for line in passed:
-            print("over the limit:", line)
-    return 1 if hold and passed else 0
+    hardest = sorted(all_functions, reverse=True)
+    for function in hardest[:20]:
+        print(f"{function.nodes:6}{function.branches:5}  {function.place}")
+    if not hold:
+        return 0
+    for line in exceeded:
+        print("over the limit:", line)
+    return 1 if exceeded else 0
 
 
 if __name__ == "__main__":

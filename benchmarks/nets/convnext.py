@@ -67,7 +67,10 @@ class ConvNext(nn.Module):
 
 @architecture()
 def convnext_atto(
-    cut: Cut, *, input_shape: tuple[int, ...] = (3, 96, 96), classes: int = 10
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (3, 96, 96),
+    classes: int = 10,
 ) -> nn.Module:
     """Build ConvNeXt-atto."""
     widths = [cut.width(f"stage{stage}", width) for stage, width in enumerate(_WIDTHS)]

@@ -12,7 +12,12 @@ _BLOCKS = 4
 
 
 @architecture()
-def ds_cnn(cut: Cut, *, input_shape: tuple[int, ...] = (1, 49, 10), classes: int = 12) -> nn.Module:
+def ds_cnn(
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (1, 49, 10),
+    classes: int = 12,
+) -> nn.Module:
     """Build the keyword spotter."""
     channels = cut.width("channels", 64)
     layers: list[nn.Module] = [

@@ -101,7 +101,11 @@ class Classifier(nn.Module):
     """A stem, inverted residuals, a last convolution and layers on the mean of the map."""
 
     def __init__(
-        self, stem: nn.Module, blocks: list[nn.Module], last: nn.Module, head: nn.Module
+        self,
+        stem: nn.Module,
+        blocks: list[nn.Module],
+        last: nn.Module,
+        head: nn.Module,
     ) -> None:
         super().__init__()
         self.stem = stem
@@ -118,7 +122,10 @@ class Classifier(nn.Module):
 
 @architecture()
 def mobilenet_v2(
-    cut: Cut, *, input_shape: tuple[int, ...] = (3, 96, 96), classes: int = 10
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (3, 96, 96),
+    classes: int = 10,
 ) -> nn.Module:
     """Build MobileNetV2 at full width."""
     # Expansion, channels, repeats, stride: table 2 of the paper.
@@ -155,7 +162,10 @@ def mobilenet_v2(
 
 @architecture()
 def mobilenet_v3_small(
-    cut: Cut, *, input_shape: tuple[int, ...] = (3, 96, 96), classes: int = 10
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (3, 96, 96),
+    classes: int = 10,
 ) -> nn.Module:
     """Build MobileNetV3-small at full width."""
     # Kernel, channels between, channels out, weights for channels, hard swish, stride: table 2.
@@ -202,7 +212,10 @@ def mobilenet_v3_small(
 
 @architecture()
 def efficientnet_lite0(
-    cut: Cut, *, input_shape: tuple[int, ...] = (3, 96, 96), classes: int = 10
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (3, 96, 96),
+    classes: int = 10,
 ) -> nn.Module:
     """Build EfficientNet-lite0."""
     # Expansion, channels, repeats, stride, kernel.

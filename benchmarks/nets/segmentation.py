@@ -55,7 +55,12 @@ class UNet(nn.Module):
 
 
 @architecture()
-def unet(cut: Cut, *, input_shape: tuple[int, ...] = (3, 96, 96), classes: int = 10) -> nn.Module:
+def unet(
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (3, 96, 96),
+    classes: int = 10,
+) -> nn.Module:
     """Build the U-Net."""
     widths = [cut.width(f"size{number}", width) for number, width in enumerate(_WIDTHS)]
     return UNet(widths, cut.classes(classes))

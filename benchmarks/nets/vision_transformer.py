@@ -48,7 +48,13 @@ class Layer(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches, their places, layers, and the mean of the tokens."""
 
-    def __init__(self, places: int, heads: int, hidden: int, classes: int) -> None:
+    def __init__(
+        self,
+        places: int,
+        heads: int,
+        hidden: int,
+        classes: int,
+    ) -> None:
         super().__init__()
         width = heads * _HEAD
         self.patches = nn.Conv2d(3, width, _PATCH, _PATCH)
@@ -66,7 +72,10 @@ class VisionTransformer(nn.Module):
 
 @architecture()
 def vit_tiny(
-    cut: Cut, *, input_shape: tuple[int, ...] = (3, 96, 96), classes: int = 10
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (3, 96, 96),
+    classes: int = 10,
 ) -> nn.Module:
     """Build ViT-tiny; a cut takes whole heads."""
     places = (input_shape[1] // _PATCH) * (input_shape[2] // _PATCH)

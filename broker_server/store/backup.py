@@ -8,6 +8,7 @@ there. The server waits only as long as it takes to copy the database and link t
 """
 
 import contextlib
+import errno
 import logging
 import secrets
 import shutil
@@ -42,6 +43,9 @@ ROOTS = ("blobs", "updates")
 _WORK = ".shoal-backup-"
 _OLD_SECONDS = 86400.0
 _LOG = logging.getLogger(__name__)
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+"""Errors of file systems without hard links, and of a file with as many links as it can have."""
 
 
 def remove_leftovers(store: Store, folder: Path) -> None:
@@ -150,7 +154,17 @@ def _link_files(files: Iterable[Path], store: Path, snapshot: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         # A blob of a round or version that has just ended may be gone.
         with contextlib.suppress(FileNotFoundError):
-            link.hardlink_to(path)
+            _link_or_copy(path, link)
+
+
+def _link_or_copy(path: Path, link: Path) -> None:
+    """Link a file to another place; copy it where the file system has no links, such as exFAT."""
+    try:
+        link.hardlink_to(path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(path, link)
 
 
 def _separate_updates(updates: Path, needed: Collection[str]) -> None:

@@ -72,20 +72,24 @@ def table_rows(
             newline="",
         )
         lines = csv.reader(_bounded_lines(text, path), delimiter=delimiter)
+        most_lines = bounds.samples + 1  # with a header
         for row in lines:
             # Empty lines count too: a packed file may have any number of them.
-            bounds.check(path, "samples", lines.line_num - 1)
-            bounds.check(path, "columns", len(row))
+            if lines.line_num > most_lines:
+                bounds.check(path, "samples", lines.line_num - 1)
+            if len(row) > bounds.columns:
+                bounds.check(path, "columns", len(row))
             if row:
                 yield lines.line_num, row
 
 
 def _bounded_lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
     """Yield the lines of a text; a packed file may have one that fills the memory."""
-    while line := text.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
+    most = LONGEST_LINE
+    while line := text.readline(most + 1):
+        if len(line) > most:
             raise DataError(
-                f"{path} has a line of more than {LONGEST_LINE:,} characters, so it is damaged, or "
+                f"{path} has a line of more than {most:,} characters, so it is damaged, or "
                 "not a table"
             )
         yield line

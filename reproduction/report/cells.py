@@ -1,6 +1,6 @@
 """Write figures, verdicts and times as the cells of a table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from reproduction.experiment import Claim
 from reproduction.figures import ClaimResult, Figure, mean_and_spread
@@ -15,31 +15,39 @@ _NOT_REACHED = "not reached"
 def figure_cells(figure: Figure) -> dict[str, str]:
     """Return the cells of a figure by column."""
     digits = _digits(figure)
+    measure = figure.measure
     deciding = figure.by_seed("deciding")
-    best = figure.by_seed("best")
-    last = list(figure.by_seed("last").values())
+    best = figure.by_seed("best").values()
+    last = figure.by_seed("last").values()
+    title = measure.title
+    if measure.unit:
+        title = f"{title}, {measure.unit}"
     return {
         "arm": figure.arm.name,
-        "figure": f"{figure.measure.title}, {figure.measure.unit}".removesuffix(", "),
+        "figure": title,
         "published": _published(figure, digits),
-        "ours": _mean(list(deciding.values()), digits),
+        "ours": _mean(deciding.values(), digits),
         "by seed": _seeds(deciding, digits),
-        "best round": _mean(list(best.values()), digits),
+        "best round": _mean(best, digits),
         "last round": MISSING if None in last else _mean(last, digits),
     }
 
 
 def _digits(figure: Figure) -> int:
-    if figure.measure.unit == "h":
+    measure = figure.measure
+    if measure.unit == "h":
         return 3
-    return 0 if figure.measure.name == "rounds" else 2
+    if measure.name == "rounds":
+        return 0
+    return 2
 
 
 def _published(figure: Figure, digits: int) -> str:
     published = figure.published
     if published is None:
         return MISSING
-    text = f"{published.value:.{min(digits, 2)}f}"
+    places = min(digits, 2)
+    text = f"{published.value:.{places}f}"
     if published.spread is None:
         return text
     return f"{text} ± {published.spread:.2f}"
@@ -48,7 +56,7 @@ def _published(figure: Figure, digits: int) -> str:
 def claim_cells(result: ClaimResult) -> dict[str, str]:
     """Return the cells of a claim or comparison with its verdict, by column."""
     claim = result.claim
-    best = mean_and_spread(list(result.best.values()), claim.how)[0]
+    best, _ = mean_and_spread(result.best.values(), claim.how)
     seeds = _seeds(result.by_seed, 2, signed=_signed(claim), bounds=result.bounds)
     return {
         "claim": claim.says or comparison_text(claim),
@@ -63,32 +71,40 @@ def claim_cells(result: ClaimResult) -> dict[str, str]:
 
 def comparison_text(claim: Claim) -> str:
     """Name the arms that are compared, and the measure."""
+    title = measure_named(claim.measure).title
+    if not claim.right:
+        return f"{claim.left}, {title}"
     sign = "/" if claim.how == "over" else "-"
-    right = f" {sign} {claim.right}" if claim.right else ""
-    return f"{claim.left}{right}, {measure_named(claim.measure).title}"
+    return f"{claim.left} {sign} {claim.right}, {title}"
 
 
 def table_text(rows: Sequence[Mapping[str, str]]) -> str:
     """Write rows, of which there is at least one, as a table in Markdown."""
-    lines = [_line(rows[0]), _line(["---"] * len(rows[0]))]
-    lines += [_line(row.values()) for row in rows]
+    columns = rows[0]
+    rule = ["---"] * len(columns)
+    lines = [_line(columns), _line(rule)]
+    for row in rows:
+        lines.append(_line(row.values()))
     return "\n".join(lines)
 
 
 def _line(cells: Iterable[str]) -> str:
     escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} |"
+    joined = " | ".join(escaped)
+    return f"| {joined} |"
 
 
 def duration_text(seconds: float | None) -> str:
     """Write a time in seconds, minutes or hours; None is unknown."""
     if seconds is None:
         return "unknown"
-    if seconds < 60:
+    minutes = seconds / 60
+    hours = seconds / 3600
+    if minutes < 1:
         return f"{seconds:.1f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.2f} h"
+    if minutes < 90:
+        return f"{minutes:.1f} min"
+    return f"{hours:.2f} h"
 
 
 def _interval(result: ClaimResult) -> str:
@@ -100,8 +116,8 @@ def _interval(result: ClaimResult) -> str:
         (value,) = result.by_seed.values()
         return f"{_number(value, result.claim)}, one seed"
     mean, low, high = result.interval
-    ends = f"{_number(low, result.claim)}, {_number(high, result.claim)}"
-    return f"{_number(mean, result.claim)} [{ends}]"
+    ends = [_number(low, result.claim), _number(high, result.claim)]
+    return f"{_number(mean, result.claim)} [{', '.join(ends)}]"
 
 
 def _signed(claim: Claim) -> bool:
@@ -132,13 +148,15 @@ def _seeds(
     signed: bool = False,
     bounds: Mapping[int, str] | None = None,
 ) -> str:
-    form = f"{'+' if signed else ''}.{digits}f"
+    sign = "+" if signed else ""
+    form = f"{sign}.{digits}f"
     seeds: list[str] = []
     for seed, value in by_seed.items():
-        if value is None:
-            text = (bounds or {}).get(seed, _NOT_REACHED)
-        else:
+        text = _NOT_REACHED
+        if value is not None:
             text = format(value, form)
+        elif bounds is not None:
+            text = bounds.get(seed, _NOT_REACHED)
         seeds.append(f"{seed}: {text}")
     return ", ".join(seeds)
 
@@ -152,11 +170,12 @@ def _lacking(result: ClaimResult) -> str:
     return text
 
 
-def _mean(values: Sequence[float | None], digits: int) -> str:
+def _mean(values: Collection[float | None], digits: int) -> str:
     mean, spread = mean_and_spread(values)
     if mean is None:
         return _NOT_REACHED
     text = f"{mean:.{digits}f}"
     if spread is None:
         return text
-    return f"{text} ± {spread:.{max(digits, 1)}f}"
+    places = max(digits, 1)
+    return f"{text} ± {spread:.{places}f}"

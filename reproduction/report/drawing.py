@@ -13,11 +13,22 @@ from simulation.results.history import ACCURACY, Quantity
 from simulation.results.plots import Curve, accuracy_over, over_rounds
 from simulation.results.tier_plots import Widths, widths_by_device
 
+Points = Sequence[Point]
+Plots = dict[str, Any]
+"""Figures of Matplotlib, by the end of their files' names."""
+ByDevice = tuple[float | None, ...]
+"""The width of each device; None for one that did not take part."""
+
 # Curves in one panel, as many as there are colours; more are drawn in panels by the data of an arm.
 _MOST_TOGETHER = 7
 
 
-def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: Path) -> None:
+def draw(
+    experiment: Experiment,
+    scale: Scale,
+    points: Points,
+    folder: Path,
+) -> None:
     """Write the plots of a table.
 
     There is one for each quantity that the figures are taken from, accuracy over time and bytes
@@ -27,12 +38,15 @@ def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: 
     Raises:
         StorageError: if a file cannot be written.
     """
+    names = {point.arm for point in points}
     arms: list[Arm] = []
+    runs: list[tuple[str, Scale]] = []
     for arm in experiment.arms:
-        if any(point.arm == arm.name for point in points):
+        if arm.name in names:
             arms.append(arm)
+            runs.append((arm.name, scale))
     title = experiment.title
-    for published, here in stand_ins(experiment, {(arm.name, scale) for arm in arms}):
+    for published, here in stand_ins(experiment, runs):
         title += f" ({here} stands for {published}, of which the published figures are)"
     plots = _plots_of_quantities(arms, points, title)
     widths: list[Widths] = []
@@ -45,17 +59,20 @@ def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: 
 
 
 def _plots_of_quantities(
-    arms: Sequence[Arm], points: Sequence[Point], title: str
-) -> dict[str, Any]:
+    arms: Sequence[Arm],
+    points: Points,
+    title: str,
+) -> Plots:
     """Draw every quantity over rounds, and accuracy also over what figures measure it by."""
     quantities: list[Quantity] = []
     costs: set[str] = set()
     for arm in arms:
         for measure in arm.measures:
             costs.add(measure.over)
-            if measure.quantity is not None and measure.quantity not in quantities:
-                quantities.append(measure.quantity)
-    plots: dict[str, Any] = {}
+            quantity = measure.quantity
+            if quantity is not None and quantity not in quantities:
+                quantities.append(quantity)
+    plots: Plots = {}
     for quantity in quantities:
         curves = _curves(arms, points, quantity)
         if not curves:
@@ -66,9 +83,13 @@ def _plots_of_quantities(
     return plots
 
 
-def _accuracy_plots(costs: set[str], curves: Sequence[Curve], title: str) -> dict[str, Any]:
+def _accuracy_plots(
+    costs: set[str],
+    curves: Sequence[Curve],
+    title: str,
+) -> Plots:
     """Draw accuracy over each cost that figures measure it by."""
-    plots: dict[str, Any] = {}
+    plots: Plots = {}
     if "time" in costs:
         plots["time"] = accuracy_over("time", curves, title=title)
     if "bytes" in costs:
@@ -76,16 +97,21 @@ def _accuracy_plots(costs: set[str], curves: Sequence[Curve], title: str) -> dic
     return plots
 
 
-def _runs(arm: Arm, points: Sequence[Point]) -> list[list[Point]]:
+def _runs(arm: Arm, points: Points) -> list[list[Point]]:
     """Return the curves of an arm, seed by seed."""
     runs: dict[int, list[Point]] = {}
     for point in points:
         if point.arm == arm.name:
-            runs.setdefault(point.seed, []).append(point)
+            run = runs.setdefault(point.seed, [])
+            run.append(point)
     return [runs[seed] for seed in sorted(runs)]
 
 
-def _curves(arms: Sequence[Arm], points: Sequence[Point], quantity: Quantity) -> list[Curve]:
+def _curves(
+    arms: Sequence[Arm],
+    points: Points,
+    quantity: Quantity,
+) -> list[Curve]:
     """Return the curves of arms with figures of a quantity, as far as it was evaluated."""
     curves: list[Curve] = []
     for arm in arms:
@@ -101,7 +127,11 @@ def _curves(arms: Sequence[Arm], points: Sequence[Point], quantity: Quantity) ->
     return sorted(panels, key=lambda curve: curve.panel)
 
 
-def _curve(arm: Arm, runs: list[list[Point]], quantity: Quantity) -> Curve | None:
+def _curve(
+    arm: Arm,
+    runs: list[list[Point]],
+    quantity: Quantity,
+) -> Curve | None:
     """Return the curve of an arm, unless it has no figure of the quantity or a run no value."""
     plotted = ""
     targets: list[float] = []
@@ -112,27 +142,37 @@ def _curve(arm: Arm, runs: list[list[Point]], quantity: Quantity) -> Curve | Non
             plotted = measure.name
         else:
             targets.append(measure.target)
-    if not plotted or not all(_is_evaluated(run, quantity) for run in runs):
+    if not plotted:
         return None
+    for run in runs:
+        if not _is_evaluated(run, quantity):
+            return None
+    value = None
     published = arm.published.get(plotted)
-    share = 100.0 if quantity.share else 1.0
-    value = None if published is None else published.value / share
+    if published is not None:
+        # A paper prints shares in %.
+        value = published.value / (100.0 if quantity.share else 1.0)
     return Curve(arm.name, runs, value, targets=targets)
 
 
-def _is_evaluated(run: Sequence[Point], quantity: Quantity) -> bool:
+def _is_evaluated(run: Points, quantity: Quantity) -> bool:
     return any(quantity.value(point) is not None for point in run)
 
 
-def _widths(arm: Arm, scale: Scale, points: Sequence[Point]) -> list[Widths]:
+def _widths(
+    arm: Arm,
+    scale: Scale,
+    points: Points,
+) -> list[Widths]:
     """Return the widths of an arm's first seed, if its devices choose any."""
     run = _runs(arm, points)[0]
-    by_round: dict[int, tuple[float | None, ...]] = {}
+    by_round: dict[int, ByDevice] = {}
     for point in run:
         if point.widths:
             by_round[point.round] = point.by_device
     if not by_round:
         return []
     seed = run[0].seed
-    devices = [kind.type for kind in arm.config(scale, seed).devices.kinds]
+    config = arm.config(scale, seed)
+    devices = [kind.type for kind in config.devices.kinds]
     return [Widths(f"{arm.name}, seed {seed}", devices, by_round)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reproduction.experiment import Experiment
-from reproduction.figures import ClaimResult, Figure, arms_of, figures, judge, stand_ins
+from reproduction.figures import ClaimResult, Figures, Rows, arms_of, figures, judge, stand_ins
 from reproduction.report.cells import (
     claim_cells,
     duration_text,
@@ -16,6 +16,11 @@ from reproduction.stored import Row, statement_of
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 
 _ABSENT = "none"
+
+Results = Sequence[ClaimResult]
+Paragraphs = Iterator[str]
+Run = tuple[str, int]
+"""Arm and seed."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,9 @@ def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Di
     """Return the keys, sorted, whose values differ in two configurations, defaults included."""
     before = _flat(published)
     after = _flat(here)
+    keys = before.keys() | after.keys()
     differing: list[Difference] = []
-    for key in sorted(before.keys() | after.keys()):
+    for key in sorted(keys):
         old = before.get(key, _ABSENT)
         new = after.get(key, _ABSENT)
         if old != new:
@@ -51,7 +57,8 @@ def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...
         for difference in differing:
             arms.setdefault(difference, []).append(arm)
     merged: list[Difference] = []
-    for difference in sorted(arms, key=lambda difference: (difference.key, difference.here)):
+    by_key = sorted(arms, key=lambda difference: (difference.key, difference.here))
+    for difference in by_key:
         names = arms[difference]
         if len(names) == len(by_arm):
             names = []
@@ -61,14 +68,16 @@ def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...
 
 def _flat(config: SimulationConfig) -> dict[str, str]:
     """Return the settings of a configuration as texts, by key such as `round.rounds`."""
-    settings = config.model_dump(mode="json", exclude={*HOW_COMPUTED, "seed"})
+    excluded = {*HOW_COMPUTED, "seed"}
+    settings = config.model_dump(mode="json", exclude=excluded)
     return dict(_values(settings, ""))
 
 
 def _values(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _values(entry, f"{path}.{key}" if path else str(key))
+            inner = f"{path}.{key}" if path else str(key)
+            yield from _values(entry, inner)
     elif path == "devices.types":
         yield path, _kinds(value)
     else:
@@ -79,10 +88,12 @@ def _kinds(kinds: Sequence[Mapping[str, Any]]) -> str:
     """Describe kinds of devices by what differs from the defaults."""
     descriptions: list[str] = []
     for kind in kinds:
-        words = [str(kind["count"] or "the rest"), kind["type"], "at", _text(kind["link"])]
+        count = str(kind["count"] or "the rest")
+        words = [count, kind["type"], "at", _text(kind["link"])]
         for key in ("max_width", "max_depth"):
-            if kind[key] not in (None, 1.0):
-                words.append(f"{key} {_text(kind[key])}")
+            limit = kind[key]
+            if limit not in (None, 1.0):
+                words.append(f"{key} {_text(limit)}")
         descriptions.append(" ".join(words))
     return "; ".join(descriptions)
 
@@ -101,10 +112,10 @@ def _text(value: Any) -> str:
 
 def as_markdown(
     experiment: Experiment,
-    rows: Sequence[Row],
+    rows: Rows,
     *,
     plots: Sequence[str] = (),
-    drawn: Collection[tuple[str, int]] = (),
+    drawn: Collection[Run] = (),
 ) -> str:
     """Write the table with everything that belongs to it.
 
@@ -118,15 +129,16 @@ def as_markdown(
     claims: list[ClaimResult] = []
     comparisons: list[ClaimResult] = []
     for result in judge(experiment, rows):
-        if result.by_seed:
-            kind = claims if result.claim.says else comparisons
-            kind.append(result)
+        if result.by_seed and result.claim.says:
+            claims.append(result)
+        elif result.by_seed:
+            comparisons.append(result)
     paragraphs = [
         *_head(experiment, rows),
         *_claim_section("Verdicts", claims, _judging(rows)),
         *_figure_section(experiment, rows),
         *_drawn(rows, drawn),
-        *(f"![{name}]({name})" for name in plots),
+        *map("![{0}]({0})".format, plots),
         *_claim_section("Also compared", comparisons),
         *_arm_section(experiment, rows),
         *_difference_section(experiment, rows),
@@ -137,19 +149,20 @@ def as_markdown(
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _head(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
-    arms = _arms(rows)
-    paper = f"Paper: <{experiment.url}>. " if experiment.url else ""
+def _head(experiment: Experiment, rows: Rows) -> Paragraphs:
+    scale = rows[0].scale
+    count = len(_arms(rows))
+    total = len(experiment.arms)
+    paper = ""
+    if experiment.url:
+        paper = f"Paper: <{experiment.url}>. "
     yield f"# {experiment.title}"
-    yield (
-        f"{paper}Scale: {rows[0].scale}. {len(arms)} of {len(experiment.arms)} arms run, which are "
-        "in this table."
-    )
+    yield f"{paper}Scale: {scale}. {count} of {total} arms run, which are in this table."
     for published, here in stand_ins(experiment, arms_of(rows)):
         yield (f"**{here} stands for {published}: published figures and claims are not about it.**")
 
 
-def _judging(rows: Sequence[Row]) -> str:
+def _judging(rows: Rows) -> str:
     words = (
         "By `ours` below, paired over the seeds: Student's interval of 95 % must lie beyond what "
         "is wanted."
@@ -157,7 +170,7 @@ def _judging(rows: Sequence[Row]) -> str:
     return f"{words} {stated_since(rows)}".rstrip()
 
 
-def stated_since(rows: Sequence[Row]) -> str:
+def stated_since(rows: Rows) -> str:
     """Say which runs are older than the statement that judges them; empty if none is."""
     now = statement_of(rows)
     runs = _runs(rows)
@@ -177,15 +190,17 @@ def stated_since(rows: Sequence[Row]) -> str:
             f"Runs of {', '.join(unstated)} are older than the statement of what is judged."
         )
     if earlier:
-        change = f"it was {', '.join(sorted(set(earlier)))}, and is {now}"
-        changed = f"{len(earlier)} of the {len(runs)} runs"
+        statements = ", ".join(sorted(set(earlier)))
+        change = f"it was {statements}, and is {now}"
+        count = len(earlier)
+        changed = f"{count} of the {len(runs)} runs"
         sentences.append(f"**What is stated was changed after {changed}: {change}.**")
     return " ".join(sentences)
 
 
-def _runs(rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
+def _runs(rows: Rows) -> dict[Run, Row]:
     """Return one row of each run, by arm and seed."""
-    runs: dict[tuple[str, int], Row] = {}
+    runs: dict[Run, Row] = {}
     for row in rows:
         runs[row.arm, row.seed] = row
     return runs
@@ -193,26 +208,34 @@ def _runs(rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
 
 def _arms(rows: Iterable[Row]) -> list[str]:
     """Return the names of the arms of rows, each once, in the order of the rows."""
-    return list(dict.fromkeys(row.arm for row in rows))
+    names = [row.arm for row in rows]
+    return list(dict.fromkeys(names))
 
 
-def _figure_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+def _figure_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     shown = figures(experiment, rows)
     yield "## Figures"
     yield _deciding(experiment, rows, shown)
     yield from _further_seeds(experiment, rows)
-    yield table_text([figure_cells(figure) for figure in shown])
+    yield table_text(list(map(figure_cells, shown)))
 
 
-def _deciding(experiment: Experiment, rows: Sequence[Row], shown: Sequence[Figure]) -> str:
+def _deciding(
+    experiment: Experiment,
+    rows: Rows,
+    shown: Figures,
+) -> str:
     """Say which figure decides."""
     count = experiment.decides[rows[0].scale]
-    decisive = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
+    decisive = "last evaluation"
+    if count > 1:
+        decisive = f"mean of the last {count} evaluations"
     words = f"`ours` is the {decisive}, or a figure that belongs to no round, such as a time."
     last_alone: list[str] = []
     for figure in shown:
-        if figure.last_alone and figure.arm.name not in last_alone:
-            last_alone.append(figure.arm.name)
+        name = figure.arm.name
+        if figure.last_alone and name not in last_alone:
+            last_alone.append(name)
     if count > 1 and last_alone:
         words += (
             f" Of {', '.join(last_alone)}, and in claims about them, it is the last one: no more "
@@ -221,34 +244,35 @@ def _deciding(experiment: Experiment, rows: Sequence[Row], shown: Sequence[Figur
     return words
 
 
-def _further_seeds(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+def _further_seeds(experiment: Experiment, rows: Rows) -> Paragraphs:
     stated = experiment.seeds[rows[0].scale]
-    further = sorted({*_seeds(rows)} - {*stated})
+    further = set(_seeds(rows)) - set(stated)
     if further:
         stated_text = ", ".join(map(str, stated))
-        further_text = ", ".join(map(str, further))
+        further_text = ", ".join(map(str, sorted(further)))
         yield (
             f"Figures are of all seeds that were run, verdicts of the stated ones ({stated_text}), "
             f"not of {further_text}."
         )
 
 
-def _seeds(rows: Sequence[Row]) -> list[int]:
+def _seeds(rows: Rows) -> list[int]:
     """Return the seeds of rows, sorted."""
     return sorted({row.seed for row in rows})
 
 
-def _drawn(rows: Sequence[Row], drawn: Collection[tuple[str, int]]) -> Iterator[str]:
+def _drawn(rows: Rows, drawn: Collection[Run]) -> Paragraphs:
     runs = _runs(rows).keys()
+    total = len(runs)
     count = len(runs & set(drawn))
-    if 0 < count < len(runs):
+    if 0 < count < total:
         yield (
-            f"The plots show {count} of the {len(runs)} runs: those whose curves are stored, as "
+            f"The plots show {count} of the {total} runs: those whose curves are stored, as "
             "they are now."
         )
 
 
-def _claim_section(title: str, results: Sequence[ClaimResult], *words: str) -> Iterator[str]:
+def _claim_section(title: str, results: Results, *words: str) -> Paragraphs:
     if not results:
         return
     yield f"## {title}"
@@ -263,68 +287,79 @@ def _claim_section(title: str, results: Sequence[ClaimResult], *words: str) -> I
     yield table_text(lines)
 
 
-def _arm_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+def _arm_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     yield "## Arms"
-    yield _listed(f"{arm}: {experiment.arm(arm).about}" for arm in _arms(rows))
+    lines = []
+    for name in _arms(rows):
+        arm = experiment.arm(name)
+        lines.append(f"{name}: {arm.about}")
+    yield _listed(lines)
 
 
-def _note_section(experiment: Experiment) -> Iterator[str]:
+def _note_section(experiment: Experiment) -> Paragraphs:
     if experiment.notes:
         yield "What no setting shows, at every scale:"
         yield _listed(experiment.notes)
 
 
-def _checked_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+def _checked_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     if experiment.checked and rows[0].scale == "small":
         yield "## What was checked of the runs that Shoal publishes"
         yield "They are in `docs/results`, of this scale; others may come out otherwise."
         yield from experiment.checked
 
 
-def _difference_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+def _difference_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     whole = "published protocol" if experiment.url else "whole one"
     yield f"## What differs from the {whole}"
     by_arm: dict[str, Sequence[Difference]] = {}
     for row in rows:
         arm = experiment.arm(row.arm)
         published = arm.config("paper", row.seed)
-        by_arm[row.arm] = differences(published, arm.config(row.scale, row.seed))
+        here = arm.config(row.scale, row.seed)
+        by_arm[row.arm] = differences(published, here)
     merged = grouped(by_arm)
     if not merged:
         yield f"Computed from the configurations: nothing. This is the {whole}."
         return
-    yield f"Computed from the configurations{'' if experiment.url else ' of the scale paper'}."
+    of_scale = "" if experiment.url else " of the scale paper"
+    yield f"Computed from the configurations{of_scale}."
     lines: list[dict[str, str]] = []
     for difference in merged:
-        lines.append(
-            {
-                "setting": f"`{difference.key}`",
-                "published": difference.published,
-                "here": difference.here,
-                "arms": ", ".join(difference.arms) or "all",
-            }
-        )
+        cells = {
+            "setting": f"`{difference.key}`",
+            "published": difference.published,
+            "here": difference.here,
+            "arms": ", ".join(difference.arms) or "all",
+        }
+        lines.append(cells)
     yield table_text(lines)
 
 
-def _run_section(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+def _run_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     """Yield the command that runs the table, and the time of each run."""
     runs = _runs(rows)
     yield "## Runs"
     yield f"    {_command(experiment, rows)}"
-    with_time = any(row.unit == "h" for row in rows)
-    yield table_text([_run_cells(row, with_time=with_time) for row in runs.values()])
-    total = duration_text(sum(row.seconds for row in runs.values()))
-    yield f"Real time of all rounds together: {total}."
-    yield _listed(dict.fromkeys(row.machine for row in rows))
+    with_time = "h" in {row.unit for row in rows}
+    cells = []
+    seconds = []
+    for row in runs.values():
+        cells.append(_run_cells(row, with_time=with_time))
+        seconds.append(row.seconds)
+    yield table_text(cells)
+    yield f"Real time of all rounds together: {duration_text(sum(seconds))}."
+    machines = [row.machine for row in rows]
+    yield _listed(dict.fromkeys(machines))
 
 
-def _command(experiment: Experiment, rows: Sequence[Row]) -> str:
+def _command(experiment: Experiment, rows: Rows) -> str:
     scale = rows[0].scale
     arms = _arms(rows)
     seeds = ",".join(map(str, _seeds(rows)))
     command = f"shoal reproduce {experiment.table} --scale {scale} --seeds {seeds}"
-    if set(arms) == {arm.name for arm in experiment.chosen(scale)}:
+    default_arms = [arm.name for arm in experiment.chosen(scale)]
+    if set(arms) == set(default_arms):
         return command
     return f"{command} --only {','.join(arms)}"
 

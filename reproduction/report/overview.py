@@ -70,12 +70,22 @@ def chart(counts: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def _bar(left: float, top: float, width: float, verdict: str) -> str:
+def _bar(
+    left: float,
+    top: float,
+    width: float,
+    verdict: str,
+) -> str:
     return (
         f'<rect x="{left:g}" y="{top:g}" width="{width:g}" height="22" '
         f'fill="{_COLOURS[verdict]}" stroke="#fff"/>'
     )
 
 
-def _text(x: float, y: float, words: str, anchor: str) -> str:
+def _text(
+    x: float,
+    y: float,
+    words: str,
+    anchor: str,
+) -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="#222">{words}</text>'

@@ -12,7 +12,7 @@ from pathlib import Path
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from reproduction.experiment import Experiment, Scale, stated
-from reproduction.figures import VERDICTS, judge
+from reproduction.figures import VERDICTS, Rows, judge
 from reproduction.report.cells import claim_cells, table_text
 from reproduction.report.drawing import draw
 from reproduction.report.markdown import as_markdown, stated_since
@@ -33,6 +33,10 @@ from reproduction.stored import (
 
 CURVES = ".curves.csv"
 """Ends the name of the file with a table's curves, from which its plots are made."""
+
+StoredRows = tuple[Row, ...]
+Group = tuple[str, list[Experiment]]
+"""A paper, and its tables."""
 
 _ABOUT = """# Results
 
@@ -74,14 +78,18 @@ def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
         DataError: if a stored table is damaged.
         StorageError: if a file cannot be written.
     """
-    rows_by_table: dict[str, tuple[Row, ...]] = {}
+    rows_by_table: dict[str, StoredRows] = {}
     # All are read before any is written, so that a damaged one changes nothing.
     for name in tables:
-        rows_by_table[name] = read_rows(folder / name / f"{name}.csv")
+        path = folder / name / f"{name}.csv"
+        rows_by_table[name] = read_rows(path)
     for name, experiment in tables.items():
-        rows_by_table[name] = _write_again(experiment, rows_by_table[name], folder / name)
+        rows = rows_by_table[name]
+        rows_by_table[name] = _write_again(experiment, rows, folder / name)
     papers = list(_by_paper(tables))
-    counts = [_count_verdicts(paper, group, rows_by_table) for paper, group in papers]
+    counts = []
+    for paper, group in papers:
+        counts.append(_count_verdicts(paper, group, rows_by_table))
     picture = f"![Claims by paper and verdict]({PICTURE})"
     paragraphs = [_ABOUT, picture, in_words(counts), table_text(counts), _VERDICTS]
     for paper, group in papers:
@@ -97,7 +105,11 @@ def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
     return path
 
 
-def _write_again(experiment: Experiment, rows: tuple[Row, ...], folder: Path) -> tuple[Row, ...]:
+def _write_again(
+    experiment: Experiment,
+    rows: StoredRows,
+    folder: Path,
+) -> StoredRows:
     """Write the files of a table from its rows; return the rows that what is stated now judges."""
     statement = statement_of(rows)
     if statement and statement != stated(experiment, rows[0].scale):
@@ -108,15 +120,21 @@ def _write_again(experiment: Experiment, rows: tuple[Row, ...], folder: Path) ->
     return rows
 
 
-def _by_paper(
-    tables: Mapping[str, Experiment],
-) -> Iterator[tuple[str, list[Experiment]]]:
-    for paper, group in groupby(tables.values(), key=lambda table: table.title.partition(",")[0]):
+def _by_paper(tables: Mapping[str, Experiment]) -> Iterator[Group]:
+    for paper, group in groupby(tables.values(), _paper_of):
         yield paper, list(group)
 
 
+def _paper_of(experiment: Experiment) -> str:
+    """Return the paper of a table, with which its title begins."""
+    paper, _, _ = experiment.title.partition(",")
+    return paper
+
+
 def _count_verdicts(
-    paper: str, group: Sequence[Experiment], rows_by_table: Mapping[str, Sequence[Row]]
+    paper: str,
+    group: Sequence[Experiment],
+    rows_by_table: Mapping[str, Rows],
 ) -> dict[str, str]:
     verdicts = Counter[str]()
     for experiment in group:
@@ -128,10 +146,11 @@ def _count_verdicts(
     return cells
 
 
-def _summary(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+def _summary(experiment: Experiment, rows: Rows) -> Iterator[str]:
     """Yield the paragraphs of a table on the page of all tables."""
-    title = experiment.title.partition(", ")[2]
-    yield f"### {title[0].upper()}{title[1:]}"
+    _, _, title = experiment.title.partition(", ")
+    capital = title[0].upper()
+    yield f"### {capital}{title[1:]}"
     yield " ".join(_run_sentences(experiment, rows))
     claims: list[dict[str, str]] = []
     for result in judge(experiment, rows):
@@ -145,11 +164,12 @@ def _summary(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
         yield from experiment.checked
 
 
-def _run_sentences(experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+def _run_sentences(experiment: Experiment, rows: Rows) -> Iterator[str]:
     """Yield what was run of a table, and where it is."""
     name = experiment.table
     if rows:
-        yield f"[{name}]({name}/{name}.md): {_extent(experiment, rows)}."
+        extent = _extent(experiment, rows)
+        yield f"[{name}]({name}/{name}.md): {extent}."
         since = stated_since(rows)
         if since:
             yield since
@@ -162,22 +182,28 @@ def _earlier_statements(tables: Iterable[str], folder: Path) -> list[str]:
     lines: list[str] = []
     for name in tables:
         links: list[str] = []
-        for path in sorted((folder / name).glob(f"{EARLIER}*")):
-            links.append(f"[{path.name}]({name}/{path.name}/{name}.md)")
+        own_folder = folder / name
+        for path in sorted(own_folder.glob(f"{EARLIER}*")):
+            earlier = path.name
+            links.append(f"[{earlier}]({name}/{earlier}/{name}.md)")
         if links:
             lines.append(f"- `{name}`: {', '.join(links)}")
-    return [_EARLIER_STATEMENTS, "\n".join(lines)] if lines else []
+    if not lines:
+        return []
+    return [_EARLIER_STATEMENTS, "\n".join(lines)]
 
 
-def _extent(experiment: Experiment, rows: Sequence[Row]) -> str:
+def _extent(experiment: Experiment, rows: Rows) -> str:
     """Return the scale of a table's rows, and how much of the table they are."""
     arms: set[str] = set()
     runs: set[tuple[str, int]] = set()
     for row in rows:
         arms.add(row.arm)
         runs.add((row.arm, row.seed))
-    share = f"{len(arms)} of {len(experiment.arms)} arms"
-    return f"scale {rows[0].scale}, {share}, {len(runs)} runs"
+    total = len(experiment.arms)
+    share = f"{len(arms)} of {total} arms"
+    scale = rows[0].scale
+    return f"scale {scale}, {share}, {len(runs)} runs"
 
 
 @dataclass(frozen=True)
@@ -185,11 +211,14 @@ class Written:
     """The files of a table (Markdown, figures, curves and plots), and the figures."""
 
     paths: tuple[Path, ...]
-    rows: tuple[Row, ...]
+    rows: StoredRows
 
 
 def write_table(
-    experiment: Experiment, scale: Scale, results: Sequence[ArmResult], folder: Path
+    experiment: Experiment,
+    scale: Scale,
+    results: Sequence[ArmResult],
+    folder: Path,
 ) -> Written:
     """Write the figures of complete runs, at least one, beside those that are there.
 
@@ -204,10 +233,8 @@ def write_table(
     curves = folder / f"{experiment.table}{CURVES}"
     # A run that is there once more replaces the earlier one in its place.
     rows: dict[tuple[str, int, str], Row] = {}
-    for row in (
-        *_rows_to_keep(experiment, scale, folder),
-        *rows_of(experiment, scale, results),
-    ):
+    kept = _rows_to_keep(experiment, scale, folder)
+    for row in (*kept, *rows_of(experiment, scale, results)):
         rows[row.arm, row.seed, row.figure] = row
     points: dict[tuple[str, int, int], Point] = {}
     for point in (*read_points(curves), *points_of(results)):
@@ -217,7 +244,11 @@ def write_table(
     return write_rows(experiment, tuple(rows.values()), folder)
 
 
-def _rows_to_keep(experiment: Experiment, scale: Scale, folder: Path) -> tuple[Row, ...]:
+def _rows_to_keep(
+    experiment: Experiment,
+    scale: Scale,
+    folder: Path,
+) -> StoredRows:
     """Read the figures that are there and stay; set files aside that new ones would replace.
 
     Raises:
@@ -232,14 +263,19 @@ def _rows_to_keep(experiment: Experiment, scale: Scale, folder: Path) -> tuple[R
         )
     statement = statement_of(rows)
     is_current = statement in {"", stated(experiment, scale)}
-    has_curves = (folder / f"{experiment.table}{CURVES}").exists()
+    curves = folder / f"{experiment.table}{CURVES}"
+    has_curves = curves.exists()
     # Without curves, the plots could not be drawn again.
     if not is_current or not has_curves:
         keep_earlier(folder, experiment.table)
     return rows if is_current else ()
 
 
-def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Written:
+def write_rows(
+    experiment: Experiment,
+    rows: Rows,
+    folder: Path,
+) -> Written:
     """Write a table from its figures and curves, with older plots that are there.
 
     Raises:
@@ -251,12 +287,13 @@ def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Wri
     draw(experiment, rows[0].scale, points, folder)
     drawn = {(point.arm, point.seed) for point in points}
     plots = sorted(folder.glob(f"{experiment.table}-*.png"))
+    names = [path.name for path in plots]
     table = folder / f"{experiment.table}.csv"
     write_atomically(table, as_csv(ordered).encode())
     text = as_markdown(
         experiment,
         ordered,
-        plots=[path.name for path in plots],
+        plots=names,
         drawn=drawn,
     )
     markdown = folder / f"{experiment.table}.md"
@@ -280,7 +317,9 @@ def keep_earlier(folder: Path, table: str) -> None:
         if not earlier.exists():
             break
     earlier.mkdir()
-    for path in [*folder.glob(f"{table}.*"), *folder.glob(f"{table}-*.png")]:
+    files = [*folder.glob(f"{table}.*")]
+    plots = [*folder.glob(f"{table}-*.png")]
+    for path in files + plots:
         path.replace(earlier / path.name)
 
 
@@ -294,5 +333,6 @@ def _in_order(experiment: Experiment, rows: Iterable[RowT]) -> tuple[RowT, ...]:
         rows_by_arm.setdefault(row.arm, []).append(row)
     ordered: list[RowT] = []
     for arm in experiment.arms:
-        ordered += sorted(rows_by_arm.get(arm.name, ()), key=lambda row: row.seed)
+        rows_of_arm = rows_by_arm.get(arm.name, ())
+        ordered += sorted(rows_of_arm, key=lambda row: row.seed)
     return tuple(ordered)

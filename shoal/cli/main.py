@@ -30,6 +30,27 @@ _OUTPUT_ERRORS = {errno.ENOSPC, errno.EIO, errno.EPIPE}
 """Errors of a file without a name that concern what a command prints."""
 
 
+_PANELS = {
+    "Train": ("demo", "init", "export", "export-mutual", "run", "up", "pause", "resume", "stop"),
+    "Fleet": ("status", "devices", "enroll", "renew", "revoke", "rollout", "view", "log", "advice"),
+    "Boards": ("device", "flash"),
+    "Results": (
+        "runs",
+        "rounds",
+        "versions",
+        "compare",
+        "promote",
+        "rollback",
+        "export-weights",
+        "track",
+        "backup",
+        "restore",
+    ),
+    "Research": ("simulate", "reproduce", "data", "bench"),
+}
+"""The commands in the order of `shoal --help`, by the panel that they stand in."""
+
+
 class CommandFolder(TyperGroup):
     """A group whose commands are the modules of `shoal.cli.commands`."""
 
@@ -38,6 +59,16 @@ class CommandFolder(TyperGroup):
         for module in pkgutil.iter_modules(shoal.cli.commands.__path__):
             name = module.name.replace("_", "-")
             self.commands[name] = TyperCommand(name)
+        for panel, names in _PANELS.items():
+            for name in names:
+                if name in self.commands:
+                    self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  (the framework's signature)
+        """Return the names of all commands in the order of their panels."""
+        in_panels = [name for names in _PANELS.values() for name in names]
+        others = sorted(self.commands.keys() - set(in_panels))
+        return [*filter(self.commands.__contains__, in_panels), *others]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command that has only its help, for the list of all; None if there is none.

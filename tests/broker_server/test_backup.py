@@ -3,12 +3,15 @@ it was.
 """
 
 import contextlib
+import errno
 import json
 import shutil
 import signal
 import sqlite3
 import sys
 import zipfile
+from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -318,3 +321,18 @@ def test_restore_never_overwrites(tmp_path):
     with pytest.raises(ConfigError, match="use another folder"):
         restore(tmp_path / "store.zip", tmp_path / "mine")
     assert (tmp_path / "mine" / "letter").read_text() == "dear"
+
+
+def test_a_file_system_without_links_gets_a_copy(tmp_path, monkeypatch):
+    """As exFAT and some network file systems, which answer a link with an error."""
+    digest = BlobStore(tmp_path / "store" / "blobs").put(b"weights")
+    Store(tmp_path / "store").close()
+
+    def refuse(link, _target):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(link))
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    assert back_up(tmp_path / "store", tmp_path / "store.zip", [user_signer()]) == 1
+    with ZipFile(tmp_path / "store.zip") as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(digest)]
+        assert archive.read(name) == b"weights"

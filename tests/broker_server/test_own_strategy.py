@@ -4,6 +4,7 @@ wrong with one is said in one line.
 
 import json
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -249,6 +250,23 @@ def test_reading_a_configuration_runs_nothing(tmp_path):
     request = RequestedSettings.from_config(FleetConfig.stored(json.dumps(document)))
     with pytest.raises(ConfigError, match=r"in strategy\.file, which a request cannot set"):
         grant(own, request)
+
+
+def test_a_server_is_not_started_with_a_strategy_that_fails(tmp_path):
+    """It says so in one line, and not when somebody asks for a run."""
+    (tmp_path / "mine.py").write_text("1 / 0\n")
+    (tmp_path / "fleet.toml").write_text(FLEET.format(file="mine.py"))
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", "up", "--config", "fleet.toml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == ConfigError.exit_code
+    assert "ZeroDivisionError: division by zero (line 1 of mine.py)" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.fixture

@@ -183,15 +183,22 @@ def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_p
 def test_an_operator_whose_clock_is_off_by_decades_still_revokes(
     folder, tmp_path, monkeypatch, ahead
 ):
-    """Numbers grow whatever the clock says, and fit where they are told."""
+    """Numbers grow whatever the clock says, and fit where they are told. Before this program was
+    written it makes no keys, but still revokes.
+    """
     pi = read_enrolment(enroll(folder, "pi-1"))
+    enroll(folder, "other", days=5)
     clock = SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic)
     with monkeypatch.context() as patched:
         for where in ("operator_key", "registry"):
             patched.setattr(f"broker_server.service.{where}.time", clock)
-        for _ in range(3):
-            enroll(folder, "other", days=5)
-    revoke(folder, "other")
+        if ahead < 0:
+            with pytest.raises(ConfigError, match="the clock of this machine"):
+                enroll(folder, "other", days=5)
+        else:
+            for _ in range(3):
+                enroll(folder, "other", days=5)
+        revoke(folder, "other")
     server = server_of(folder)
     told = dict(DeviceNotices(TOPICS).keys_due(server.group()))
     keys = KnownKeys(pi)

@@ -7,15 +7,22 @@ from models import infer_layout
 from tests.gallery import GALLERY, Model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-HEAD = """# Models
+HEAD = """# Models that can be cut
 
-What `tests/gallery` holds, and how Shoal cuts it: written by `python -m tests.gallery.table`. "Cut" means that the axes
-are proved, and that tests compare slices with the whole model, or the whole model with itself in another order where a
-norm couples its units. Orders: `25*a` is 25 maps of axis `a` one behind the
-other, `a*25` 25 entries for each of its units, `a/group` one map of each place in a group, `a + b` a concatenation.
-Whether a tier's graphs can be written depends on its operators as well; an export says so.
+This table lists sixty kinds of models and how Shoal cuts them. `python -m tests.gallery.table` writes it from the models of
+`tests/gallery`. The [model zoo](zoo.md) lists the architectures that come with Shoal.
 
-| model | what | orders beside the plain one | source |
+"Cut" means that Shoal proves the axes, and that tests compare slices with the whole model, or the whole model with a permuted one
+if a norm couples its units. "Refused" models have units that are not interchangeable. An export can still refuse an operator.
+
+| Order | Meaning |
+|---|---|
+| `25*a` | 25 maps of axis `a`, one behind the other |
+| `a*25` | 25 entries for each unit of `a` |
+| `a/group` | one map of each place in a group |
+| `a + b` | a concatenation |
+
+| Model | Description | Orders beside the plain one | Source |
 |---|---|---|---|
 """
 

@@ -12,7 +12,8 @@ from matplotlib.image import imread
 from scipy import stats
 
 from fleet_protocol.errors import ConfigError, DataError
-from reproduction.figures import figures, judge, mean_and_spread, to_json
+from reproduction.figures import figures, judge, mean_and_spread
+from reproduction.figures_json import to_json
 from reproduction.measures import (
     GLOBAL,
     LOCAL,

@@ -1,4 +1,7 @@
-"""Show what to do next about a run, with the evidence."""
+"""Show what to do next about a run, with the evidence.
+
+Example: shoal advice --watch
+"""
 
 from typing import TYPE_CHECKING, Any
 

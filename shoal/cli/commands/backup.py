@@ -1,4 +1,7 @@
-"""Write a store to one file, with your signature; its server may keep running."""
+"""Write a store to one signed file; its server may keep running.
+
+Example: shoal backup store store.zip
+"""
 
 from pathlib import Path
 from typing import Annotated

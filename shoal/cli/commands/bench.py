@@ -1,4 +1,7 @@
-"""Measure how a server bears many devices."""
+"""Load-test a server with many light devices.
+
+Example: shoal bench fleet --devices 200
+"""
 
 from dataclasses import asdict, dataclass
 
@@ -45,7 +48,10 @@ class _Options(FleetBench):
 @app.command("fleet")
 @grouped(_Options, _OPTIONS)
 def _fleet(options: _Options) -> None:
-    """Rounds of many light devices, beside the bare exchange of the same bytes by one broker."""
+    """Measure rounds of many light devices, beside a bare exchange of the same bytes.
+
+    Example: shoal bench fleet --devices 200 --rounds 5
+    """
     with needs("server"):
         from shoal.bench.fleet import bench_fleet
 

@@ -1,7 +1,7 @@
 """Show runs side by side: settings that differ, and the score of each version.
 
-A run is named by its id or the beginning of it, `newest`, the folder of a store or of a simulation
-(its newest run), or FOLDER:RUN.
+Name a run by its id or the beginning of it, by `newest`, by the folder of a store or of a
+simulation (its newest run), or by FOLDER:RUN.
 
 Example: shoal compare runs/fedavg runs/fedrolex --plot methods.png
 """

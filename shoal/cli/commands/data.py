@@ -1,4 +1,7 @@
-"""Fetch data sets that are not shipped."""
+"""Download data sets that do not come with Shoal.
+
+Example: shoal data fetch mnist
+"""
 
 import os
 from pathlib import Path
@@ -23,7 +26,10 @@ def _fetch(
         Path | None, typer.Option(help="Folder; by default what SHOAL_DATA names.")
     ] = None,
 ) -> None:
-    """Download a data set and verify its checksums."""
+    """Download a data set and verify its checksums.
+
+    Example: shoal data fetch mnist
+    """
     from simulation.data.fetch import fetch
 
     folder = to or (Path(os.environ["SHOAL_DATA"]) if os.environ.get("SHOAL_DATA") else None)

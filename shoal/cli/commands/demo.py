@@ -1,4 +1,7 @@
-"""Train a small fleet on this machine, compare it with its baselines, and write a report."""
+"""Train a small fleet on this machine, compare it with its baselines, and write a report.
+
+Example: shoal demo --rounds 5
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

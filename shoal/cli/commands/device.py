@@ -1,4 +1,7 @@
-"""Run the agent on this board, find what ails it, let its model predict, or measure training."""
+"""Run the agent on this board, diagnose it, predict with its model, or measure training.
+
+Example: shoal device run
+"""
 
 import sys
 from pathlib import Path
@@ -22,17 +25,19 @@ def _run(
     config: DeviceFile = DEVICE_FILE,
     enrolment: Enrolment = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show warnings and errors alone.")
+        bool, typer.Option("--quiet", "-q", help="Show only warnings and errors.")
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Log every event in a line of its own."),
+        typer.Option("--verbose", "-v", help="Log each event in its own line."),
     ] = False,
 ) -> None:
-    """Connect to the fleet's broker and train what the server asks for, until stopped.
+    """Connect to the fleet's broker and train tasks of the server, until stopped.
 
-    On a terminal one line shows what the board does; elsewhere every event is a line on standard
+    On a terminal one line shows the current state; elsewhere the agent logs each event to standard
     error.
+
+    Example: shoal device run --config device.toml
     """
     with needs("device"):
         from device_runtime.main import run_device
@@ -50,9 +55,11 @@ def _predict(
     enrolment: Enrolment = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let this board's model judge samples: its own, or the newest that the fleet sent.
+    """Predict samples with this board's model: its own, or the newest that the fleet sent.
 
     No network is needed.
+
+    Example: shoal device predict --data image.png
     """
     with needs("device"):
         from device_runtime.main import predict_file
@@ -66,9 +73,11 @@ def _doctor(
     enrolment: Enrolment = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at all that may keep this board from training, and say what to do.
+    """Examine everything that can keep this board from training, and name the remedies.
 
-    Ends with 0 unless something failed; then with the exit code of the first failure.
+    The exit code is 0, or that of the first failure.
+
+    Example: shoal device doctor
     """
     from dataclasses import asdict
 
@@ -103,9 +112,11 @@ def _bench(
     batch: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what training costs on this board, with a row in Markdown for each artifact set.
+    """Measure the cost of training on this board, with a row in Markdown for each artifact set.
 
-    Times are of the processor, one thread, but for `wall`; nothing is connected to.
+    Times are processor times of one thread, except `wall`. The command needs no network.
+
+    Example: shoal device bench artifacts/conv
     """
     from dataclasses import asdict
 

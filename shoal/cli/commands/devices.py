@@ -1,4 +1,7 @@
-"""List the devices that were ever seen, release one from quarantine, or let one predict."""
+"""List all devices that a server has seen, release one from quarantine, or let one predict.
+
+Example: shoal devices --watch
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,7 +41,10 @@ def _release(
     url: PageUrl = "",
     run: RunId = None,
 ) -> None:
-    """Let a device take part again whose updates were refused too often."""
+    """Release a device from quarantine, so that the next round can select it.
+
+    Example: shoal devices release attic
+    """
     with needs("server"):
         from shoal.sources import open_source
 
@@ -56,9 +62,11 @@ def _predict(
     seconds: Annotated[float, typer.Option(min=1, max=300, help="To wait for the board.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Let a board's model judge samples, over the fleet's broker.
+    """Predict samples with a board's model, over the fleet's broker.
 
-    [predict] of its device.toml says that it may.
+    The predict table of the board's device.toml must allow it.
+
+    Example: shoal devices predict attic --data samples.npy
     """
     with needs("server"):
         from shoal.cli.serving import predict_at, read_fleet

@@ -1,4 +1,7 @@
-"""Make a device a member of a fleet: write its secret file, and a configuration to begin with."""
+"""Add a device to a fleet: write its secret file, and a configuration to begin with.
+
+Example: shoal enroll attic
+"""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,6 +1,8 @@
-"""Lower the training step of an architecture for each tier, check it, and publish the sets.
+"""Export a model for training on boards: check each tier's graphs, and publish its artifact set.
 
-Each graph is compared with PyTorch.
+The exporter compares each graph with PyTorch.
+
+Example: shoal export --models model.py --arch model --widths 1,0.5,0.25
 """
 
 from collections.abc import Sequence
@@ -13,13 +15,8 @@ import typer
 
 from fleet_protocol.errors import ConfigError
 from shoal.cli.common import AsJson, ModelsFile, Settings
-from shoal.cli.console import (
-    bytes_text,
-    count_text,
-    error_console,
-    print_json,
-    print_rows,
-)
+from shoal.cli.console import error_console
+from shoal.cli.export_tables import print_cuts, print_replacements, print_reports
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from fleet_protocol.recipe import RecipeTable
     from models.layout import Layout
     from models.tier import Tier
-    from models.zoo.conversion import Replacement
-    from trainer_export.artifact_set import TierReport
     from trainer_export.start import Start
     from trainer_export.tier_set import Format
 
@@ -37,74 +32,110 @@ if TYPE_CHECKING:
 class _Options:
     arch: Annotated[
         str,
-        typer.Option(help="Name of the architecture: one of the zoo, or of --models."),
+        typer.Option(
+            help="Name of the architecture: one of the zoo, or of --models.",
+            rich_help_panel="Model",
+        ),
     ]
-    widths: Annotated[str, typer.Option(help="Width ratios, for example 1,0.5,1/16.")] = "1"
+    widths: Annotated[
+        str, typer.Option(help="Width ratios, for example 1,0.5,1/16.", rich_help_panel="Tiers")
+    ] = "1"
     depths: Annotated[
         str,
-        typer.Option(help="Depths in blocks, for example 2,4; by default the full depth."),
+        typer.Option(
+            help="Depths in blocks, for example 2,4; by default the full depth.",
+            rich_help_panel="Tiers",
+        ),
     ] = ""
-    out: Annotated[Path, typer.Option(help="Artifact folder.")] = Path("artifacts")
+    out: Annotated[Path, typer.Option(help="Artifact folder.", rich_help_panel="Output")] = Path(
+        "artifacts"
+    )
     models: ModelsFile = None
     settings: Annotated[
         Settings,
-        typer.Option("--set", help="Setting of the architecture, for example channels=32,64."),
+        typer.Option(
+            "--set",
+            help="Setting of the architecture, for example channels=32,64.",
+            rich_help_panel="Model",
+        ),
     ] = None
     heads: Annotated[
         Settings,
         typer.Option(
             "--head",
-            help="Labels of a tier with a head of its own, for example w1.00-d2=5.",
+            help="Labels of a tier with its own head, for example w1.00-d2=5.",
+            rich_help_panel="Model",
         ),
     ] = None
     formats: Annotated[
         str,
         typer.Option(
             help="Any of onnx, ort-training and executorch; by default onnx and, if installed, "
-            "ort-training."
+            "ort-training.",
+            rich_help_panel="Output",
         ),
     ] = ""
     recipe: Annotated[
         Path | None,
         typer.Option(
-            help="A fleet.toml or sim.toml whose [model.recipe] counts where no option does."
+            help="A fleet.toml or sim.toml whose model.recipe counts where no option does.",
+            rich_help_panel="Recipe",
         ),
     ] = None
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam, adamw; by default sgd.")] = None
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, adam, adamw; by default sgd.", rich_help_panel="Recipe")
+    ] = None
     optimizer_set: Annotated[
-        Settings, typer.Option(help="Number of the optimizer, for example beta1=0.95.")
+        Settings,
+        typer.Option(
+            help="Number of the optimizer, for example beta1=0.95.", rich_help_panel="Recipe"
+        ),
     ] = None
     loss: Annotated[
         str | None,
-        typer.Option(help="What is made small; by default masked-cross-entropy."),
+        typer.Option(
+            help="Loss to minimise; by default masked-cross-entropy.", rich_help_panel="Recipe"
+        ),
     ] = None
     loss_set: Annotated[
-        Settings, typer.Option(help="Number of the loss, for example delta=0.5.")
+        Settings,
+        typer.Option(help="Number of the loss, for example delta=0.5.", rich_help_panel="Recipe"),
     ] = None
     momentum: Annotated[
-        float | None, typer.Option(help="SGD momentum, by default 0.9; 0 for none.")
+        float | None,
+        typer.Option(help="SGD momentum, by default 0.9; 0 for none.", rich_help_panel="Recipe"),
     ] = None
     weight_decay: Annotated[
-        float | None, typer.Option(help="Weight decay, by default the optimizer's.")
+        float | None,
+        typer.Option(help="Weight decay, by default the optimizer's.", rich_help_panel="Recipe"),
     ] = None
     clip_norm: Annotated[
         float | None,
-        typer.Option(help="Bound of the global gradient norm, by default 1; 0 for none."),
+        typer.Option(
+            help="Bound of the global gradient norm, by default 1; 0 for none.",
+            rich_help_panel="Recipe",
+        ),
     ] = None
     clip_value: Annotated[
         float | None,
-        typer.Option(help="Bound of each entry of the gradient, before that of its norm."),
+        typer.Option(
+            help="Bound of each entry of the gradient, before that of its norm.",
+            rich_help_panel="Recipe",
+        ),
     ] = None
     accumulate: Annotated[
         bool,
         typer.Option(
             "--accumulate",
-            help="Let devices take a batch in pieces ([train] micro_batch).",
+            help="Let devices take a batch in pieces (micro_batch of the train table).",
+            rich_help_panel="Recipe",
         ),
     ] = False
     proximal: Annotated[
         bool,
-        typer.Option("--proximal", help="Add the proximal term that FedProx needs."),
+        typer.Option(
+            "--proximal", help="Add the proximal term that FedProx needs.", rich_help_panel="Recipe"
+        ),
     ] = False
     convert: Annotated[
         bool,
@@ -112,42 +143,63 @@ class _Options:
             "--convert/--no-convert",
             help="Replace batch norm, dropout, fused attention and in-place activations by what "
             "exports, and say which; --no-convert refuses them.",
+            rich_help_panel="Model",
         ),
     ] = True
     metrics: Annotated[
         str,
-        typer.Option(help="What evaluations report beside the loss, for example f1,perplexity."),
+        typer.Option(
+            help="Metrics of evaluations beside the loss, for example f1,perplexity.",
+            rich_help_panel="Recipe",
+        ),
     ] = ""
     explain: Annotated[
         bool,
         typer.Option(
             "--explain",
             help="List how each tensor is cut in each tier, and export nothing.",
+            rich_help_panel="Tiers",
         ),
     ] = False
-    seed: Annotated[int, typer.Option(help="Seed of the initial global weights.")] = 0
+    seed: Annotated[
+        int, typer.Option(help="Seed of the initial global weights.", rich_help_panel="Start")
+    ] = 0
     add: Annotated[
         bool,
-        typer.Option("--add", help="Keep the tiers that are there beside those asked for."),
+        typer.Option(
+            "--add",
+            help="Keep the tiers that are there beside those asked for.",
+            rich_help_panel="Tiers",
+        ),
     ] = False
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Drop the tiers that are there and not asked for."),
+        typer.Option(
+            "--replace",
+            help="Drop the tiers that are there and not asked for.",
+            rich_help_panel="Tiers",
+        ),
     ] = False
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Tiers at a time; by default as many as cores and 1.5 GB allow."),
+        typer.Option(
+            min=1,
+            help="Tiers at a time; by default as many as cores and 1.5 GB allow.",
+            rich_help_panel="Output",
+        ),
     ] = None
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Start from a .safetensors, .pt or .bin file, or a store's newest version."
+            help="Start from a .safetensors, .pt or .bin file, or a store's newest version.",
+            rich_help_panel="Start",
         ),
     ] = None
     start_name: Annotated[
         Settings,
         typer.Option(
-            help="What a tensor there is called here, THEIRS=OURS, for example 'model.*=*'."
+            help="Name of a tensor of --start in this model, THEIRS=OURS, for example 'model.*=*'.",
+            rich_help_panel="Start",
         ),
     ] = None
     start_partial: Annotated[
@@ -155,6 +207,7 @@ class _Options:
         typer.Option(
             "--start-partial",
             help="Take of --start what fits, and leave the rest as it is drawn.",
+            rich_help_panel="Start",
         ),
     ] = False
     as_json: AsJson = False
@@ -184,11 +237,11 @@ def _export(options: _Options) -> None:
         from models.zoo.conversion import convert_where_needed
 
         architecture, replacements = convert_where_needed(architecture, settings)
-        _print_replacements(replacements, as_json=options.as_json)
+        print_replacements(replacements, as_json=options.as_json)
     layout = infer_layout(architecture, settings)
     tiers = _tiers(options, layout)
     if options.explain:
-        _print_cuts(layout, tiers, as_json=options.as_json)
+        print_cuts(layout, tiers, as_json=options.as_json)
         return
     heads = parse_heads("--head", options.heads or [])
     recipe = Recipe.of(_recipe(options), registry.own)
@@ -212,7 +265,7 @@ def _export(options: _Options) -> None:
             jobs=options.jobs,
             start=_start(options),
         )
-    _print_reports(reports, f"{options.arch} in {options.out}", as_json=options.as_json)
+    print_reports(reports, f"{options.arch} in {options.out}", as_json=options.as_json)
 
 
 def _formats(text: str, known: "Sequence[Format]") -> "tuple[Format, ...] | None":
@@ -262,54 +315,6 @@ def _start(options: _Options) -> "Start | None":
     return Start(tensors, str(options.start), names, options.start_partial)
 
 
-def _print_cuts(layout: "Layout", tiers: "Sequence[Tier]", *, as_json: bool) -> None:
-    """Print how each tensor is cut, and its shape in each tier."""
-    shapes = {tier.id: layout.shapes(tier) for tier in tiers}
-    rows = []
-    for parameter in layout.parameters:
-        axes = [str(dim) if layout.is_cut(dim) else "-" for dim in parameter.dims]
-        row: dict[str, object] = {
-            "tensor": parameter.name,
-            "block": parameter.block,
-            "cut along": axes,
-            "whole": list(parameter.shape),
-        }
-        for tier, tier_shapes in shapes.items():
-            shape = tier_shapes.get(parameter.name)
-            row[tier] = None if shape is None else list(shape)
-        rows.append(row)
-    if as_json:
-        print_json(rows)
-        return
-    cells = []
-    for row in rows:
-        cells.append({column: _cell(value) for column, value in row.items()})
-    print_rows(f"{layout.arch}: how it is cut", cells, empty="there are no parameters")
-
-
-def _cell(value: object) -> str:
-    """Return a value of a row as text."""
-    if isinstance(value, list):
-        return " x ".join(map(str, value))
-    return "" if value is None else str(value)
-
-
-def _print_replacements(replacements: "Sequence[Replacement]", *, as_json: bool) -> None:
-    """Print which modules were converted; beside JSON on standard error."""
-    rows = []
-    for replacement in replacements:
-        module = replacement.path or "(the model itself)"
-        rows.append({"module": module, "was": replacement.old, "is now": replacement.new})
-    if as_json:
-        for row in rows:
-            error_console().print(
-                f"{row['module']}: {row['was']} is now {row['is now']}", soft_wrap=True
-            )
-        return
-    if rows:
-        print_rows("converted", rows, empty="")
-
-
 def _recipe(options: _Options) -> "RecipeTable":
     """Return the recipe of a configuration, if any, with the changes that options make."""
     from fleet_protocol.recipe import Part
@@ -347,33 +352,3 @@ def _numbers(option: str, assignments: list[str]) -> dict[str, Any]:
     for key, value in parse_settings(option, assignments).items():
         numbers[key] = list(value) if isinstance(value, tuple) else value
     return numbers
-
-
-def _print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool) -> None:
-    """Print what was exported for each tier."""
-    if as_json:
-        records = []
-        for report in reports:
-            skipped = dict(report.skipped)
-            records.append({**vars(report), "tier": report.tier.id, "skipped": skipped})
-        print_json(records)
-        return
-    print_rows(title, [_report_row(report) for report in reports], empty="nothing was exported")
-    reasons: dict[str, str] = {}
-    for report in reports:
-        reasons |= report.skipped
-    for name, reason in reasons.items():
-        error_console().print(f"[yellow]{name} was skipped:[/] {reason}", soft_wrap=True)
-
-
-def _report_row(report: "TierReport") -> dict[str, str]:
-    """Return the cells of a tier."""
-    return {
-        "tier": report.tier.id,
-        "parameters": f"{report.parameters:,}",
-        "FLOPs/sample": count_text(report.flops_per_sample),
-        "graphs": bytes_text(report.graph_bytes),
-        "peak training memory": bytes_text(report.peak_memory_bytes),
-        "worst deviation": f"{report.worst_deviation:.1e}",
-        "made": "before, taken as it is" if report.taken else "now",
-    }

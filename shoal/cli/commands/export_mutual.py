@@ -1,6 +1,8 @@
-"""Lower the step in which two models teach each other, check it, and publish one set (FML).
+"""Export the step in which two models teach each other (FML), check it, and publish one set.
 
-Each graph is compared with PyTorch.
+The exporter compares each graph with PyTorch.
+
+Example: shoal export-mutual --meme conv --personal lenet5
 """
 
 from dataclasses import dataclass
@@ -23,60 +25,92 @@ if TYPE_CHECKING:
 class _Options:
     meme: Annotated[
         str,
-        typer.Option(help="Architecture of the fleet's model, or of what shares its trunk."),
+        typer.Option(
+            help="Architecture of the fleet's model, or of what shares its trunk.",
+            rich_help_panel="Model",
+        ),
     ]
     personal: Annotated[
-        str, typer.Option(help="Architecture of the model that stays on the board.")
+        str,
+        typer.Option(
+            help="Architecture of the model that stays on the board.", rich_help_panel="Model"
+        ),
     ]
     settings: Annotated[
         Settings,
         typer.Option(
             "--set",
             help="Setting of both, for example input_shape=1,28,28 or classes=10.",
+            rich_help_panel="Model",
         ),
     ] = None
     meme_settings: Annotated[
-        Settings, typer.Option("--meme-set", help="Setting of the fleet's model alone.")
+        Settings,
+        typer.Option(
+            "--meme-set", help="Setting of only the fleet's model.", rich_help_panel="Model"
+        ),
     ] = None
     personal_settings: Annotated[
         Settings,
-        typer.Option("--personal-set", help="Setting of the personal model alone."),
+        typer.Option(
+            "--personal-set", help="Setting of only the personal model.", rich_help_panel="Model"
+        ),
     ] = None
     meme_width: Annotated[
         float,
-        typer.Option(help="Width of the fleet's model; FML trains the whole of it."),
+        typer.Option(
+            help="Width of the fleet's model; FML trains the whole of it.", rich_help_panel="Tiers"
+        ),
     ] = 1.0
-    meme_depth: Annotated[int | None, typer.Option(help="Its depth in blocks; by default all.")] = (
-        None
-    )
-    personal_width: Annotated[float, typer.Option(help="Width of the personal model.")] = 1.0
+    meme_depth: Annotated[
+        int | None,
+        typer.Option(help="Its depth in blocks; by default all.", rich_help_panel="Tiers"),
+    ] = None
+    personal_width: Annotated[
+        float, typer.Option(help="Width of the personal model.", rich_help_panel="Tiers")
+    ] = 1.0
     personal_depth: Annotated[
-        int | None, typer.Option(help="Its depth in blocks; by default all.")
+        int | None,
+        typer.Option(help="Its depth in blocks; by default all.", rich_help_panel="Tiers"),
     ] = None
     adaptor: Annotated[
         str,
         typer.Option(
             help="Parts of the meme that start and stay on the board, for example head: blocks or "
             "modules by path. "
-            "Needed where they have another shape than in the fleet's model."
+            "Needed where they have another shape than in the fleet's model.",
+            rich_help_panel="Model",
         ),
     ] = ""
-    out: Annotated[Path, typer.Option(help="Folder of the mutual sets.")] = Path("sets")
+    out: Annotated[
+        Path, typer.Option(help="Folder of the mutual sets.", rich_help_panel="Output")
+    ] = Path("sets")
     name: Annotated[
         str,
         typer.Option(
-            help="Folder under it, whose former sets are replaced; by default MEME+PERSONAL."
+            help="Folder under it, whose former sets are replaced; by default MEME+PERSONAL.",
+            rich_help_panel="Model",
         ),
     ] = ""
     models: ModelsFile = None
-    momentum: Annotated[float, typer.Option(help="SGD momentum of both models; 0 for none.")] = 0.9
-    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 5e-4
+    momentum: Annotated[
+        float,
+        typer.Option(help="SGD momentum of both models; 0 for none.", rich_help_panel="Recipe"),
+    ] = 0.9
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.", rich_help_panel="Recipe")] = (
+        5e-4
+    )
     clip_norm: Annotated[
-        float, typer.Option(help="Bound of each model's gradient norm; 0 for none.")
+        float,
+        typer.Option(
+            help="Bound of each model's gradient norm; 0 for none.", rich_help_panel="Recipe"
+        ),
     ] = 1.0
     seed: Annotated[
         int,
-        typer.Option(help="Seed of the first weights of personal model and adaptor."),
+        typer.Option(
+            help="Seed of the first weights of personal model and adaptor.", rich_help_panel="Start"
+        ),
     ] = 0
     as_json: AsJson = False
 

@@ -1,4 +1,7 @@
-"""Write a global version to a file."""
+"""Write a global version to a file, and print the lines of Python that load it.
+
+Example: shoal export-weights --best --format torch --out model.pt
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Make boards from one flash.toml: an image, a bundle, a Debian package, or a first start."""
+"""Make boards from one flash.toml: an image, a bundle, a Debian package, or a first start.
+
+Example: shoal flash image --config flash.toml --to /dev/sdb
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +22,13 @@ from shoal.flash.writer import Disk
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-Config = Annotated[Path, typer.Option(help="What the board is to be, flash.toml.")]
+Config = Annotated[Path, typer.Option(help="Description of the board, flash.toml.")]
 Out = Annotated[Path | None, typer.Option(help="File to write; by default named after the board.")]
 _WHEELS_HELP = "Folder to keep wheels in; by default in the user's cache."
 Wheels = Annotated[Path | None, typer.Option(help=_WHEELS_HELP)]
 
 _CARD_OPTIONS = {
-    "config": typer.Option(help="What the board is to be, flash.toml."),
+    "config": typer.Option(help="Description of the board, flash.toml."),
     "out": typer.Option(help="The image, .img or .img.zst; by default named after the board."),
     "lock": typer.Option(help="Packages by digest: taken from there, or written for next time."),
     "image": typer.Option(help="An .img that is there, for --to; nothing is built."),
@@ -35,7 +38,7 @@ _CARD_OPTIONS = {
     "wheels": typer.Option(help=_WHEELS_HELP),
 }
 _BATCH_OPTIONS = {
-    "config": typer.Option(help="What the boards are to be, flash.toml."),
+    "config": typer.Option(help="Description of the boards, flash.toml."),
     "boot": typer.Option(help="Folder where the card's boot partition is mounted."),
     "image": typer.Option(help="A system's .img or .img.xz, seeded into a copy."),
     "out": typer.Option(help="The copy; with --fleet a folder."),
@@ -47,7 +50,10 @@ _BATCH_OPTIONS = {
 
 @app.command("bundle")
 def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = None) -> None:
-    """A tar for Jetson (JetPack 6) and any 64-bit Linux, with install.sh."""
+    """Write a tar for Jetson (JetPack 6) and any 64-bit Linux, with install.sh.
+
+    Example: shoal flash bundle --config flash.toml
+    """
     board = load_flash_config(config)
     path = out or Path(f"shoal-{board.host}.tar")
     data = bundle(board, pack_runtime(board, wheels))
@@ -62,7 +68,10 @@ def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels
 
 @app.command("deb")
 def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = None) -> None:
-    """A Debian package for boards of one kind; each board's key is copied to it beside."""
+    """Write a Debian package for boards of one kind; copy each board's key separately.
+
+    Example: shoal flash deb --config flash.toml
+    """
     board = load_flash_config(config)
     path = out or Path(f"shoal-device_{ARCHITECTURES[board.target.machine]}.deb")
     data = debian_package(board, wheels)
@@ -75,10 +84,12 @@ def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = 
 @app.command("seed")
 @grouped(Batch, _BATCH_OPTIONS)
 def _seed(batch: Batch) -> None:
-    """The first start of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi, Shoal.
+    """Prepare the first start of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi, Shoal.
 
-    A fleet without --image gets a folder for each card, for the boot partition of a system that has
-    cloud-init.
+    Without --image, --fleet writes a folder for each card, for the boot partition of a system that
+    has cloud-init.
+
+    Example: shoal flash seed --config flash.toml --boot /media/bootfs
     """
     for line in seed_all(batch):
         say(line)
@@ -87,9 +98,11 @@ def _seed(batch: Batch) -> None:
 @app.command("image")
 @grouped(Card, _CARD_OPTIONS)
 def _image(card: Card) -> None:
-    """A card that starts by itself, built from Debian's arm64 packages without root.
+    """Build the image of a card that starts by itself from Debian's arm64 packages, without root.
 
     --to writes it to a card.
+
+    Example: shoal flash image --config flash.toml --out attic.img
     """
     with Progress(
         console=error_console(), transient=True, disable=not error_console().is_terminal

@@ -1,7 +1,9 @@
 """Make a folder for a fleet with identities, or for a model and data (--template).
 
-The server of such a fleet starts an installed Mosquitto (--host), or uses a broker of your own
-(--broker), for which files are written.
+The server of such a fleet starts an installed Mosquitto (--host), or uses your own broker
+(--broker), for which the command writes files.
+
+Example: shoal init garden --host 192.168.1.10
 """
 
 from pathlib import Path
@@ -137,8 +139,8 @@ def _init(
     broker: Annotated[
         str,
         typer.Option(
-            help="mosquitto (the server starts an installed one), mqtts://host:port of a Mosquitto "
-            "of your own, or emqx (on the host); for the latter two with files for its host."
+            help="mosquitto (the server starts an installed one), mqtts://host:port of your "
+            "own Mosquitto, or emqx (on the host); the last two get files for their host."
         ),
     ] = "mosquitto",
 ) -> None:

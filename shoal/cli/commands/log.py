@@ -1,4 +1,7 @@
-"""Show what the server noted."""
+"""Show the lines that a server logged.
+
+Example: shoal log --without update-received --follow
+"""
 
 from typing import Annotated
 

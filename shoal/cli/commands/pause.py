@@ -1,4 +1,7 @@
-"""Hold the run in progress after the round it is in."""
+"""Pause the run in progress after its current round.
+
+Example: shoal pause
+"""
 
 from collections.abc import Callable
 from typing import Literal

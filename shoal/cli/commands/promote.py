@@ -1,4 +1,7 @@
-"""Make a global version the one that export-weights takes; its weights are kept."""
+"""Select a global version as the one that export-weights takes, and keep its weights.
+
+Example: shoal promote 42
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Literal

@@ -1,4 +1,7 @@
-"""Let the enrolments of devices end later; who is connected hears it, and need not be touched."""
+"""Extend the enrolments of devices; connected devices receive them over the broker.
+
+Example: shoal renew --days 365
+"""
 
 import time
 from collections.abc import Mapping

@@ -1,6 +1,8 @@
-"""Run a table of a paper, and write published figures beside ours with a verdict for each claim.
+"""Run a table of a paper, and judge each of its claims by figures from this code.
 
-Given again, the command goes on where it was stopped; arms that are complete are not run again.
+The same command resumes a table that was stopped; it does not repeat complete arms.
+
+Example: shoal reproduce fedrolex-3 --scale small --out results
 """
 
 import math
@@ -59,7 +61,7 @@ class _Options:
         int, typer.Option(min=0, help="Processes or actors; 0 for one per core.")
     ] = 0
     backend: Annotated[str, typer.Option(help="onnx or torch.")] = "onnx"
-    device: Annotated[str, typer.Option(help="Of the torch backend: cpu or cuda.")] = "cpu"
+    device: Annotated[str, typer.Option(help="Device of the torch backend: cpu or cuda.")] = "cpu"
     group: Annotated[
         int, typer.Option(min=1, help="Devices that the torch backend trains together.")
     ] = 1
@@ -207,7 +209,7 @@ def _report(
 
 def _records(experiment: "Experiment", scale: "Scale", written: "Written") -> list[dict[str, Any]]:
     """Return the figures and claims of a table as records."""
-    from reproduction.figures import to_json
+    from reproduction.figures_json import to_json
 
     table = to_json(experiment, written.rows)
     about = {

@@ -1,4 +1,7 @@
-"""Make a store from a file of `shoal backup`, after checking its signature and contents."""
+"""Make a store from a file of `shoal backup`, after checking its signature and contents.
+
+Example: shoal restore store.zip store
+"""
 
 import contextlib
 from pathlib import Path

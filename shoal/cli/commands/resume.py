@@ -1,4 +1,7 @@
-"""Go on with a run that is held."""
+"""Resume a run that is paused.
+
+Example: shoal resume
+"""
 
 from shoal.cli.commands.pause import steering
 

@@ -1,4 +1,7 @@
-"""Make a device no member of its fleet any more."""
+"""Remove a device from its fleet.
+
+Example: shoal revoke attic
+"""
 
 from typing import Annotated
 

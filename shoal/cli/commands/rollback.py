@@ -1,4 +1,7 @@
-"""Let the next round start from an earlier global version; nothing is deleted."""
+"""Let the next round start from an earlier global version; nothing is deleted.
+
+Example: shoal rollback 40
+"""
 
 from shoal.cli.commands.promote import choosing
 

@@ -1,6 +1,8 @@
-"""Bring a new runtime or new artifact sets to boards over the air, to a few of them first.
+"""Send a new runtime or new artifact sets to boards over the air, to a few of them first.
 
-Boards on which it fails go back.
+A board returns to its previous release if the new one fails.
+
+Example: shoal rollout start flash.toml --canary 5
 """
 
 from contextlib import closing
@@ -40,7 +42,7 @@ def _percent(text: str) -> float:
 def _start(
     configs: Annotated[
         list[Path] | None,
-        typer.Argument(help="What the boards are, flash.toml; one for each kind."),
+        typer.Argument(help="Descriptions of the boards, flash.toml; one for each kind."),
     ] = None,
     artifacts: Annotated[
         Path | None,
@@ -69,10 +71,12 @@ def _start(
     *,
     store: StoreFolder,
 ) -> None:
-    """Sign this version of Shoal, or artifact sets, which a server that is up sends to boards.
+    """Sign this version of Shoal, or artifact sets, which a running server sends to boards.
 
-    The signature is valid for 90 days. Of sets each board must have finished a training task, or
-    more of --gate.
+    The signature is valid for 90 days. A board must finish a training task with a new set before
+    the next stage, or --gate tasks.
+
+    Example: shoal rollout start --artifacts artifacts --canary 5
     """
     with needs("server"):
         from broker_server.service.rollout import start_rollout
@@ -139,7 +143,7 @@ def _other_sets(folder: Path, store: Path, artifacts: Path) -> "Artifacts":
 
 
 def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> None:
-    @app.command(verb, help=about)
+    @app.command(verb, help=f"{about}\n\nExample: shoal rollout {verb}")
     def _command(folder: FleetFolder = HERE, url: PageUrl = "") -> None:
         with needs("server"):
             from broker_server.service.rollout import steer_rollout
@@ -154,13 +158,13 @@ def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> N
 
 _steer(
     "pause",
-    "Ask no more boards for now; those that were asked go on.",
+    "Pause the rollout: the server asks no more boards; those that it asked continue.",
     "goes to no more boards for now",
 )
-_steer("resume", "Go on with a rollout that was paused.", "goes on")
+_steer("resume", "Resume a rollout that is paused.", "goes on")
 _steer(
     "stop",
-    "Ask no more boards, for good; those that run it stay with it.",
+    "Stop the rollout for good; boards that run the release keep it.",
     "goes to no more boards",
 )
 
@@ -174,7 +178,10 @@ def _show(
     as_json: AsJson = False,
     watch: Watch = False,
 ) -> None:
-    """How far the newest rollout is, and what became of each board."""
+    """Show the progress of the newest rollout, and its outcome on each board.
+
+    Example: shoal rollout show --watch
+    """
     with needs("server"):
         from shoal.cli.views.rollout import rollout_view
 

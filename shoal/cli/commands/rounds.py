@@ -1,4 +1,7 @@
-"""List the rounds of a run, or explain one of them."""
+"""List the rounds of a run, or explain one of them.
+
+Example: shoal rounds show 12
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +32,10 @@ def _show(
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who was asked in a round, answered or was left out, and why, with norms and weights."""
+    """Show the devices of a round: their answers, norms and weights, and why others were left out.
+
+    Example: shoal rounds show 12
+    """
     with needs("server"):
         from shoal.cli.views.explained_round import show_round
 

@@ -1,4 +1,7 @@
-"""Do a run: on the server that is up on the broker, or with a server that ends with it."""
+"""Train: on the server that is up on the broker, or with a server for this run.
+
+Example: shoal run
+"""
 
 import typer
 

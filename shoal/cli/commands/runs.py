@@ -1,4 +1,7 @@
-"""List the runs of a store, newest first."""
+"""List the runs of a store, newest first.
+
+Example: shoal runs
+"""
 
 from typing import TYPE_CHECKING, Any
 

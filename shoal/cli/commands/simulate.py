@@ -1,6 +1,8 @@
-"""Simulate a fleet: the planning, training and merging of real rounds, with emulated clocks.
+"""Simulate a fleet: real rounds with virtual devices and emulated clocks.
 
-Started again with the same configuration it goes on where it was stopped, also for more rounds.
+The same configuration resumes a simulation that was stopped, also for more rounds.
+
+Example: shoal simulate --rounds 50
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Show how a run stands."""
+"""Show the state of a run, its devices, and whether a server works on it.
+
+Example: shoal status --watch
+"""
 
 from typing import TYPE_CHECKING, Any
 

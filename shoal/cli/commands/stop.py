@@ -1,4 +1,7 @@
-"""End the run in progress after the round it is in, or at once."""
+"""End the run in progress after its current round, or at once.
+
+Example: shoal stop --now
+"""
 
 from typing import Annotated
 

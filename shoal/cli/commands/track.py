@@ -1,4 +1,7 @@
-"""Write the rounds of a run to TensorBoard, MLflow, OpenTelemetry or Home Assistant."""
+"""Write the rounds of a run to TensorBoard, MLflow, OpenTelemetry or Home Assistant.
+
+Example: shoal track tensorboard:runs/board --watch
+"""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,6 +1,8 @@
-"""Start broker, coordinator and store, and accept requests until stopped.
+"""Start a server: broker, coordinator and store, until it is stopped.
 
-Over MQTT only for runs of this file.
+Over MQTT the server accepts only runs of its own configuration.
+
+Example: shoal up --view 8420
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ import typer
 
 from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
-from shoal.cli.common import FLEET_FILE, BrokerUrl, project_store
+from shoal.cli.common import FLEET_FILE, SOURCE, BrokerUrl, project_store
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
@@ -24,10 +26,15 @@ class _Options:
             help="The configuration of runs that are requested over MQTT, with fleet, store and "
             "broker.",
             show_default="fleet.toml here, unless --fleet is given",
+            rich_help_panel=SOURCE,
         ),
     ] = None
-    fleet: Annotated[str | None, typer.Option(help="Name of the fleet.")] = None
-    store: Annotated[Path | None, typer.Option(help="Folder of the store.")] = None
+    fleet: Annotated[
+        str | None, typer.Option(help="Name of the fleet.", rich_help_panel=SOURCE)
+    ] = None
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of the store.", rich_help_panel=SOURCE)
+    ] = None
     broker: BrokerUrl = None
     port: Annotated[
         int | None,

@@ -1,6 +1,8 @@
-"""List the global versions of a run, with what they were judged.
+"""List the global versions of a run with their scores.
 
-`shoal export-weights` takes one.
+`shoal export-weights` writes one of them to a file.
+
+Example: shoal versions
 """
 
 from typing import TYPE_CHECKING, Any

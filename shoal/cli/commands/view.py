@@ -1,6 +1,8 @@
 """Show a store as a page in the browser, and as an API.
 
-Nothing in it is changed, but by operators.
+Only operators can change anything.
+
+Example: shoal view --port 8420
 """
 
 from pathlib import Path
