@@ -66,7 +66,7 @@ class Finding:
     exit_code: int = 0
 
 
-class _DoubtError(Exception):
+class _CheckWarningError(Exception):
     """Something that need not keep the board from training."""
 
 
@@ -108,8 +108,8 @@ def _finding(name: str, check: Callable[[], str]) -> Finding:
     """Run a check; the text that it returns, or its error, is the finding."""
     try:
         return Finding(name, "ok", check())
-    except _DoubtError as doubt:
-        return Finding(name, "warning", str(doubt))
+    except _CheckWarningError as warning:
+        return Finding(name, "warning", str(warning))
     except ShoalError as error:
         return Finding(name, "failed", str(error), error.exit_code)
 
@@ -127,7 +127,7 @@ def _radio() -> str:
     for path, kind in texts(_RADIOS.glob("*/type")):
         switches = [text for _path, text in texts(path.parent.glob("soft"))]
         if kind == "wlan" and "1" in switches:
-            raise _DoubtError(
+            raise _CheckWarningError(
                 "the Wi-Fi of this board is switched off (rfkill), as it is until its country is "
                 "known: write `country` in [network] of flash.toml and make the card anew, "
                 "or run `raspi-config nonint do_wifi_country DE`"
@@ -151,27 +151,27 @@ def _packages() -> str:
 def _clock() -> str:
     doubt = clock_doubt()
     if doubt:
-        raise _DoubtError(doubt)
+        raise _CheckWarningError(doubt)
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
 
 
 def _board() -> str:
     board = probe()
     if not board.ram_bytes or not board.free_ram_bytes:
-        raise _DoubtError(
+        raise _CheckWarningError(
             "/proc/meminfo tells no free memory, so the server cannot know which sub-model fits; "
             "mount /proc"
         )
     free = f"{board.free_ram_bytes / 2**20:.0f} of {board.ram_bytes / 2**20:.0f} MiB of memory free"
     if board.free_ram_bytes < _LITTLE_MEMORY:
-        raise _DoubtError(
+        raise _CheckWarningError(
             f"{free}: too little for the agent and a sub-model; stop other programs, "
             "or set a small max_width"
         )
     celsius = board.temperature_celsius
     heat = "" if celsius is None else f", {celsius:.0f} °C"
     if celsius is not None and celsius >= _HOT_CELSIUS:
-        raise _DoubtError(
+        raise _CheckWarningError(
             f"{free}{heat}: the processor slows down when it is so hot; cool it, or set threads = 1"
         )
     power = ", on battery" if board.on_battery else ""
@@ -189,7 +189,7 @@ def _configuration(path: Path, enrolment: Path | None, configs: list[DeviceConfi
         raise ConfigError(why)
     doubt = config.ended()
     if doubt:
-        raise _DoubtError(doubt)
+        raise _CheckWarningError(doubt)
     depth = "" if config.max_depth is None else f", max_depth {config.max_depth}"
     return f"device {config.device} of fleet {config.fleet}, max_width {config.max_width:g}{depth}"
 
@@ -209,7 +209,7 @@ def _state(config: DeviceConfig) -> str:
         raise StorageError(f"{folder} cannot be written: {error.strerror}; {remedy}") from error
     space = f"{folder}, {free / 2**20:.0f} MiB free"
     if free < config.max_cache_bytes:
-        raise _DoubtError(
+        raise _CheckWarningError(
             f"{space}, less than max_cache_bytes ({config.max_cache_bytes / 2**20:.0f} MiB); "
             "make room or lower it"
         )
@@ -236,7 +236,7 @@ def _providers(config: DeviceConfig) -> str:
         trials.append(f"graph {key[:8]}: {key.rpartition(' ')[2]} {trial}")
     problems = [problem for name in wanted.names if (problem := provider_test(name))]
     if problems:
-        raise _DoubtError("; ".join([*problems, *trials]))
+        raise _CheckWarningError("; ".join([*problems, *trials]))
     working = f"{', '.join(wanted.names)} compute a small graph" if wanted.names else only_cpu
     return "; ".join([working, *trials])
 
@@ -255,7 +255,7 @@ def _data(config: DeviceConfig) -> str:
         reconcile(data, contract, own_labels=own_labels)
     except MismatchError as error:
         if contract is None:  # the fleet may have one that this board has not received yet
-            raise _DoubtError(
+            raise _CheckWarningError(
                 f"{error}; no change is needed if the fleet's contract sets it"
             ) from error
         raise
@@ -269,7 +269,7 @@ def _data(config: DeviceConfig) -> str:
         text += f"; left out: {data.facts.left_out_text}"
     doubts = [_capitalised(sentence) for sentence in sentences(data, contract)]
     if doubts:
-        raise _DoubtError(". ".join([text, *doubts]))
+        raise _CheckWarningError(". ".join([text, *doubts]))
     return text
 
 
@@ -279,11 +279,11 @@ def _capitalised(sentence: str) -> str:
 
 def _condition(reading: Reading) -> str:
     if not reading.text:
-        raise _DoubtError(
+        raise _CheckWarningError(
             "this board does not tell, so the condition always holds; take it out of [conditions]"
         )
     if reading.reason:
-        raise _DoubtError(f"{reading.text}; now it would pause: {reading.reason}")
+        raise _CheckWarningError(f"{reading.text}; now it would pause: {reading.reason}")
     return reading.text
 
 
@@ -325,7 +325,7 @@ def _broker(config: DeviceConfig) -> str:
         return (
             f"connected to {link.address}; the server of fleet {config.fleet} has announced itself"
         )
-    raise _DoubtError(
+    raise _CheckWarningError(
         f"connected to {link.address}, but no server of a fleet {config.fleet!r} has announced "
         "itself there; is `fleet` spelled as in fleet.toml, is `shoal up` running, and do the "
         f"access rules of the broker let this board read {topic}?"

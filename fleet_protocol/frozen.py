@@ -38,7 +38,7 @@ def _check_finite(value: JsonValue) -> JsonValue:
     return value
 
 
-Free = Annotated[JsonValue, AfterValidator(_check_finite)]
+FiniteJson = Annotated[JsonValue, AfterValidator(_check_finite)]
 """Any JSON, whose numbers are finite.
 
 A parser of JSON accepts 1e999 and returns infinity.

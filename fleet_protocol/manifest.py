@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
 from fleet_protocol.foreign_files import Label, MemberName, twins
-from fleet_protocol.frozen import Free, FrozenModel, problems
+from fleet_protocol.frozen import FiniteJson, FrozenModel, problems
 from fleet_protocol.recipe_spec import ExtendedSpec, RecipeSpec
 
 FORMAT_VERSION = 2
@@ -218,7 +218,7 @@ class Manifest(ExtendedSpec):
 
     format_version: Literal[2] = 2
     arch: Label
-    settings: Mapping[str, Free]
+    settings: Mapping[str, FiniteJson]
     tier: Label
     width: float = Field(gt=0, le=1)
     depth: int = Field(ge=1)

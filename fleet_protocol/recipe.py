@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from fleet_protocol.frozen import Free, FrozenModel
+from fleet_protocol.frozen import FiniteJson, FrozenModel
 from fleet_protocol.recipe_spec import RecipeSpec
 
 _Comparison = tuple[str, object, object]
@@ -32,7 +32,7 @@ class Part(FrozenModel):
     """
 
     name: str
-    settings: Mapping[str, Free] = Field(default_factory=dict)
+    settings: Mapping[str, FiniteJson] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

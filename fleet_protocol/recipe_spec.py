@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from fleet_protocol.frozen import Free, FrozenModel
+from fleet_protocol.frozen import FiniteJson, FrozenModel
 
 
 class OptimizerSpec(FrozenModel):
@@ -17,7 +17,7 @@ class OptimizerSpec(FrozenModel):
     """
 
     name: str
-    settings: Mapping[str, Free] = Field(default_factory=dict)
+    settings: Mapping[str, FiniteJson] = Field(default_factory=dict)
 
 
 class ExtendedSpec(FrozenModel):
@@ -61,7 +61,7 @@ class LossSpec(ExtendedSpec):
     target: Literal["float32", "int64"] = "int64"
     masked: bool = True
     metrics: tuple[str, ...] = ("loss_sum", "correct")
-    settings: Mapping[str, Free] = Field(default_factory=dict)
+    settings: Mapping[str, FiniteJson] = Field(default_factory=dict)
     ignored: int | None = None
     bounds: tuple[float, float] | None = None
     parts: Mapping[str, int] = Field(default_factory=dict)

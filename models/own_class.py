@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from fleet_protocol.errors import BlobError, ConfigError
 from fleet_protocol.foreign_files import Label, is_seen, quoted, read_within
-from fleet_protocol.frozen import Free, FrozenModel, problems
+from fleet_protocol.frozen import FiniteJson, FrozenModel, problems
 from fleet_protocol.mapped_tensors import DTYPES, blob_in
 from models.slicing import Tensors
 
@@ -140,7 +140,7 @@ class Builder(FrozenModel):
     module: Annotated[str, AfterValidator(_module)]
     file: Annotated[str, Field(max_length=_PATH_LIMIT), AfterValidator(_path)] | None = None
     name: Annotated[str, AfterValidator(_identifier)]
-    settings: Mapping[str, Free] = Field(default_factory=dict)
+    settings: Mapping[str, FiniteJson] = Field(default_factory=dict)
     converts: bool = False
 
 

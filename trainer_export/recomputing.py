@@ -7,6 +7,7 @@ from the normalised map).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx
 from onnx import helper
@@ -36,6 +37,22 @@ class _Peak:
     alive: frozenset[str]  # values (not views) that lie in memory meanwhile
 
 
+class _Reads:
+    """Which values nodes read; schedules that differ in a few nodes share it."""
+
+    def __init__(self) -> None:
+        # A node is kept with what it reads, so that no other one takes its identity.
+        self._by_node: dict[int, tuple[onnx.NodeProto, frozenset[str]]] = {}
+
+    def of(self, node: onnx.NodeProto) -> frozenset[str]:
+        """Return the values that a node reads, those that a graph inside it reads among them."""
+        entry = self._by_node.get(id(node))
+        if entry is None:
+            entry = (node, frozenset(values_read(node)))
+            self._by_node[id(node)] = entry
+        return entry[1]
+
+
 class _Schedule:
     """An order of nodes, and how long each value lives in it.
 
@@ -43,6 +60,7 @@ class _Schedule:
         nodes: in the order in which they run.
         sizes: bytes of values.
         fixed: values that live outside of a run: inputs, outputs, constants.
+        reads: what nodes read.
     """
 
     def __init__(
@@ -50,10 +68,14 @@ class _Schedule:
         nodes: Sequence[onnx.NodeProto],
         sizes: Mapping[str, int],
         fixed: frozenset[str],
+        reads: _Reads,
     ) -> None:
         self.nodes = list(nodes)
         self.sizes = dict(sizes)
         self.fixed = fixed
+        self.reads = reads
+        # For each node whose memory it reads.
+        self._read_roots: list[set[str]] = []
         self.owner: dict[str, str] = {}
         self.uses: dict[str, list[int]] = {}
         self.producer: dict[str, onnx.NodeProto] = {}
@@ -61,7 +83,9 @@ class _Schedule:
             if node.op_type in VIEWS:
                 self.owner[node.output[0]] = self.root(node.input[0])
             self.producer.update(dict.fromkeys(node.output, node))
-            for name in {self.root(name) for name in values_read(node)}:
+            roots = {self.root(name) for name in reads.of(node)}
+            self._read_roots.append(roots)
+            for name in roots:
                 self.uses.setdefault(name, []).append(index)
         self.outside = fixed | {self.root(name) for name in fixed}
 
@@ -69,8 +93,9 @@ class _Schedule:
         """Return the value whose memory a name means."""
         return self.owner.get(name, name)
 
+    @cached_property
     def peak(self) -> _Peak:
-        """Return the worst moment."""
+        """The worst moment."""
         live = 0
         worst = _Peak(0, 0, frozenset())
         alive: set[str] = set()
@@ -83,11 +108,7 @@ class _Schedule:
             live += sum(self.sizes.get(name, 0) for name in new)
             if live > worst.nbytes:
                 worst = _Peak(live, index, frozenset(alive))
-            touched = set()
-            for name in values_read(node):
-                touched.add(self.root(name))
-            touched.update(new)
-            for name in touched:
+            for name in self._read_roots[index].union(new):
                 last_use = self.uses.get(name, [index])[-1]
                 if name in alive and last_use <= index:
                     alive.discard(name)
@@ -110,14 +131,15 @@ def compute_again(graph: SizedGraph) -> None:
     fixed.update(tensor.name for tensor in graph.proto.initializer)
     # Sizes of the graph as it is now, rewritten since it was measured.
     model = helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])
-    schedule = _Schedule(graph.proto.node, SizedGraph(model).sizes, frozenset(fixed))
-    peak = schedule.peak()
+    sizes = SizedGraph(model).sizes
+    schedule = _Schedule(graph.proto.node, sizes, frozenset(fixed), _Reads())
+    peak = schedule.peak
     while peak.nbytes > _LITTLE_BYTES:
         better = _improved(graph, schedule, peak)
         if better is None:
             break
         schedule = better
-        peak = schedule.peak()
+        peak = schedule.peak
     graph.replace(schedule.nodes)
 
 
@@ -140,7 +162,7 @@ def _improved(graph: SizedGraph, schedule: _Schedule, peak: _Peak) -> _Schedule 
             candidate = _recomputed(graph, schedule, name, late)
         except _TooDear:
             continue
-        if candidate.peak().nbytes < peak.nbytes:
+        if candidate.peak.nbytes < peak.nbytes:
             return candidate
     return None
 
@@ -160,6 +182,9 @@ def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) 
     copies = _Copies(graph, schedule, target, late)
     tail = []
     for node in schedule.nodes[late:]:
+        if not any(schedule.root(name) in copies.targets for name in node.input):
+            tail.append(node)
+            continue
         inputs = []
         for name in node.input:
             is_target = schedule.root(name) in copies.targets
@@ -170,7 +195,7 @@ def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) 
     if copies.work() > _WORK_FACTOR * schedule.sizes[target]:
         raise _TooDear
     nodes = [*schedule.nodes[:late], *copies.nodes, *tail]
-    return _Schedule(nodes, copies.sizes, schedule.fixed)
+    return _Schedule(nodes, copies.sizes, schedule.fixed, schedule.reads)
 
 
 class _Copies:

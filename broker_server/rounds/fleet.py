@@ -99,6 +99,16 @@ class Fleet:
         """Return the ids of the devices that are online, sorted."""
         return tuple(sorted(self._online - self._silent - self._not_members))
 
+    @property
+    def absent(self) -> set[str]:
+        """Return the ids of the devices that are known, are members, and are not online."""
+        return self._profiles.keys() - set(self.online) - self._not_members
+
+    @property
+    def without_profile(self) -> set[str]:
+        """Return the ids of the devices that are online, and have not said what they are."""
+        return {device for device in self.online if self._profiles[device] is None}
+
     def why_away(self, device: str) -> str:
         """Return why a device that is not among `profiles` is not asked."""
         if device in self._online & self._silent:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from broker_server.rounds.fleet import Fleet
 from broker_server.service.blob_service import BlobService
 from broker_server.service.control_socket import LocalRequest
-from broker_server.service.limits import LINES, Bucket
+from broker_server.service.limits import LINES, TokenBucket
 from broker_server.service.outbox import Outbox
 from broker_server.service.prediction_requests import PredictionRequests
 from broker_server.service.routing import Handlers
@@ -45,7 +45,7 @@ class BetweenRuns:
     outbox: Outbox
 
     def __post_init__(self) -> None:
-        self._lines = Bucket(LINES)
+        self._lines = TokenBucket(LINES)
 
     def handlers(self, request: Callable[[Received | LocalRequest], None]) -> Handlers:
         """Return the handlers, with the one of requests to the server."""
@@ -86,7 +86,7 @@ class BetweenRuns:
     def refused(self, error: RefusedError, device: str | None = None) -> None:
         """Count a refused message, and log the first few."""
         self.count(error.reason, device)
-        if self._lines.take(time.monotonic()):  # a flood must not fill the log
+        if self._lines.spend(time.monotonic()):  # a flood must not fill the log
             self.store.log("refused", f"{error.reason.value}: {error}")
 
     def count(self, reason: RefusalReason, device: str | None = None) -> None:

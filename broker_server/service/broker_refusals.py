@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.service.connection import RunParts
+from broker_server.service.connection import RunServices
 from broker_server.store import TaskPhase
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.folded_lines import FoldedLines
@@ -29,15 +29,15 @@ class BrokerRefusals:
     """Follows the refusals of the broker in a run.
 
     Args:
-        parts: of the run.
+        services: of the run.
         topics: of the fleet.
         address: of the broker.
     """
 
-    def __init__(self, parts: RunParts, topics: Topics, address: BrokerAddress) -> None:
-        self._store = parts.store
-        self._reporter = parts.reporter
-        self._blobs = parts.blobs
+    def __init__(self, services: RunServices, topics: Topics, address: BrokerAddress) -> None:
+        self._store = services.store
+        self._reporter = services.reporter
+        self._blobs = services.blobs
         self._topics = topics
         self._address = address
         self._lines = FoldedLines(lambda _level, line: self._reporter.note(KIND, line))

@@ -20,7 +20,7 @@ from fleet_protocol.transport import Transport
 
 
 @dataclass(frozen=True)
-class RunParts:
+class RunServices:
     """What a run's dispatcher works with.
 
     Attributes:

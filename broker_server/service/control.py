@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.run_context import RunContext
 from broker_server.service.control_socket import ControlSocket, LocalRequest
-from broker_server.service.limits import Bucket, Rate
+from broker_server.service.limits import Rate, TokenBucket
 from broker_server.service.local_requests import (
     AnotherRun,
     LocalServerRequest,
@@ -123,7 +123,7 @@ class Control:
     followed: bool = False
 
     def __post_init__(self) -> None:
-        self._answers = Bucket(_ANSWERS)
+        self._answers = TokenBucket(_ANSWERS)
         self._logged_closed = False
         self._last: str | None = None  # id of the last request over MQTT
 
@@ -174,7 +174,7 @@ class Control:
             self._logged_closed = True
             _LOG.warning("a request came over MQTT: %s", CLOSED)
         # An answer to each request of a flood would be another flood.
-        if not self._answers.take(time.monotonic()):
+        if not self._answers.spend(time.monotonic()):
             return
         try:
             request = parse_request(payload)

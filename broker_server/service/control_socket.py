@@ -17,7 +17,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from broker_server.service.limits import Bucket, Rate
+from broker_server.service.limits import Rate, TokenBucket
 from broker_server.service.local import (
     LINE_LIMIT_BYTES,
     SOCKET,
@@ -87,7 +87,7 @@ class ControlSocket:
         self._lock = threading.Lock()  # guards the clients and their unread data
         self._listening: socket.socket | None = None
         self._stopping = threading.Event()
-        self._lines = Bucket(_LINES)
+        self._lines = TokenBucket(_LINES)
         self._refused = 0  # since the last line about it
         self._thread: threading.Thread | None = None
 
@@ -212,7 +212,7 @@ class ControlSocket:
     def _log_refused(self, why: str) -> None:
         """Log a client that is disconnected, but few of many."""
         self._refused += 1
-        if self._lines.take(time.monotonic()):
+        if self._lines.spend(time.monotonic()):
             text = "the socket in %s takes no further client: %s (%d refused since the line before)"
             _LOG.warning(text, self._folder, why, self._refused)
             self._refused = 0

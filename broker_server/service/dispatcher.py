@@ -14,7 +14,7 @@ from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Cohort, CohortSum, Collection, OpenTask
 from broker_server.rounds.stopping import StopRequested
 from broker_server.service.broker_refusals import BrokerRefusals
-from broker_server.service.connection import Connection, RunParts, Stop
+from broker_server.service.connection import Connection, RunServices, Stop
 from broker_server.service.control_socket import LocalRequest
 from broker_server.service.data_findings import DataFindings
 from broker_server.service.label_orders import LabelOrders
@@ -58,7 +58,7 @@ class MqttDispatcher:
 
     Args:
         connection: of the server.
-        parts: of the run.
+        services: of the run.
         nudge_seconds: without a message about a task, after which it is offered again.
         handle_request: handles the requests to the server.
     """
@@ -66,27 +66,27 @@ class MqttDispatcher:
     def __init__(
         self,
         connection: Connection,
-        parts: RunParts,
+        services: RunServices,
         *,
         nudge_seconds: float,
         handle_request: Callable[[Received | LocalRequest], None],
     ) -> None:
         self.settling_seconds = SETTLING_SECONDS
-        self.operator = parts.operator
-        self.fleet = parts.fleet
-        self.blobs = parts.blobs
-        self.reporter = parts.reporter
-        self._clock = parts.clock
+        self.operator = services.operator
+        self.fleet = services.fleet
+        self.blobs = services.blobs
+        self.reporter = services.reporter
+        self._clock = services.clock
         self._connection = connection
         self._inbox = connection.inbox
         self._outbox = connection.outbox
-        self._store = parts.store
-        self._uploads = parts.uploads
-        self._replies = Replies(parts, connection)
-        self._refusals = BrokerRefusals(parts, connection.topics, connection.link.address)
+        self._store = services.store
+        self._uploads = services.uploads
+        self._replies = Replies(services, connection)
+        self._refusals = BrokerRefusals(services, connection.topics, connection.link.address)
         self._lines = FoldedLines(self._note_broker)
-        self._findings = DataFindings(parts.fleet, parts.reporter)
-        self._offers = Offers(parts, connection.outbox, nudge_seconds)
+        self._findings = DataFindings(services.fleet, services.reporter)
+        self._offers = Offers(services, connection.outbox, nudge_seconds)
         self._stray_tasks: set[str] = set()  # not open, of which a chunk was refused already
         self._past: dict[str, OpenTask] = {}  # tasks of this run that are over
         # tasks that go on beyond their collection, until the next
@@ -95,8 +95,10 @@ class MqttDispatcher:
         self._dropped = 0
         self._housekeeping_at = 0.0
         self._wire = self._wire_counts()
-        parts.fleet.declined.clear()  # for what an earlier run asked
-        self._label_orders = LabelOrders(parts.fleet, parts.reporter, compared=parts.open_labels)
+        services.fleet.declined.clear()  # for what an earlier run asked
+        self._label_orders = LabelOrders(
+            services.fleet, services.reporter, compared=services.open_labels
+        )
         handlers = Handlers(
             sign_of_life=self._offers.note_sign,
             presence=self._receive_presence,
@@ -106,7 +108,7 @@ class MqttDispatcher:
             server_status=self._note_other_server,
             refused=self._count_refused,
         )
-        self._router = Router(connection.topics, connection.limits, parts.fleet.knows, handlers)
+        self._router = Router(connection.topics, connection.limits, services.fleet.knows, handlers)
 
     # Waiting.
 

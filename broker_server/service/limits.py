@@ -26,16 +26,16 @@ STRANGE_STATUSES = Rate(1000, 10_000)  # a whole fleet may come at once
 LINES = Rate(5, 100)  # of the log, about what was refused
 
 
-class Bucket:
-    """Holds a rate."""
+class TokenBucket:
+    """Allows a rate, and short bursts above it: tokens come at the rate, up to a burst of them."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
         self._left = float(rate.burst)
         self._at: float | None = None
 
-    def take(self, now: float, count: int = 1) -> bool:
-        """Take some at a ``time.monotonic()``, if there are so many left."""
+    def spend(self, now: float, count: int = 1) -> bool:
+        """Spend tokens at a ``time.monotonic()``; return whether there were so many."""
         since = 0.0 if self._at is None else now - self._at
         self._at = now
         self._left = min(float(self._rate.burst), self._left + since * self._rate.per_second)
@@ -53,10 +53,10 @@ class Limits:
 
     def __init__(self, knows: Callable[[str], bool]) -> None:
         self._knows = knows
-        self._devices: dict[str, Bucket] = {}  # of known ones, so no more than there are
-        statuses = Bucket(STRANGE_STATUSES)
+        self._devices: dict[str, TokenBucket] = {}  # of known ones, so no more than there are
+        statuses = TokenBucket(STRANGE_STATUSES)
         self._strange = {
-            "reply": Bucket(STRANGE_REPLIES),
+            "reply": TokenBucket(STRANGE_REPLIES),
             "status": statuses,
             "profile": statuses,
         }
@@ -71,6 +71,6 @@ class Limits:
         """
         bucket = self._strange[channel] if not self._knows(device) else self._devices.get(device)
         if bucket is None:
-            bucket = self._devices[device] = Bucket(DEVICE)
-        if not bucket.take(now, 1 + size // 2048):
+            bucket = self._devices[device] = TokenBucket(DEVICE)
+        if not bucket.spend(now, 1 + size // 2048):
             raise RefusedError(RefusalReason.TOO_MANY, f"more messages of {device} than are read")

@@ -10,7 +10,7 @@ import time
 
 from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.service.cohorts import REVEAL_SECONDS
-from broker_server.service.connection import RunParts
+from broker_server.service.connection import RunServices
 from broker_server.service.outbox import Outbox
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.transport import BACKOFF_MAX_SECONDS
@@ -26,16 +26,16 @@ class Offers:
     """The offers of the open collection.
 
     Args:
-        parts: of the run.
+        services: of the run.
         outbox: sends messages to devices.
         nudge_seconds: without a message about a task, after which it is offered again.
     """
 
-    def __init__(self, parts: RunParts, outbox: Outbox, nudge_seconds: float) -> None:
-        self._fleet = parts.fleet
-        self._blobs = parts.blobs
-        self._reporter = parts.reporter
-        self._clock = parts.clock
+    def __init__(self, services: RunServices, outbox: Outbox, nudge_seconds: float) -> None:
+        self._fleet = services.fleet
+        self._blobs = services.blobs
+        self._reporter = services.reporter
+        self._clock = services.clock
         self._outbox = outbox
         self._nudge_seconds = nudge_seconds
         self._collection: Collection | None = None

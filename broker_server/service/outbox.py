@@ -9,8 +9,14 @@ from broker_server.service.other_servers import describe_store, other_store
 from broker_server.store import TaskRecord
 from fleet_protocol.control import RunEvent
 from fleet_protocol.errors import BrokerRefusedError, RefusalReason, TransportError
-from fleet_protocol.messages import Instructions, Offer, ServerStatus, UploadRefused
-from fleet_protocol.messages.header import TaskMessage
+from fleet_protocol.messages import (
+    Instructions,
+    Introduce,
+    Offer,
+    ServerStatus,
+    UploadRefused,
+)
+from fleet_protocol.messages.header import Message, TaskMessage
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Refused, Transport
 
@@ -48,7 +54,7 @@ class Outbox:
         self._store = describe_store(folder)
         self._named_stores: set[str] = set()
 
-    def send(self, device: str, message: TaskMessage) -> None:
+    def send(self, device: str, message: Message) -> None:
         """Send a message to a device."""
         topic = self._topics.task(device)
         payload = message.to_bytes()
@@ -59,6 +65,10 @@ class Outbox:
         except TransportError:
             # The side that waits for the message repeats its own.
             return
+
+    def ask_for_introduction(self, device: str) -> None:
+        """Ask a device to say again what it is and what it does."""
+        self.send(device, Introduce())
 
     def publish_status(self, run: str | None) -> None:
         """Publish, retained, that the server is here, and which run is in progress."""

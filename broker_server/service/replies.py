@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.service.connection import Connection, RunParts
+from broker_server.service.connection import Connection, RunServices
 from broker_server.store import TaskPhase, TaskRecord
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -37,12 +37,12 @@ _ASKED_AGAIN = "asked again when it has been restarted, or has other data"
 class Replies:
     """The replies of the devices of a run."""
 
-    def __init__(self, parts: RunParts, connection: Connection) -> None:
-        self._devices = parts.fleet
-        self._blobs = parts.blobs
-        self._uploads = parts.uploads
-        self._store = parts.store
-        self._reporter = parts.reporter
+    def __init__(self, services: RunServices, connection: Connection) -> None:
+        self._devices = services.fleet
+        self._blobs = services.blobs
+        self._uploads = services.uploads
+        self._store = services.store
+        self._reporter = services.reporter
         self._outbox = connection.outbox
         self._fleet = connection.topics.fleet
         self._predictions = connection.predictions

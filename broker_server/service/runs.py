@@ -18,7 +18,7 @@ from broker_server.service.blob_service import BlobService
 from broker_server.service.chunk_trial import find_chunk_bytes
 from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
-from broker_server.service.connection import Connection, RunParts
+from broker_server.service.connection import Connection, RunServices
 from broker_server.service.control import report_start
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
@@ -233,7 +233,7 @@ class Runs:
         blobs = BlobService(connection.link, connection.topics, context.chunk_bytes)
         # Graphs stay the same for the whole run; slices are offered with each round.
         blobs.serve(context.artifacts.files)
-        parts = RunParts(
+        services = RunServices(
             self._store,
             connection.devices,
             blobs,
@@ -245,7 +245,7 @@ class Runs:
         )
         return MqttDispatcher(
             connection,
-            parts,
+            services,
             nudge_seconds=context.config.round.nudge_seconds,
             handle_request=functools.partial(
                 self._requests.handle_in_run, reporter=reporter, operator=operator

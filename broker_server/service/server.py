@@ -31,6 +31,7 @@ from broker_server.service.connection import Connection, Stop
 from broker_server.service.control import Control, is_open
 from broker_server.service.control_socket import ControlSocket, LocalRequest
 from broker_server.service.inbox import Inbox
+from broker_server.service.introductions import Introductions
 from broker_server.service.limits import Limits
 from broker_server.service.membership import (
     broker_address,
@@ -218,6 +219,9 @@ class Server:
             refused=self._inbox.put,
         )
         self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
+        members = None if self._member is None else self._member.members
+        ask = self._outbox.ask_for_introduction
+        self._introductions = Introductions(self._devices, members or (lambda: None), ask)
         self._predictions = PredictionRequests(self._devices, self._outbox)
         self._between = BetweenRuns(
             self._topics,
@@ -369,13 +373,14 @@ class Server:
     # In a run and between runs.
 
     def _do_periodic_work(self, blobs: BlobService, run: str | None) -> None:
-        """Answer overdue predictions, and tell boards of a changed rollout.
+        """Answer overdue predictions, ask for lost profiles, and tell boards of a changed rollout.
 
         Args:
             blobs: serves blobs now.
             run: id of the run in progress, if any.
         """
         self._predictions.answer_overdue()
+        self._introductions.follow(time.monotonic(), connected=self._link.connected)
         if self._rollout is not None and self._rollout.update(self._devices, blobs, self._store):
             self._outbox.publish_status(run)  # carries what the operator says
 

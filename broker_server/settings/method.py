@@ -10,7 +10,7 @@ from broker_server.strategies.registry import STRATEGIES, find_strategy
 from broker_server.strategies.strategy import StrategySettings
 from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.frozen import Free, FrozenModel
+from fleet_protocol.frozen import FiniteJson, FrozenModel
 
 
 class _StrategyKeys(FrozenModel):
@@ -33,7 +33,7 @@ class _StrategyKeys(FrozenModel):
     plan: Literal["static", "rolling", "random"] = "static"
     weighting: Literal["uniform", "samples"] | None = None
     label_rule: bool | None = None
-    options: Mapping[str, Free] = Field(default_factory=dict)
+    options: Mapping[str, FiniteJson] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

@@ -35,12 +35,13 @@ from fleet_protocol.messages import Accept, Offer, Profile
 _OUTCOMES_KEPT = 32
 _LASTING_SECONDS = 1.0
 _REFUSALS_LOGGED = 5
+_INTRODUCTION_SECONDS = 2.0  # between two answers
 # A paused board gives its task back, but for a finished update, which is worth its upload.
 _GIVEN_BACK = {*WORKING} - {State.UPLOADING}
 
 
 @dataclass(frozen=True)
-class Kit:
+class AgentServices:
     """What an agent works with from its start to its end."""
 
     config: DeviceConfig  # the operator's
@@ -57,7 +58,7 @@ class Kit:
     samples: SampleFiles  # reads them again when they change
 
     @classmethod
-    def build(cls, config: DeviceConfig) -> "Kit":
+    def build(cls, config: DeviceConfig) -> "AgentServices":
         """Return what an agent with a configuration works with."""
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         blobs = BlobStore(config.state_dir)
@@ -92,14 +93,14 @@ class Context:
     """What the agent's loop and its states share.
 
     Attributes:
-        kit: what it works with.
+        services: what it works with.
         uplink: its messages to the fleet.
         watch: checks the operator's conditions.
         releases: the runtimes of this board.
         measurements: what it has found out.
         state: of the machine; written by the agent's loop alone.
-        setup: backend, and data as its reader gave it, from probing on; `kit.agreement` makes of it
-            what a task takes.
+        setup: backend, and data as its reader gave it, from probing on; `services.agreement` makes
+            of it what a task takes.
         task: in hand, from the offer to its end.
         pending_offer: it waits until the task in hand is dropped.
         failure: why the task is about to be refused.
@@ -108,9 +109,10 @@ class Context:
         refused: number of messages that were not from a member who may send them, by reason.
         staged: digests of the files of artifact sets that are fetched beforehand.
         status_at: ``time.monotonic()`` when the state is announced, if it lasts until then.
+        introduced_at: ``time.monotonic()`` of the last answer to a server that asked who this is.
     """
 
-    kit: Kit
+    services: AgentServices
     uplink: Uplink
     watch: Watch
     releases: Releases
@@ -125,6 +127,7 @@ class Context:
     refused: Counter[RefusalReason] = field(default_factory=Counter)
     staged: Collection[str] = ()
     status_at: float = math.inf
+    introduced_at: float = -math.inf
 
     # Events and failures.
 
@@ -138,7 +141,7 @@ class Context:
         reason, detail = self.failure
         expected = isinstance(error, RefusedError | StorageError)
         is_bug = reason is RefusalReason.FAILED and not expected
-        self.kit.journal.error(f"failed: {detail}", error if is_bug else None)
+        self.services.journal.error(f"failed: {detail}", error if is_bug else None)
         if self.task is not None:
             self.post(Event.FAILED)
         elif self.releases.wanted is not None:
@@ -152,7 +155,9 @@ class Context:
         self.refused[error.reason] += 1
         count = self.refused[error.reason]
         if count <= _REFUSALS_LOGGED or count % 100 == 0:
-            self.kit.journal.warning(f"refused, {error.reason.value} ({count} so far): {error}")
+            self.services.journal.warning(
+                f"refused, {error.reason.value} ({count} so far): {error}"
+            )
 
     # The task in hand.
 
@@ -185,7 +190,7 @@ class Context:
             from fleet_protocol.secure_sum import Member  # noqa: PLC0415
 
             weights = task.record.choice.weights
-            task.member = Member(self.kit.config.device, weights.digest, summing.least)
+            task.member = Member(self.services.config.device, weights.digest, summing.least)
 
     def save(self, **changes: object) -> None:
         """Change the task record, on disk first.
@@ -195,7 +200,7 @@ class Context:
         """
         task = self.need_task()
         record = task.record.model_copy(update=changes)
-        self.kit.store.save(record)
+        self.services.store.save(record)
         task.record = record
 
     def blobs_in_use(self) -> set[str]:
@@ -249,16 +254,25 @@ class Context:
         self.uplink.publish_status(None, self._profile(self.need_setup()))
 
     def _profile(self, setup: DeviceSetup) -> Profile | None:
-        findings = self.kit.findings.find(setup.data)
-        reports = self.kit.config.report_data
+        findings = self.services.findings.find(setup.data)
+        reports = self.services.config.report_data
         return self.measurements.profile(
-            self.kit.config,
+            self.services.config,
             setup.examples,
-            self.kit.memory,
+            self.services.memory,
             self.releases,
             findings if reports else (),
             setup.data.facts.labels_digest if reports else None,
         )
+
+    def introduce(self) -> None:
+        """Say again what this device is and what it does, because the server asks for it."""
+        now = time.monotonic()
+        # Anybody can ask where the fleet has no identities.
+        if now >= self.introduced_at + _INTRODUCTION_SECONDS:
+            self.introduced_at = now
+            self.uplink.sent_profile = None
+            self.publish_status()
 
     def announce_state(self) -> None:
         """Announce a state that begins, once it has lasted.
@@ -279,8 +293,8 @@ class Context:
         self.measurements.paused = paused
         changed = paused != paused_before
         if changed:
-            self.measurements.refresh(self.kit.config.conditions.sysfs)
-            self.kit.journal.warning(paused or "no longer paused: the conditions hold again")
+            self.measurements.refresh(self.services.config.conditions.sysfs)
+            self.services.journal.warning(paused or "no longer paused: the conditions hold again")
         if paused and self.state in _GIVEN_BACK:
             self.failure = (RefusalReason.BUSY, paused)
             self.post(Event.FAILED)
@@ -292,8 +306,8 @@ class Context:
 
         Their files are read again when they have changed, between tasks.
         """
-        if self.setup is None or self.kit.config.conditions.new_data is None:
+        if self.setup is None or self.services.config.conditions.new_data is None:
             return None
         if self.task is None:
-            self.setup = self.kit.samples.refresh(self.setup)
-        return len(self.setup.data) - self.kit.memory.learnt.samples
+            self.setup = self.services.samples.refresh(self.setup)
+        return len(self.setup.data) - self.services.memory.learnt.samples

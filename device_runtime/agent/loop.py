@@ -15,7 +15,7 @@ from signal import Signals
 from typing import TYPE_CHECKING
 
 from device_runtime.agent.connection import ConnectionLog
-from device_runtime.agent.context import Context, Kit, TaskOutcome
+from device_runtime.agent.context import AgentServices, Context, TaskOutcome
 from device_runtime.agent.machine import WORKING, Event, State, successor
 from device_runtime.agent.offers import receive_offer
 from device_runtime.agent.rejoining import REFUSED_SECONDS, WatchedFiles, wait_for_change
@@ -34,9 +34,10 @@ from fleet_protocol.locks import held
 from fleet_protocol.messages import (
     Ask,
     Cancel,
+    Introduce,
     Offer,
     Predicted,
-    ServerMessage,
+    TaskAnswer,
     parse_server_message,
 )
 from fleet_protocol.messages.presence import ALIVE_SECONDS
@@ -86,21 +87,21 @@ class Agent:
         self.begins_anew = False
         self._files = WatchedFiles(files)
         self._shut_out = ""  # why it takes part no more
-        kit = Kit.build(config)
+        services = AgentServices.build(config)
         self.ctx = Context(
-            kit=kit,
-            uplink=Uplink(config, kit.journal),
+            services=services,
+            uplink=Uplink(config, services.journal),
             watch=Watch(config.conditions),
             releases=Releases(config),
         )
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
-        self._connection = ConnectionLog(kit.journal, config.device)
+        self._connection = ConnectionLog(services.journal, config.device)
         self._predictions: PredictionService | None = None
         self._service = ServiceNotifier()
 
     def stop(self, why: str = "asked to") -> None:
         """End the loop soon; may be called from any thread and from a signal handler."""
-        self.ctx.kit.inbox.put(StopRequested(why))
+        self.ctx.services.inbox.put(StopRequested(why))
 
     def run(self) -> int:
         """Work until stopped; the exit code is `RESTART` where another runtime is to start, or 0.
@@ -111,7 +112,7 @@ class Agent:
             TransportError: the broker cannot be reached at start.
         """
         settle_allocator()
-        config = self.ctx.kit.config
+        config = self.ctx.services.config
         busy = (
             f"another agent works in {config.state_dir}; "
             f"give device {config.device!r} a `state_dir` of its own"
@@ -153,9 +154,9 @@ class Agent:
     def _wait_outside(self, why: str, seconds: float) -> None:
         """Wait for the operator, and note whether the agent is to begin anew."""
         text = f"{why}; this board waits until then, and asks nobody"
-        self.ctx.kit.journal.error(text)
+        self.ctx.services.journal.error(text)
         self._service.wait_outside(text)
-        inbox = self.ctx.kit.inbox
+        inbox = self.ctx.services.inbox
         self.begins_anew = wait_for_change(self._files, inbox, seconds, self._service.alive)
 
     def _on_signal(self, signal: Signals) -> None:
@@ -168,7 +169,7 @@ class Agent:
 
     def _enter(self, state: State) -> None:
         self.ctx.state = state
-        self.ctx.kit.journal.info(f"state={state.value}")
+        self.ctx.services.journal.info(f"state={state.value}")
         # A process that goes on after its agent has stopped must not be ended for that.
         if state is not State.STOPPED or not (self._shut_out or self.begins_anew):
             self._service.entered(state, self.ctx.task.offer.round if self.ctx.task else None)
@@ -192,7 +193,7 @@ class Agent:
         ctx = self.ctx
         self._service.alive()
         try:
-            item = ctx.kit.inbox.get(timeout=self._wait_seconds())
+            item = ctx.services.inbox.get(timeout=self._wait_seconds())
         except queue.Empty:
             self._on_time(time.monotonic())
         else:
@@ -245,7 +246,7 @@ class Agent:
 
     def _on_time(self, now: float) -> None:
         if self.ctx.state in WORKING and now >= self._deadline:
-            self.ctx.kit.journal.warning("the round has closed before the task was finished")
+            self.ctx.services.journal.warning("the round has closed before the task was finished")
             self.ctx.post(Event.EXPIRED)
         elif now >= self._state.wake_at:
             self._state.on_wake()
@@ -268,11 +269,11 @@ class Agent:
         elif isinstance(item, Rejected):
             self.ctx.journal_refusal(item.error)
         elif isinstance(item, StopRequested):
-            self.ctx.kit.journal.info(f"stopping: {item.why}")
+            self.ctx.services.journal.info(f"stopping: {item.why}")
             self.ctx.post(Event.STOP)
 
     def _on_work(self, item: WorkReport | WorkDone | WorkFailed) -> None:
-        worker = self.ctx.kit.worker
+        worker = self.ctx.services.worker
         if item.job != worker.current:
             return  # of a job that was cancelled
         if not isinstance(item, WorkReport):
@@ -302,7 +303,7 @@ class Agent:
     def _on_operator_news(self, item: OperatorNotice) -> None:
         ctx = self.ctx
         if item.revoked:
-            self._shut_out = ctx.kit.config.shut_out()
+            self._shut_out = ctx.services.config.shut_out()
             self.stop("its enrolment counts no more")
             return
         before = (ctx.releases.record, ctx.releases.wanted)
@@ -311,13 +312,13 @@ class Agent:
         except RefusedError as error:
             ctx.journal_refusal(error)
         except StorageError as error:
-            ctx.kit.journal.error(f"release: {error}")
+            ctx.services.journal.error(f"release: {error}")
         if item.renewed:
-            ctx.kit.journal.info("the operator has renewed this board's enrolment")
+            ctx.services.journal.info("the operator has renewed this board's enrolment")
             ctx.uplink.sent_profile = None  # what was signed before counts no longer, or soon
         if not item.renewed and before == (ctx.releases.record, ctx.releases.wanted):
             return
-        ctx.kit.journal.info(f"release: {ctx.releases.record}")
+        ctx.services.journal.info(f"release: {ctx.releases.record}")
         if ctx.state is State.IDLE:
             self._state.on_wake()  # what it fetches begins, or ends
         ctx.publish_status()
@@ -331,29 +332,31 @@ class Agent:
             self._state.on_chunk(topic.digest, item.payload)
             return
         try:
-            message = parse_server_message(item.payload).completed(fleet=ctx.kit.config.fleet)
+            message = parse_server_message(item.payload).completed(fleet=ctx.services.config.fleet)
         except RefusedError as error:
-            ctx.kit.journal.warning(
+            ctx.services.journal.warning(
                 f"ignored a message on {item.topic}: {error.reason.value}: {error}"
             )
             return
-        if message.fleet != ctx.kit.config.fleet:
-            ctx.kit.journal.warning(f"ignored a message of fleet {message.fleet}")
+        if message.fleet != ctx.services.config.fleet:
+            ctx.services.journal.warning(f"ignored a message of fleet {message.fleet}")
         elif isinstance(message, Offer):
             self._on_offer(message)
+        elif isinstance(message, Introduce):
+            ctx.introduce()
         elif isinstance(message, Ask):
             self._on_ask(message)
         else:
             self._on_task_message(message)
 
-    def _on_task_message(self, message: ServerMessage) -> None:
+    def _on_task_message(self, message: TaskAnswer) -> None:
         task = self.ctx.task
         if task is None or task.offer.task != message.task:
-            self.ctx.kit.journal.info(
+            self.ctx.services.journal.info(
                 f"ignored {message.type} of task {message.task}, which is not in hand"
             )
         elif isinstance(message, Cancel):
-            self.ctx.kit.journal.info(f"cancelled: {message.reason}")
+            self.ctx.services.journal.info(f"cancelled: {message.reason}")
             self.ctx.post(Event.CANCELLED)
         else:
             self._state.on_message(message)
@@ -371,17 +374,18 @@ class Agent:
 
     def _serve_predictions(self) -> contextlib.AbstractContextManager[object]:
         """Let others ask this board's model, where they may."""
-        settings = self.ctx.kit.config.predict
+        settings = self.ctx.services.config.predict
         if settings is None or (settings.socket is None and not settings.mqtt):
             return contextlib.nullcontext()
         # Not every board carries what it needs in memory.
         from device_runtime.predictions.service import PredictionService  # noqa: PLC0415
 
-        self._predictions = PredictionService(self.ctx.kit.config, settings, self._send_prediction)
+        config = self.ctx.services.config
+        self._predictions = PredictionService(config, settings, self._send_prediction)
         return contextlib.closing(self._predictions)
 
     def _on_ask(self, ask: Ask) -> None:
-        settings = self.ctx.kit.config.predict
+        settings = self.ctx.services.config.predict
         if self._predictions is not None and settings is not None and settings.mqtt:
             self._predictions.submit(ask)
             return
@@ -389,11 +393,7 @@ class Agent:
             "it answers nobody over MQTT: set mqtt = true in [predict] of its device.toml, "
             "and start it anew"
         )
-        self._send_prediction(
-            ask,
-            reason=RefusalReason.UNSUPPORTED,
-            detail=detail,
-        )
+        self._send_prediction(ask, reason=RefusalReason.UNSUPPORTED, detail=detail)
 
     def _send_prediction(self, ask: Ask, **answer: object) -> None:
         self.ctx.uplink.send(ask, Predicted, **answer)

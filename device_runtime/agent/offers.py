@@ -20,10 +20,10 @@ def begin_task(ctx: Context, offer: Offer) -> None:
     choices: tuple[TierChoice, ...] = ()
     now = time.monotonic()
     try:
-        ctx.kit.opened_sums.require_new(offer)
-        choices = able_choices(offer, ctx.kit.config, ctx.need_setup())
+        ctx.services.opened_sums.require_new(offer)
+        choices = able_choices(offer, ctx.services.config, ctx.need_setup())
         _require_fitting_data(ctx, offer)  # before anything is fetched for it
-        ctx.kit.findings.compare_with(offer.contract)
+        ctx.services.findings.compare_with(offer.contract)
         ctx.publish_status(with_state=False)  # sends the findings before the offer is accepted
     except (RefusedError, DataError) as error:
         choices = ()
@@ -43,14 +43,14 @@ def begin_task(ctx: Context, offer: Offer) -> None:
         deadline_unix=time.time() + offer.seconds_left,
     )
     ctx.hold(TaskInHand(record, deadline=now + offer.seconds_left, started=now))
-    ctx.kit.journal.follow(offer)
+    ctx.services.journal.follow(offer)
     if choice is None:
         ctx.failure = problem or _beyond_limits(ctx, offer)
         ctx.post(Event.UNSUITABLE)
         return
     taken = describe_positions(ctx.need_setup().data, offer.contract, own_labels=bool(offer.stays))
     note = f"; {taken}" if taken else ""
-    ctx.kit.journal.info(
+    ctx.services.journal.info(
         f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}{note}"
     )
     ctx.post(Event.OFFERED)
@@ -66,16 +66,16 @@ def _require_fitting_data(ctx: Context, offer: Offer) -> None:
     """
     setup = ctx.need_setup()
     try:
-        ctx.kit.agreement.apply(setup.data, offer)
+        ctx.services.agreement.apply(setup.data, offer)
     except DataError:
-        ctx.setup = ctx.kit.samples.refresh(setup)
+        ctx.setup = ctx.services.samples.refresh(setup)
         if ctx.setup is setup:
             raise
-        ctx.kit.agreement.apply(ctx.setup.data, offer)
+        ctx.services.agreement.apply(ctx.setup.data, offer)
 
 
 def _beyond_limits(ctx: Context, offer: Offer) -> Refusal:
-    config = ctx.kit.config
+    config = ctx.services.config
     offered = ", ".join(choice.tier for choice in offer.choices)
     limit = f"width {config.max_width:g}, depth {config.max_depth or 'any'}"
     detail = f"offered {offered}; this board is limited to {limit}"
@@ -93,10 +93,10 @@ def receive_offer(ctx: Context, offer: Offer) -> None:
             ctx.outcomes.remove(outcome)
         begin_task(ctx, offer)
     elif task.offer.run == offer.run and offer.round < task.offer.round:
-        ctx.kit.journal.info(f"ignored an offer of the earlier round {offer.round}")
+        ctx.services.journal.info(f"ignored an offer of the earlier round {offer.round}")
     else:
         # A server has one task for a device at a time, so the one in hand is no longer wanted.
-        ctx.kit.journal.info(f"task {offer.task} takes the place of the one in hand")
+        ctx.services.journal.info(f"task {offer.task} takes the place of the one in hand")
         ctx.pending_offer = offer
         ctx.post(Event.SUPERSEDED)
 
@@ -124,7 +124,7 @@ def _is_settled(ctx: Context, outcome: TaskOutcome) -> bool:
 
 def _answer_old_offer(ctx: Context, offer: Offer, outcome: TaskOutcome) -> None:
     """Refuse once more what this board has refused; the broker has delivered the offer again."""
-    ctx.kit.journal.info(
+    ctx.services.journal.info(
         f"ignored the offer of task {offer.task}, which ended here ({outcome.event.value})"
     )
     ctx.outcomes.append(outcome)  # counts the offers of it

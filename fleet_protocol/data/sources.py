@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from fleet_protocol.data.augment import Augment, FunctionName, file_of, relocated
 from fleet_protocol.data.bounds import ReadBounds
-from fleet_protocol.frozen import Free, FrozenModel
+from fleet_protocol.frozen import FiniteJson, FrozenModel
 
 PerChannel = float | tuple[float, ...]
 Positive = Annotated[float, Field(gt=0)]
@@ -187,7 +187,7 @@ class PythonData(Source):
 
     kind: Literal["python"] = "python"
     entry_point: FunctionName
-    options: Mapping[str, Free] = Field(default_factory=dict)
+    options: Mapping[str, FiniteJson] = Field(default_factory=dict)
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
         """Apply `move` to the file of the source's function."""

@@ -20,9 +20,11 @@ from fleet_protocol.messages.presence import DeviceStatus as DeviceStatus
 from fleet_protocol.messages.presence import ServerStatus as ServerStatus
 from fleet_protocol.messages.to_device import Ask as Ask
 from fleet_protocol.messages.to_device import Cancel as Cancel
+from fleet_protocol.messages.to_device import Introduce as Introduce
 from fleet_protocol.messages.to_device import Offer as Offer
 from fleet_protocol.messages.to_device import ServerMessage as ServerMessage
 from fleet_protocol.messages.to_device import Sum as Sum
+from fleet_protocol.messages.to_device import TaskAnswer as TaskAnswer
 from fleet_protocol.messages.to_device import UploadAck as UploadAck
 from fleet_protocol.messages.to_device import UploadMissing as UploadMissing
 from fleet_protocol.messages.to_device import UploadRefused as UploadRefused

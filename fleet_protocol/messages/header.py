@@ -30,8 +30,9 @@ class Message(FrozenModel):
     def to_bytes(self) -> bytes:
         """Return the message as JSON, without fields that have their defaults."""
         fields = self.model_dump_json(exclude_defaults=True)
+        separator = "" if fields == "{}" else ","
         # Version and type have their defaults, too, but readers need them first.
-        return f'{{"v":{SCHEMA_VERSION},"type":"{self.type}",{fields[1:]}'.encode()
+        return f'{{"v":{SCHEMA_VERSION},"type":"{self.type}"{separator}{fields[1:]}'.encode()
 
     def completed(self, **known: object) -> Self:
         """Return the message with fields that it leaves out, as its topic or task gives them."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fleet_protocol.data.terms import DataContract
 from fleet_protocol.encodings import KEEP
-from fleet_protocol.frozen import Free, FrozenModel
+from fleet_protocol.frozen import FiniteJson, FrozenModel
 from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, Word
 from fleet_protocol.messages.values import BlobRef, Name
 from fleet_protocol.schedule import RateSchedule
@@ -81,7 +81,7 @@ class Chooser(FrozenModel):
     """
 
     rule: Name
-    settings: Mapping[str, Free] = Field(default_factory=dict)
+    settings: Mapping[str, FiniteJson] = Field(default_factory=dict)
 
 
 class Hiding(FrozenModel):
@@ -153,7 +153,7 @@ class Instructions(FrozenModel):
     """
 
     routine: Name = "train"
-    settings: Mapping[str, Free] = Field(default_factory=dict)
+    settings: Mapping[str, FiniteJson] = Field(default_factory=dict)
     train: TrainSettings
     chooser: Chooser | None = None
     stays: tuple[Word, ...] = ()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
-from fleet_protocol.frozen import Free
+from fleet_protocol.frozen import FiniteJson
 from fleet_protocol.messages.bounds import (
     Count,
     Positive,
@@ -14,7 +14,7 @@ from fleet_protocol.messages.bounds import (
     Ranges,
     Text,
 )
-from fleet_protocol.messages.header import TaskMessage
+from fleet_protocol.messages.header import Message, TaskMessage
 from fleet_protocol.messages.instructions import Instructions, TierChoice
 from fleet_protocol.messages.to_server import Sealed
 from fleet_protocol.messages.values import SHARE_DIGITS, SUM_LIMIT, MemberKeys, Name
@@ -107,6 +107,16 @@ class Sum(TaskMessage):
     unmatched: Annotated[tuple[Name, ...], Field(max_length=SUM_LIMIT)] = ()
 
 
+class Introduce(Message):
+    """The server asks a device to say again what it is and what it does.
+
+    What it said before was lost on its way, or somebody has put something else in its place at the
+    broker.
+    """
+
+    type: Literal["introduce"] = "introduce"
+
+
 class Ask(TaskMessage):
     """A request of an operator for predictions of a board's model.
 
@@ -121,11 +131,14 @@ class Ask(TaskMessage):
 
     type: Literal["ask"] = "ask"
     device: Name
-    asked: Free
+    asked: FiniteJson
     seconds: PositiveMeasure
 
 
+TaskAnswer = Cancel | UploadAck | UploadMissing | UploadRefused | Sum
+"""What a server says about a task that it has offered."""
+
 ServerMessage = Annotated[
-    Offer | Cancel | UploadAck | UploadMissing | UploadRefused | Sum | Ask,
+    Offer | TaskAnswer | Introduce | Ask,
     Field(discriminator="type"),
 ]

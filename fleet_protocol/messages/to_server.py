@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
-from fleet_protocol.frozen import Free
+from fleet_protocol.frozen import FiniteJson
 from fleet_protocol.messages.bounds import Count, Loss, Positive, Ranges, Text, Word
 from fleet_protocol.messages.header import DeviceTaskMessage
 from fleet_protocol.messages.values import (
@@ -140,7 +140,7 @@ class Predicted(DeviceTaskMessage):
     reason: RefusalReason | None = None
     detail: Text = ""
     model: Annotated[Mapping[Word, Word | Count], Field(max_length=16)] = {}
-    predictions: tuple[Mapping[Word, Free], ...] = ()
+    predictions: tuple[Mapping[Word, FiniteJson], ...] = ()
 
 
 DeviceMessage = Annotated[

@@ -114,9 +114,7 @@ class LightDevice:
         self._client.subscribe(self._topics.task(name))
         for digest in self._refs:
             self._client.subscribe(self._topics.blob_filter(digest))
-        profile = messages.DeviceProfile(profile=_PROFILE)
-        self._client.publish(self._topics.profile(name), profile.to_bytes(), retain=True)
-        self._publish_state()
+        self._publish_profile()
 
     def on_message(self, topic: str, payload: bytes) -> None:
         """Handle a chunk, or a message of the server."""
@@ -127,9 +125,16 @@ class LightDevice:
         message = messages.parse_server_message(payload)
         if isinstance(message, messages.Offer):
             self._begin(message)
-        elif self._offer is None or message.task != self._offer.task:
+        elif isinstance(message, messages.Introduce):
+            self._publish_profile()
+        elif isinstance(message, messages.TaskAnswer):
+            self._on_answer(message)
+
+    def _on_answer(self, message: messages.TaskAnswer) -> None:
+        """Handle what the server says about a task that it has offered."""
+        if self._offer is None or message.task != self._offer.task:
             return
-        elif isinstance(message, messages.UploadMissing):
+        if isinstance(message, messages.UploadMissing):
             self._upload_again(message.ranges)
         elif isinstance(message, messages.UploadAck | messages.UploadRefused | messages.Cancel):
             self._forget()
@@ -152,6 +157,13 @@ class LightDevice:
     def _enter(self, state: str) -> None:
         self._state = state
         self._lasts_at = time.monotonic() + LASTING_SECONDS
+
+    def _publish_profile(self) -> None:
+        """Publish what this device is, and what it does."""
+        profile = messages.DeviceProfile(profile=_PROFILE)
+        topic = self._topics.profile(self._client.name)
+        self._client.publish(topic, profile.to_bytes(), retain=True)
+        self._publish_state()
 
     def _publish_state(self) -> None:
         self._told_state = self._state

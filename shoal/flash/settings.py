@@ -14,7 +14,7 @@ from device_runtime.settings import DeviceConfig
 from fleet_protocol.configuration import parse_config, read_toml, validate_config
 from fleet_protocol.data.sources import DataConfig
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.frozen import Free, FrozenModel
+from fleet_protocol.frozen import FiniteJson, FrozenModel
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.messages.values import Name
 from fleet_protocol.transport import BrokerAddress
@@ -140,7 +140,7 @@ class FlashConfig(FrozenModel):
     insecure: bool = False
     files: tuple[Path, ...] = ()
     data: DataConfig
-    settings: Mapping[str, Free] = Field(default_factory=dict)
+    settings: Mapping[str, FiniteJson] = Field(default_factory=dict)
     network: Network | None = None
     ssh: Ssh | None = None
 

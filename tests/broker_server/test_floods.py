@@ -14,7 +14,7 @@ import pytest
 from broker_server.rounds.fleet import Fleet
 from broker_server.service.between_runs import BetweenRuns
 from broker_server.service.inbox import Inbox
-from broker_server.service.limits import Bucket, Limits, Rate
+from broker_server.service.limits import Limits, Rate, TokenBucket
 from broker_server.service.replies import Replies
 from broker_server.service.routing import Router
 from broker_server.service.server import Server
@@ -200,10 +200,10 @@ def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
 
 def test_a_bucket_holds_its_rate():
     """A burst at once, and then so many a second."""
-    bucket = Bucket(Rate(10, 3))
-    assert [bucket.take(0.0) for _ in range(4)] == [True, True, True, False]
-    assert [bucket.take(0.1), bucket.take(0.1)] == [True, False]
-    assert sum(bucket.take(100.0) for _ in range(10)) == 3
+    bucket = TokenBucket(Rate(10, 3))
+    assert [bucket.spend(0.0) for _ in range(4)] == [True, True, True, False]
+    assert [bucket.spend(0.1), bucket.spend(0.1)] == [True, False]
+    assert sum(bucket.spend(100.0) for _ in range(10)) == 3
 
 
 def test_what_is_long_to_read_counts_for_many():

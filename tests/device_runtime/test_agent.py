@@ -20,9 +20,10 @@ from device_runtime.settings import load_device_config
 from fleet_protocol.blobs import encode_chunk
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.mapped_tensors import blob_in, tensors_in
-from fleet_protocol.messages import Accept, Done, NeedChunks, Progress, Refuse
+from fleet_protocol.messages import Accept, Done, Introduce, NeedChunks, Progress, Refuse
 from fleet_protocol.messages.presence import ALIVE_SECONDS
-from fleet_protocol.transport import Connected, Disconnected
+from fleet_protocol.transport import Connected, Disconnected, Received
+from tests.broker_server.peer import profile
 from tests.brokers import TestBroker, any_broker, embedded_broker, mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import ScriptedServer, scripted_server
@@ -283,6 +284,24 @@ def test_a_board_at_work_that_was_silent_says_that_it_is_there(tmp_path):
     assert b'"training"' in said[0][1]
     assert len(said[0][1]) < 60
     assert agent._silent_at > time.monotonic() + ALIVE_SECONDS / 2
+
+
+def test_a_server_that_asks_who_this_is_gets_profile_and_status(tmp_path):
+    """What was said before was lost; asking a hundred times a second brings one answer."""
+    agent = agent_named("d", tmp_path)
+    said = []
+    ctx = agent.ctx
+    ctx.uplink.link = types.SimpleNamespace(
+        publish=lambda topic, _payload, **_: said.append(topic.rpartition("/")[2])
+    )
+    ctx.state = State.IDLE
+    ctx.uplink.sent_profile = profile()
+    ctx.setup = types.SimpleNamespace()
+    ctx._profile = lambda _setup: profile()
+    question = Received("shoal/v1/lab/devices/d/task", Introduce().to_bytes())
+    for _ in range(100):
+        agent._on_item(question)
+    assert said == ["profile", "status"]
 
 
 def test_two_agents_of_one_name_are_told(tmp_path, caplog):

@@ -22,10 +22,12 @@ from fleet_protocol.identity import envelope
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.member import Member
 from fleet_protocol.link import Link
+from fleet_protocol.messages import DeviceStatus
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Connected, Received, Rejected, open_transport
 from shoal.local_fleet import LocalDevice
 from tests.brokers import free_port, mosquitto_broker, needs_mosquitto
+from tests.fleet.boards import until
 
 TOPICS = Topics("test")
 PATIENCE_SECONDS = 120.0
@@ -199,3 +201,30 @@ def test_a_board_that_is_renewed_after_its_end_says_that_it_is_there(ground, mon
         renew(folder, ["device-0"], days=30)
         until(lambda: server._devices.knows("device-0"))
         fleet.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["offline", "nonsense"])
+def test_retained_statuses_of_a_stranger_hide_no_board(ground, tmp_path, words):
+    """They hid boards from the next server for up to ten minutes."""
+    with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
+        folder = tmp_path / "lab"
+        found_fleet(folder, NewFleet("test", "127.0.0.1", broker.port, broker.url))
+        own = enroll(folder, "pi-1")
+        config = BrokerConfig(url=broker.url, identity=folder / "server.enrolment")
+        device = LocalDevice("pi-1", ground.data / "device-0.npz", 1.0, enrolment=own)
+        stack.enter_context(ground.fleet(broker.url, [device]))
+        log = ground.folder / "devices" / "pi-1.log"
+        until(lambda: "state=idle" in log.read_text())
+        stranger = Link(BrokerAddress.parse(broker.url), "stranger", queue.SimpleQueue())
+        stack.callback(stranger.close)
+        stranger.connect(30)
+        message = DeviceStatus(fleet="test", device="pi-1", online=False, state="stopped")
+        payload = message.to_bytes() if words == "offline" else b"nonsense"
+        for topic in (TOPICS.status("pi-1"), TOPICS.profile("pi-1")):
+            stranger.publish(topic, payload, retain=True)
+        stranger.drain(time.monotonic() + 30)
+        run_config = ground.config(broker.url, rounds=1, min_devices=1, wait_seconds=30.0)
+        run_config = run_config.model_copy(update={"broker": config})
+        with Server("test", ground.folder / "store", config) as server:
+            assert server.run(run_config).status == "finished"

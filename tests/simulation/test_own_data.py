@@ -385,13 +385,14 @@ def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.arange(80).reshape(40, 2), y=np.arange(40) % 4)
     data = own_data(*2 * [config(tmp_path, kind="npz", path="d.npz")])
     minilm = Registry.zoo().get("minilm_encoder")
+    untrained = {"pretrained": False}  # pre-trained, it has no other vocabulary than its own
     sizes = [
         Chosen.of(minilm, given, replace(data, **changes)).settings["vocab"]
         for given, changes in (
             ({}, {}),
-            ({}, {"tokens": 40_000}),
-            ({}, {"own": False}),
-            ({"vocab": 99}, {}),
+            (untrained, {"tokens": 40_000}),
+            (untrained, {"own": False}),
+            ({**untrained, "vocab": 99}, {}),
         )
     ]
     assert sizes == [MINILM_VOCAB, 40_000, 80, 99]

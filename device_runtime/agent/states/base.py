@@ -37,14 +37,16 @@ class DeviceState:
         task = self.ctx.need_task()
         member = task.member
         if not isinstance(message, Sum) or member is None:
-            self.ctx.kit.journal.info(f"ignored {message.type} in state {self.ctx.state.value}")
+            self.ctx.services.journal.info(
+                f"ignored {message.type} in state {self.ctx.state.value}"
+            )
             return
         try:
             answer = member.answer(message)
             if "revealed" in answer:
                 # On disk before the server has the shares.
                 weights = task.record.choice.weights.digest
-                self.ctx.kit.opened_sums.record(task.offer, weights)
+                self.ctx.services.opened_sums.record(task.offer, weights)
         except ShoalError as error:
             self.ctx.fail(error)
             return

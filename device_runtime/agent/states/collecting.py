@@ -20,11 +20,11 @@ class Collecting(DeviceState):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self._fetch = BlobFetch(
-            ctx.kit.blobs,
+            ctx.services.blobs,
             subscribe=ctx.uplink.subscribe_blob,
             unsubscribe=ctx.uplink.unsubscribe_blob,
             request=self._send_request,
-            repair_seconds=ctx.kit.config.repair_seconds,
+            repair_seconds=ctx.services.config.repair_seconds,
         )
         self._made_room = False
 
@@ -50,10 +50,10 @@ class Collecting(DeviceState):
     def on_wake(self) -> None:
         # Requests would pile up at the link, and all be sent when the broker is back.
         if not self.ctx.uplink.need_link().connected:
-            self.wake_at = time.monotonic() + self.ctx.kit.config.repair_seconds
+            self.wake_at = time.monotonic() + self.ctx.services.config.repair_seconds
             return
         count = self._fetch.repair(time.monotonic())
-        self.ctx.kit.journal.info(f"asked again for {count} blobs")
+        self.ctx.services.journal.info(f"asked again for {count} blobs")
         self.wake_at = self._fetch.repair_at
 
     def _proceed(self) -> None:
@@ -80,15 +80,15 @@ class Collecting(DeviceState):
             raise error
         # Once in a state: a disk that is full again has nothing more to give.
         self._made_room = True
-        freed = self.ctx.kit.cache.evict(self.ctx.blobs_in_use(), everything=True)
-        self.ctx.kit.journal.warning(f"{error}; freed {freed} bytes of older blobs")
+        freed = self.ctx.services.cache.evict(self.ctx.blobs_in_use(), everything=True)
+        self.ctx.services.journal.warning(f"{error}; freed {freed} bytes of older blobs")
 
     def _send_request(self, digest: str, ranges: Ranges) -> None:
         self.ctx.send(NeedChunks, digest=digest, ranges=ranges)
 
     def _receive_chunk(self, digest: str, frame: bytes) -> None:
         if self._fetch.receive_chunk(digest, frame, time.monotonic()):
-            self.ctx.kit.journal.info(f"fetched {digest[:12]}")
+            self.ctx.services.journal.info(f"fetched {digest[:12]}")
             self._proceed()
         self.wake_at = self._fetch.repair_at
 

@@ -58,9 +58,9 @@ class _Computing(DeviceState):
             raise RuntimeError(
                 f"the device in state {ctx.state.value!r} has no manifest; this is a bug"
             )
-        load = ctx.kit.memory.measure(self.phase, task.record.tier, manifest.peak_memory_bytes)
+        load = ctx.services.memory.measure(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
-            agreed = ctx.kit.agreement.apply(setup.data, task.offer)
+            agreed = ctx.services.agreement.apply(setup.data, task.offer)
             if not task.offer.stays:  # otherwise the board may define its own labels
                 check_own_labels(agreed.samples, manifest)
             # On disk first: if it kills the agent, the restart knows what was too large.
@@ -87,7 +87,7 @@ class _Computing(DeviceState):
             instructions=offer,
             manifest=manifest,
             weights=choice.weights,
-            tested=self.ctx.kit.cache.tested(choice.artifact_set.digest),
+            tested=self.ctx.services.cache.tested(choice.artifact_set.digest),
             fetch_seconds=task.fetch_seconds,
         )
 
@@ -107,11 +107,11 @@ class _Computing(DeviceState):
             hooks = Hooks(job.report, job.stopped)
             return on_current_data(self.compute, work, ready_setup.pop(), ready_data.pop(), hooks)
 
-        self.ctx.kit.worker.start(self.phase, run)
+        self.ctx.services.worker.start(self.phase, run)
 
     @override
     def leave(self) -> None:
-        self.ctx.kit.worker.cancel()
+        self.ctx.services.worker.cancel()
 
     @override
     def on_repeat(self) -> None:
@@ -146,7 +146,7 @@ class _Computing(DeviceState):
         load = self.ctx.need_task().record.load
         out_of_memory = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error))
         if load is not None and out_of_memory:
-            self.ctx.kit.memory.record_death(load, proven=True)
+            self.ctx.services.memory.record_death(load, proven=True)
             error.__traceback__ = None  # its frames hold what the task had taken
         if not isinstance(error, TaskStopped):
             self.ctx.fail(error)
@@ -160,12 +160,12 @@ class _Computing(DeviceState):
         ctx = self.ctx
         record = ctx.need_task().record
         metrics = result.metrics
-        ctx.kit.memory.record_survival(record.load, len(ctx.need_setup().data))
+        ctx.services.memory.record_survival(record.load, len(ctx.need_setup().data))
         if result.step_seconds:
             ctx.measurements.step_seconds = result.step_seconds
         if self._losses:
-            remember_round(record, ctx.kit.config, sum(self._losses) / len(self._losses))
-        ctx.kit.journal.info(
+            remember_round(record, ctx.services.config, sum(self._losses) / len(self._losses))
+        ctx.services.journal.info(
             f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, "
             f"loss={metrics.train_loss}"
         )
@@ -175,12 +175,12 @@ class _Computing(DeviceState):
     def _on_report(self, report: object) -> None:
         if isinstance(report, SelfTested):
             digest = self.ctx.need_task().record.choice.artifact_set.digest
-            self.ctx.kit.cache.mark_tested(digest, report.name)
-            self.ctx.kit.journal.info(f"self-test passed: {report.name}")
+            self.ctx.services.cache.mark_tested(digest, report.name)
+            self.ctx.services.journal.info(f"self-test passed: {report.name}")
         elif isinstance(report, Settled):
             self._losses.clear()  # what has begun on something else begins anew
             self.ctx.measurements.provider = f"{report.provider} ({report.why})"
-            self.ctx.kit.journal.info(f"trains on {self.ctx.measurements.provider}")
+            self.ctx.services.journal.info(f"trains on {self.ctx.measurements.provider}")
         elif isinstance(report, DataSeen):
             self._adopt_data(report)
         elif isinstance(report, EpochReport):
@@ -193,7 +193,7 @@ class _Computing(DeviceState):
         self._losses.append(report.loss)
         due = time.monotonic() - self._progress_at >= _PROGRESS_SECONDS
         if is_first or due or report.epoch == report.epochs:
-            self.ctx.kit.journal.info(
+            self.ctx.services.journal.info(
                 f"epoch {report.epoch}/{report.epochs} step={report.step} loss={report.loss:.4f}"
             )
         if due:
@@ -205,11 +205,11 @@ class _Computing(DeviceState):
         The raw ones, as another contract may need more of them.
         """
         ctx = self.ctx
-        ctx.kit.agreement.renew(seen.data)
+        ctx.services.agreement.renew(seen.data)
         ctx.setup = replace(ctx.need_setup(), data=seen.data.raw)
         if seen.changed:
             self._losses.clear()  # the task starts again
-            ctx.kit.journal.warning(
+            ctx.services.journal.warning(
                 f"{seen.changed} changed: read again, {len(seen.data.raw)} samples"
             )
             ctx.publish_profile()  # sends the new findings before the update counts
@@ -230,8 +230,8 @@ class Sizing(_Computing):
         ctx = self.ctx
         record = ctx.need_task().record
         link = ctx.measurements.link_bytes_per_second
-        tier = choose_tier(record, ctx.kit.config, ctx.need_setup(), link, result)
-        ctx.kit.journal.info(
+        tier = choose_tier(record, ctx.services.config, ctx.need_setup(), link, result)
+        ctx.services.journal.info(
             f"chose tier={tier}: {result:.4f} s a step of {record.tier}, {link or 0:.0f} B/s"
         )
         ctx.save(phase="fetching", tier=tier, chosen=True)

@@ -18,20 +18,20 @@ class _Ending(DeviceState):
     def enter(self) -> None:
         ctx = self.ctx
         task = ctx.need_task()
-        ctx.kit.worker.cancel()
+        ctx.services.worker.cancel()
         update = task.record.update
         # The record first: a crash after it leaves files that nobody needs, and not a task without
         # its files.
-        ctx.kit.store.clear()
+        ctx.services.store.clear()
         ctx.task = None
         ctx.failure = None
         if update is not None:
-            ctx.kit.blobs.remove(update.digest)
-        sets_before = ctx.kit.cache.index.sets
-        ctx.kit.cache.evict(ctx.blobs_in_use())
-        if sets_before and not ctx.kit.cache.index.sets:
-            size = ctx.kit.config.max_cache_bytes
-            ctx.kit.journal.warning(
+            ctx.services.blobs.remove(update.digest)
+        sets_before = ctx.services.cache.index.sets
+        ctx.services.cache.evict(ctx.blobs_in_use())
+        if sets_before and not ctx.services.cache.index.sets:
+            size = ctx.services.config.max_cache_bytes
+            ctx.services.journal.warning(
                 f"max_cache_bytes = {size} is less than one set takes: it is fetched for every task"
             )
         ctx.post(Event.CLEARED)
@@ -49,7 +49,7 @@ class Refusing(_Ending):
         ctx = self.ctx
         task = ctx.need_task()
         reason, detail = ctx.failure or (RefusalReason.FAILED, "unknown")
-        ctx.kit.journal.warning(f"refused: {reason.value}: {detail}")
+        ctx.services.journal.warning(f"refused: {reason.value}: {detail}")
         ctx.send(Refuse, reason=reason, detail=detail)
         ctx.outcomes.append(TaskOutcome(task.offer.task, Event.FAILED, (reason, detail)))
         super().enter()
@@ -66,16 +66,16 @@ class Stopped(DeviceState):
     def enter(self) -> None:
         ctx = self.ctx
         # It ends between two steps; a step may take longer than anybody waits.
-        ctx.kit.worker.cancel()
-        if not ctx.kit.worker.join(_JOIN_SECONDS):
-            ctx.kit.journal.warning(
+        ctx.services.worker.cancel()
+        if not ctx.services.worker.join(_JOIN_SECONDS):
+            ctx.services.journal.warning(
                 "the worker thread is still in a step; it ends with the process"
             )
         if ctx.task is not None:
             try:
                 ctx.save(settled=True)
             except StorageError as error:
-                ctx.kit.journal.warning(f"this stop will count as a crash: {error}")
+                ctx.services.journal.warning(f"this stop will count as a crash: {error}")
         if ctx.uplink.link is not None:
             ctx.uplink.link.close(farewell=ctx.uplink.farewell(ctx.state.value))
-        ctx.kit.journal.info("stopped")
+        ctx.services.journal.info("stopped")

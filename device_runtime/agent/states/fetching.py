@@ -40,12 +40,12 @@ class Fetching(Collecting):
         offered = {"artifact_set": choice.artifact_set, "weights": choice.weights}
         refs = {ref.digest: ref for ref in offered.values()}
         if not task.record.chosen:
-            choices = able_choices(task.offer, ctx.kit.config, ctx.need_setup())
+            choices = able_choices(task.offer, ctx.services.config, ctx.need_setup())
             telling = weights_to_measure(choices)
             refs[telling.digest] = telling
         lacks: dict[str, str] = {}
         for name, ref in offered.items():
-            if not ctx.kit.blobs.begun(ref.digest):
+            if not ctx.services.blobs.begun(ref.digest):
                 lacks[name] = ref.digest
         self._guarded(lambda: self._accept_and_collect(refs, lacks))
 
@@ -80,7 +80,7 @@ class Fetching(Collecting):
         """Read the manifest, and collect the graphs that this board needs of the set."""
         ctx = self.ctx
         choice = task.record.choice
-        manifest = parse_manifest(ctx.kit.blobs.read(choice.artifact_set.digest))
+        manifest = parse_manifest(ctx.services.blobs.read(choice.artifact_set.digest))
         # The weights would be those of another sub-model.
         if manifest.tier != choice.tier:
             raise RefusedError(
@@ -95,7 +95,7 @@ class Fetching(Collecting):
 
     def _require_memory(self, task: TaskInHand, manifest: Manifest) -> None:
         """Refuse a set that is as large as one that has killed the agent."""
-        too_large = self.ctx.kit.memory.too_large
+        too_large = self.ctx.services.memory.too_large
         if too_large is None:
             return
         if too_large.forbids(routine_of(task.offer).phase, manifest.peak_memory_bytes):
@@ -104,7 +104,7 @@ class Fetching(Collecting):
     def _needed_graphs(self, task: TaskInHand, manifest: Manifest) -> tuple[str, ...]:
         """Return the keys of the graphs of the routine, and of those that predict, each once."""
         graphs = list(routine_of(task.offer).graphs(manifest, self.ctx.need_setup()))
-        if self.ctx.kit.config.predict:
+        if self.ctx.services.config.predict:
             graphs += [key for key in (STATS, INFER) if key in manifest.graphs]
         return tuple(dict.fromkeys(graphs))
 
@@ -123,8 +123,10 @@ class Fetching(Collecting):
             **task.offer.model_dump(include={"run", "round", "version"}),
             "tier": choice.tier,
         }
-        ctx.kit.cache.add_used(choice.artifact_set.digest, digests, choice.weights.digest, newest)
-        ctx.kit.journal.info(
+        ctx.services.cache.add_used(
+            choice.artifact_set.digest, digests, choice.weights.digest, newest
+        )
+        ctx.services.journal.info(
             f"fetched everything: {self._fetch.received_bytes} bytes in {seconds:.2f} s"
         )
         if not task.record.chosen:

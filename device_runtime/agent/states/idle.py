@@ -41,14 +41,14 @@ class Idle(Collecting):
 
     @override
     def leave(self) -> None:
-        self.ctx.kit.worker.cancel()
+        self.ctx.services.worker.cancel()
         super().leave()
 
     @override
     def enter(self) -> None:
         ctx = self.ctx
-        ctx.kit.journal.follow(None)
-        if ctx.kit.config.conditions.new_data is not None:
+        ctx.services.journal.follow(None)
+        if ctx.services.config.conditions.new_data is not None:
             ctx.check_conditions()  # the task that has ended may have been what there was data for
         ctx.announce_state()
         self._rest_ends_at = time.monotonic() + _REST_SECONDS
@@ -65,7 +65,7 @@ class Idle(Collecting):
         now = time.monotonic()
         wanted = None if self.ctx.measurements.paused else releases.wanted
         if now >= self._rest_ends_at:
-            self.ctx.kit.memory.record_survival()
+            self.ctx.services.memory.record_survival()
             self.enter()
             return
         if wanted is not None and self._is_fetching(wanted[0].number):
@@ -91,7 +91,7 @@ class Idle(Collecting):
         if release.sets:
             self._stage(release, ref)
             return
-        file = self.ctx.kit.blobs.path(ref.digest)
+        file = self.ctx.services.blobs.path(ref.digest)
         self.ctx.releases.move("whole", release.number, str(file))
         self.ctx.post(Event.STOP)
 
@@ -101,8 +101,8 @@ class Idle(Collecting):
         Raises:
             RefusedError: the manifest is of another tier, or the set is too large for this board.
         """
-        kit = self.ctx.kit
-        manifest = parse_manifest(kit.blobs.read(ref.digest))
+        services = self.ctx.services
+        manifest = parse_manifest(services.blobs.read(ref.digest))
         if release.sets.get(manifest.tier) != ref:
             raise RefusedError(
                 RefusalReason.MALFORMED,
@@ -113,19 +113,19 @@ class Idle(Collecting):
         graphs = ROUTINES["train"].graphs(manifest, self.ctx.need_setup())
         if not self._files:
             self._collect_files(manifest, graphs, ref.chunk_bytes)
-        elif kit.worker.current is None:
-            path = kit.blobs.path(ref.digest)
-            root = kit.blobs.root
+        elif services.worker.current is None:
+            path = services.blobs.path(ref.digest)
+            root = services.blobs.root
 
             def test(_job: Job) -> tuple[int, str]:
                 return release.number, set_test(path, root, graphs)
 
             # In another process: a set that takes it down must not take the agent down.
-            kit.worker.start("a set", test)
+            services.worker.start("a set", test)
 
     def _require_memory(self, manifest: Manifest) -> None:
         """Refuse a set that needs more memory than is free, or as much as killed the agent."""
-        memory = self.ctx.kit.memory
+        memory = self.ctx.services.memory
         load = memory.measure("training", manifest.tier, manifest.peak_memory_bytes)
         too_large = memory.too_large
         lacks_memory = 0 < load.free < load.peak
@@ -162,10 +162,10 @@ class Idle(Collecting):
         if number != release.number:
             return
         if not why_not:
-            ctx.kit.cache.add_staged(ref.digest, ctx.staged)
+            ctx.services.cache.add_staged(ref.digest, ctx.staged)
         outcome = "unfit" if why_not else "passed"
         with contextlib.suppress(StorageError):  # it is tried again when it comes again
             ctx.releases.move(outcome, release.number, why_not, sets=True)
-        ctx.kit.journal.info(f"artifact sets: {ctx.releases.sets}")
+        ctx.services.journal.info(f"artifact sets: {ctx.releases.sets}")
         ctx.staged = ()
         ctx.publish_status()

@@ -48,16 +48,16 @@ class Starting(DeviceState):
 
     def _prepare(self) -> None:
         ctx = self.ctx
-        config = ctx.kit.config
+        config = ctx.services.config
         check_system()
         for doubt in (clock_doubt(), config.ended()):
             if doubt:
-                ctx.kit.journal.warning(doubt)
+                ctx.services.journal.warning(doubt)
         backend = choose_backend(config.backend)
         data = load_data(config.data)
         ctx.setup = DeviceSetup(
             data,
-            ctx.kit.blobs,
+            ctx.services.blobs,
             backend,
             config.known_threads,
             config.holdout,
@@ -66,24 +66,24 @@ class Starting(DeviceState):
             accelerators=config.accelerators(),
         )
         left_out = f" (left out: {data.facts.left_out_text})" if data.facts.left_out else ""
-        ctx.kit.journal.info(
+        ctx.services.journal.info(
             f"data {data.source}: {len(data)} samples{left_out}; backend {backend}"
         )
         ctx.measurements.unable = self_test(config.state_dir, backend)
         if ctx.measurements.unable:
-            ctx.kit.journal.error(
+            ctx.services.journal.error(
                 f"this board joins, but it cannot train: {ctx.measurements.unable}"
             )
 
     def _tell_fleet(self, error: Exception) -> None:
         """Tell the fleet why this board cannot start; its log says it in any case."""
         ctx = self.ctx
-        config = ctx.kit.config
+        config = ctx.services.config
         ctx.measurements.unable = single_line(str(error))
-        ctx.kit.journal.error(f"{error}; the fleet is told, if the broker is there")
+        ctx.services.journal.error(f"{error}; the fleet is told, if the broker is there")
         with contextlib.suppress(ShoalError):
             link = _connect(ctx, min(_LAST_WORD_SECONDS, config.connect_timeout_seconds))
-            profile = ctx.measurements.profile(config, 0, ctx.kit.memory, ctx.releases)
+            profile = ctx.measurements.profile(config, 0, ctx.services.memory, ctx.releases)
             ctx.uplink.publish_status(None, profile)
             link.drain(time.monotonic() + _LAST_WORD_SECONDS)
 
@@ -94,17 +94,17 @@ class Probing(DeviceState):
     @override
     def enter(self) -> None:
         ctx = self.ctx
-        config = ctx.kit.config
+        config = ctx.services.config
         ctx.check_conditions()
         link = _connect(ctx, config.connect_timeout_seconds)
         link.subscribe(ctx.uplink.topics.task(config.device))
-        ctx.kit.journal.info(f"connected to {link.address}")
-        record, problem = ctx.kit.store.load()
+        ctx.services.journal.info(f"connected to {link.address}")
+        record, problem = ctx.services.store.load()
         if problem:
-            ctx.kit.journal.warning(problem)
+            ctx.services.journal.warning(problem)
         if record is not None:
             self._resume(record)
-        event = resume_event(ctx.task.record if ctx.task else None, ctx.kit.blobs)
+        event = resume_event(ctx.task.record if ctx.task else None, ctx.services.blobs)
         if event is Event.RESUME_POISONED and ctx.task:
             why = _why_poisoned(ctx.task.record)
             ctx.failure = (RefusalReason.FAILED, f"{why}; it is not tried again")
@@ -128,17 +128,17 @@ class Probing(DeviceState):
                 resumed=True,
             )
         )
-        ctx.kit.journal.follow(record.offer)
+        ctx.services.journal.follow(record.offer)
         # A power cut says nothing of memory; a death in the midst of computing may.
         if record.load is not None and record.phase == record.load.phase and crash:
-            ctx.kit.memory.record_death(record.load)
-        ctx.kit.journal.info(
+            ctx.services.memory.record_death(record.load)
+        ctx.services.journal.info(
             f"found a task in phase {record.phase}, {crashes=}, {outages=}, seconds_left={left:.0f}"
         )
         try:
             ctx.save(boot=boot, crashes=crashes, outages=outages, settled=False)
         except StorageError as error:
-            ctx.kit.journal.warning(f"cannot count the crash: {error}")
+            ctx.services.journal.warning(f"cannot count the crash: {error}")
 
 
 def _own_model(config: DeviceConfig) -> OwnModel | None:
@@ -160,17 +160,17 @@ def _connect(ctx: Context, seconds: float) -> Transport:
     Raises:
         TransportError: the broker cannot be reached within so many seconds.
     """
-    config = ctx.kit.config
+    config = ctx.services.config
     ctx.measurements.board = probe(config.conditions.sysfs)
     link = open_transport(
         config.address(),
         f"shoal-{config.fleet}-{config.device}",
-        ctx.kit.inbox,
+        ctx.services.inbox,
         will=ctx.uplink.farewell(ctx.state.value),
         session_expiry_seconds=_SESSION_EXPIRY_SECONDS,
         member=config.member(),
     )
-    ctx.kit.journal.info(f"connecting to {link.address}, for up to {seconds:g} s")
+    ctx.services.journal.info(f"connecting to {link.address}, for up to {seconds:g} s")
     # Only a link that has been connected is closed with a farewell.
     link.connect(seconds)
     ctx.uplink.link = link

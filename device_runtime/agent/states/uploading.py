@@ -76,7 +76,7 @@ class Uploading(DeviceState):
 
     @override
     def leave(self) -> None:
-        self.ctx.kit.worker.cancel()
+        self.ctx.services.worker.cancel()
 
     def _mask_and_send(self) -> None:
         """Mask the update and send it, if the members of its sum are known; else wait."""
@@ -87,10 +87,10 @@ class Uploading(DeviceState):
         if update is None or member is None or not member.partners or not self._unmasked:
             return
         try:
-            masked = mask(ctx.kit.blobs, update, member)
+            masked = mask(ctx.services.blobs, update, member)
             # On disk before the update without masks goes.
             ctx.save(update=masked, masked=True)
-            ctx.kit.blobs.remove(update.digest)
+            ctx.services.blobs.remove(update.digest)
         except ShoalError as error:
             ctx.fail(error)
             return
@@ -111,9 +111,9 @@ class Uploading(DeviceState):
         self.wake_at = NEVER
 
         def send(job: Job) -> int:
-            return send_chunks(link, ctx.kit.blobs, upload, stopped=job.stopped)
+            return send_chunks(link, ctx.services.blobs, upload, stopped=job.stopped)
 
-        ctx.kit.worker.start("uploading", send)
+        ctx.services.worker.start("uploading", send)
 
     def _announce(self) -> None:
         task = self.ctx.need_task()
@@ -123,27 +123,27 @@ class Uploading(DeviceState):
             tier=task.announced_tier,
             metrics=task.record.metrics,
         )
-        self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
+        self.wake_at = time.monotonic() + self.ctx.services.config.retry_seconds
 
     @override
     def on_repeat(self) -> None:
         if self._unmasked:
             self.ctx.accept()
-        elif self.ctx.kit.worker.current is None:
+        elif self.ctx.services.worker.current is None:
             self._announce()
 
     @override
     def on_wake(self) -> None:
         if self.ctx.uplink.need_link().connected:
-            self.ctx.kit.journal.info("announced the update again")
+            self.ctx.services.journal.info("announced the update again")
             self._announce()
         else:
-            self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
+            self.wake_at = time.monotonic() + self.ctx.services.config.retry_seconds
 
     @override
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
         if isinstance(event, WorkDone):
-            self.ctx.kit.journal.info(f"sent {event.result} chunks")
+            self.ctx.services.journal.info(f"sent {event.result} chunks")
             self._announce()
         elif isinstance(event, WorkFailed) and isinstance(event.error, BrokerRefusedError):
             self._send_smaller()
@@ -184,7 +184,7 @@ class Uploading(DeviceState):
                 )
             )
             return
-        ctx.kit.journal.warning(
+        ctx.services.journal.warning(
             f"the broker takes no chunks of {payload_bytes:,} bytes; the update goes in chunks of "
             f"{smaller:,}"
         )
@@ -199,10 +199,10 @@ class Uploading(DeviceState):
     def on_message(self, message: ServerMessage) -> None:
         ctx = self.ctx
         if isinstance(message, UploadAck):
-            ctx.kit.journal.info("the server has the update")
+            ctx.services.journal.info("the server has the update")
             ctx.post(Event.ACKNOWLEDGED)
         elif isinstance(message, UploadRefused):
-            ctx.kit.journal.warning(
+            ctx.services.journal.warning(
                 f"the server refused the update: {message.reason.value}: {message.detail}"
             )
             ctx.post(Event.REJECTED)
@@ -218,8 +218,8 @@ class Uploading(DeviceState):
 
         While chunks are being sent it answers an earlier Done; another follows when they are out.
         """
-        if self.ctx.kit.worker.current is None:
-            self.ctx.kit.journal.info(f"the server misses chunks {ranges}")
+        if self.ctx.services.worker.current is None:
+            self.ctx.services.journal.info(f"the server misses chunks {ranges}")
             self._send(ranges, again=True)
 
 
