@@ -103,7 +103,7 @@ test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Pytho
 	$(TRAINING)/bin/python $(SUITE) $(MARKS) $(TESTS)
 
 # Ordered by how soon they end. Benchmarks, mutants and results are left to whoever reads their figures.
-PROOFS := conformance dist fuzz-api test-training test-installed fuzz soak arm test test-slow
+PROOFS := conformance dist test-oldest fuzz-api test-training test-installed fuzz soak arm test test-slow
 proofs: install  ## Hours: all that CI leaves out, in short where it has no end of its own; says at the end what failed.
 	$(BIN)/python -m tests.proofs COV=--cov RUNS=5 FUZZ="--seconds 300" $(PROOFS)
 
