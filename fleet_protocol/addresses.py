@@ -77,7 +77,8 @@ def _describe_problem(address: str, schemes: Collection[str]) -> str:
     if not separator:
         return f"it has no scheme; known are {scheme_names}"
     if scheme.lower() not in schemes:
-        return f"its scheme {scheme!r} is not known{did_you_mean(scheme, schemes)}; known are {scheme_names}"
+        hint = did_you_mean(scheme, schemes)
+        return f"its scheme {scheme!r} is not known{hint}; known are {scheme_names}"
     login, has_login, place = remainder.rpartition("@")
     reserved = sorted(set(_RESERVED.findall(login)))
     if has_login and reserved:
