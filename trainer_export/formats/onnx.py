@@ -14,6 +14,7 @@ from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
 from trainer_export.column_pieces import in_pieces
 from trainer_export.formats.files import GraphFile
+from trainer_export.formats.model_bytes import model_bytes
 from trainer_export.lowering.program import write_graph
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
@@ -77,8 +78,7 @@ def runnable(
     for entry in model.metadata_props:
         properties[entry.key] = entry.value
     helper.set_model_props(model, properties | dict(metadata))
-    data: bytes = model.SerializeToString(deterministic=True)
-    return data
+    return model_bytes(model)
 
 
 def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -139,7 +139,7 @@ def write_forward_graphs(
 def write_trace(trace: Trace) -> GraphFile:
     """Return a traced program as a file of the portable format."""
     model = fit_into_memory(write_graph(trace, {"shoal.graph": trace.name}))
-    data = model.SerializeToString(deterministic=True)
+    data = model_bytes(model)
     visible_inputs = []
     for port in trace.inputs:
         if port.name not in trace.hidden:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fleet_protocol.manifest import next_name, parameter_input
 from trainer_export.formats.files import GraphFile
+from trainer_export.formats.model_bytes import model_bytes
 from trainer_export.graph import GraphBuilder, Port
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.program import lower
@@ -72,7 +73,7 @@ def step_file(
         if opset.domain:
             domains.append((opset.domain, opset.version))
     model = graph.model({"shoal.graph": "step"}, domains)
-    data = model.SerializeToString(deterministic=True)
+    data = model_bytes(model)
     return GraphFile(STEP, f"{STEP}.onnx", data, tuple(inputs), tuple(outputs), model)
 
 

@@ -34,6 +34,7 @@ from trainer_export.formats.files import (
     UnavailableError,
     silent_stderr,
 )
+from trainer_export.formats.model_bytes import model_bytes
 from trainer_export.formats.ort_rules import RULES
 from trainer_export.formats.ort_step import FOLDER, STEP, step_file
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
@@ -195,7 +196,7 @@ def _model_file(folder: Path, name: str) -> GraphFile:
     # The installed onnx stamps its own newest version on the optimizer model, and the runtime reads
     # up to 10.
     model.ir_version = IR_VERSION
-    data = model.SerializeToString(deterministic=True)
+    data = model_bytes(model)
     inputs = tuple(_port(value) for value in model.graph.input)
     outputs = tuple(_port(value) for value in model.graph.output)
     return GraphFile(f"{FOLDER}/{name}", f"{FOLDER}/{name}.onnx", data, inputs, outputs, model)
