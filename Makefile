@@ -26,7 +26,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: proofs soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check readability format bench results-check docs site dist clean arm board card-tools
+.PHONY: proofs soak install install-training demo test test-slow test-installed test-training test-oldest mutants fuzz fuzz-api conformance check readability format bench results-check docs site dist clean arm board card-tools
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -79,6 +79,23 @@ $(TRAINING_STAMP): pyproject.toml constraints.txt
 	$(TRAINING)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[demo-training,simulate-training,dev]"
 	touch $(TRAINING_STAMP)
 
+# The oldest versions that pyproject.toml allows of what commands, servers and boards need, without PyTorch: an environment
+# with uv, and the tests of commands and pages that need no graphs. One of the two that are left out needs the extra
+# `simulate`, the other compares a document that follows from the newest versions.
+OLDEST := .venv-oldest
+OLDEST_TESTS := tests/shoal/view/test_api.py tests/shoal/test_console.py tests/shoal/test_project_folder.py tests/fleet_protocol/test_locks.py \
+  --deselect tests/shoal/test_console.py::test_a_file_that_cannot_be_used_is_named \
+  --deselect tests/shoal/view/test_api.py::test_the_document_is_what_the_code_says
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable ".[broker,server,tracking,view]"
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python "pytest>=8.3" "pytest-timeout>=2.3" "hypothesis>=6.100" "jsonschema>=4" "onnx==1.18.0" httpx psutil
+	touch $@
+
+test-oldest: $(OLDEST)/.installed  ## Commands, page and locks with the oldest versions that pyproject.toml allows.
+	$(OLDEST)/bin/python -m pytest -W default $(or $(TESTS),$(OLDEST_TESTS))
+
 # Its few tests lie in two folders: to collect all others would take longer than to run these.
 TRAINING_TESTS := tests/device_runtime tests/trainer_export
 test-training: SIDE_BY_SIDE := -n 2 --dist worksteal -o testpaths="$(TRAINING_TESTS)"
@@ -86,7 +103,7 @@ test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Pytho
 	$(TRAINING)/bin/python $(SUITE) $(MARKS) $(TESTS)
 
 # Ordered by how soon they end. Benchmarks, mutants and results are left to whoever reads their figures.
-PROOFS := conformance dist fuzz-api test-training test-installed fuzz soak arm test test-slow
+PROOFS := conformance dist test-oldest fuzz-api test-training test-installed fuzz soak arm test test-slow
 proofs: install  ## Hours: all that CI leaves out, in short where it has no end of its own; says at the end what failed.
 	$(BIN)/python -m tests.proofs COV=--cov RUNS=5 FUZZ="--seconds 300" $(PROOFS)
 

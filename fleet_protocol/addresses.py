@@ -36,10 +36,10 @@ class AddressParts:
 
 def hide_login(address: str) -> str:
     """Return an address without what stands before its last ``@``, but for the scheme."""
-    scheme, separator, rest = address.partition("://")
+    scheme, separator, remainder = address.partition("://")
     if not separator:
         return address.rpartition("@")[2]
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    return f"{scheme}://{remainder.rpartition('@')[2]}"
 
 
 def split_address(address: str, schemes: Collection[str]) -> AddressParts:
@@ -72,15 +72,14 @@ def split_address(address: str, schemes: Collection[str]) -> AddressParts:
 
 
 def _describe_problem(address: str, schemes: Collection[str]) -> str:
-    scheme, separator, rest = address.partition("://")
-    known = " and ".join(schemes)
+    scheme, separator, remainder = address.partition("://")
+    scheme_names = " and ".join(schemes)
     if not separator:
-        return f"it has no scheme; known are {known}"
+        return f"it has no scheme; known are {scheme_names}"
     if scheme.lower() not in schemes:
-        return (
-            f"its scheme {scheme!r} is not known{did_you_mean(scheme, schemes)}; known are {known}"
-        )
-    login, has_login, place = rest.rpartition("@")
+        hint = did_you_mean(scheme, schemes)
+        return f"its scheme {scheme!r} is not known{hint}; known are {scheme_names}"
+    login, has_login, place = remainder.rpartition("@")
     reserved = sorted(set(_RESERVED.findall(login)))
     if has_login and reserved:
         return _encode(*reserved)

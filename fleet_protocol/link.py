@@ -210,7 +210,10 @@ class Link:
             # What the broker ended the connection for is not sent again.
             client.forget_messages(dropped)
             self._backoff.forgive()
-        self._wait(self._backoff.wait_lost(time.monotonic()))
+        delay = self._backoff.wait_lost(time.monotonic())
+        if code and refusal_of_code(code).connection is Reaction.STOP:
+            delay = self._backoff.wait_refused()
+        self._wait(delay)
         self._inbox.put(Disconnected(why_ended(code, reason), code))
         self._note_refusals(dropped.values())
 

@@ -153,7 +153,8 @@ def why_ended(code: int | None, reason: object) -> str:
         reason: of paho.
     """
     if code:
-        return explain(code)
+        refusal = refusal_of_code(code)
+        return f"{refusal.meaning}; {refusal.remedy}"
     # What paho calls every loss that it has no reason for.
     return "without a reason" if str(reason) == "Unspecified error" else str(reason)
 

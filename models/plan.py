@@ -72,6 +72,7 @@ def make_plan(
         if value < 0:
             raise PlanError(f"a plan needs {name} >= 0, not {value}")
 
+    # A static plan keeps the leading units, which every model can do without the others.
     if rule.kind != "static":
         _check_units_may_move(layout, rule.kind)
     draw = _Draw(rule, tier.width, round_index, seed)
@@ -149,6 +150,7 @@ def _draw_per_layer(
 
 def _output_dim(layout: Layout, parameter: Parameter) -> int | None:
     """Find the dimension that a layer draws: the first, or the second of an embedding table."""
+    # A vector (a bias, or one of a norm) has the units that its layer has drawn.
     if len(parameter.dims) < 2:
         return None
     for position, dim in enumerate(parameter.dims):
@@ -164,6 +166,7 @@ def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
         if parameter.block in plan.blocks:
             units = _units(layout, plan, parameter.name, parameter.dims)
             tensors.append(compile_tensor(layout, parameter.name, parameter.dims, units))
+    # Statistics are not required: weights have none before devices were asked for them.
     required = frozenset(tensor.name for tensor in tensors)
     for statistic in layout.statistics:
         if statistic.block in plan.blocks:

@@ -96,6 +96,7 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
     model = Chosen.of(registry.get(config.model.arch), config.model.settings, data)
     _require_runnable(config, model, registry.own, data)
 
+    # The digest is part of the names below, so files that changed are never taken for the old ones.
     content = digest_of(data)
     table = config.data.model_dump(mode="json", exclude={"augment", "train", "test"})
     data_folder = cache / "data" / cache_key({"data": table, "content": content}, data.name)
@@ -109,6 +110,7 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
         own_model = Chosen.of(registry.get(own.arch), own.settings, data)
         pair = _pair(model, own_model, own.classes, config.strategy)
         pairs.append(export_pair(pair, config.model.recipe, config.seed, place, registry.own))
+    # In the folder of the simulation and not in the cache: they depend on its seed.
     weights = config.out / "init.safetensors"
     if not weights.is_file():
         weights.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +169,7 @@ def _deal_samples(config: SimulationConfig, data: Dataset, content: str) -> Path
 
 def _require_fitting_data(config: SimulationConfig, data: Dataset, artifacts: Path) -> None:
     """Raise a DataError if samples or targets do not fit the exported model."""
+    # All tiers take the same samples and targets, so any of their manifests will do.
     path = next((artifacts / config.model.arch).glob("*/manifest.json"))
     manifest = parse_manifest(path.read_bytes())
     check_parts("[data.train]", data.parts, manifest.parts)

@@ -110,6 +110,7 @@ def simulate(
     )
     with (
         held(config.out, refusal),
+        # What a power cut takes of it is computed again.
         contextlib.closing(Store(config.out / "store", durable=False)) as store,
     ):
         claim_folder(config, begun=bool(store.runs()))
@@ -153,6 +154,8 @@ class _Simulation:
         )
         runs = self._store.runs()
         run = runs[0].id if runs else new_run_id()
+        # A server draws noise from the operating system; here it follows from the seed, so that a
+        # simulation can be repeated.
         context = prepare_run(run, self._fleet, artifacts, seeded)
         if not runs:
             self._store.add_run(context.initial_record(), first_version(context, self._blobs))
@@ -164,6 +167,7 @@ class _Simulation:
             artifacts.layout,
             seed=self._config.seed,
         )
+        # Mapped, since there may be a label for each token of a text.
         labels = np.load(self._prepared.data / "train_y.npy", mmap_mode="r")
         judges = chosen_judges(
             self._config.evaluation,
@@ -173,6 +177,8 @@ class _Simulation:
             own_models=self._config.own_models is not None,
         )
         rows = RowMaker(context, self._store, self._blobs, fleet, judges)
+        # The store is the truth. Rows beyond its last closed round belong to a round that will be
+        # run again.
         records = self._store.rounds(context.run)
         closed = [record for record in records if record.state is RoundState.CLOSED]
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:
@@ -248,6 +254,7 @@ class _Simulation:
             augment=self._config.data.changes,
             backend=table.backend,
             device=table.device,
+            # Settings may hold frozen mappings, which JSON takes only as dicts.
             settings=json.dumps(dict(self._prepared.settings), default=dict),
             models=self._config.model.models,
             pairs=self._prepared.pairs,

@@ -46,6 +46,7 @@ from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
 from trainer_export.start import Start
 from trainer_export.tier_set import Format, TierSets
+from trainer_export.torch_version import require_known_torch
 
 FORMATS: tuple[Format, ...] = ("onnx", "ort-training", "executorch")
 _OPTIONAL = {"ort-training": ort_training, "executorch": executorch}
@@ -147,13 +148,15 @@ def export_architecture(  # noqa: PLR0913  (an argument for each thing that it n
         One report per tier, in order, those that stay at the end.
 
     Raises:
-        ConfigError: no tier, an unknown format or one that is not installed, a head for a tier
-            that is not exported, or tiers that would be dropped.
+        ConfigError: another PyTorch than those supported, no tier, an unknown format or one that
+            is not installed, a head for a tier that is not exported, or tiers that would be
+            dropped.
         PlanError: the model cannot have one of the tiers or heads.
         ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing
             is published.
         StorageError: a file cannot be written; what was published before is still there.
     """
+    require_known_torch()
     wanted = list(dict.fromkeys(tiers))
     chosen = installed_formats() if formats is None else tuple(formats)
     _refuse_formats(arch, wanted, chosen)

@@ -22,6 +22,7 @@ from models.inputs import Row
 from models.user_lines import at_line_of, first_line
 from models.zoo.dropout import feed_noise, noise_shapes
 from models.zoo.layers import Mode, StaticBatchNorm, set_mode
+from models.zoo.randomized_model import RETURN_LOGITS
 from trainer_export.batch_uses import Known
 from trainer_export.graph import Port
 from trainer_export.loss import Loss
@@ -272,12 +273,18 @@ def require_one_output(signature: Signature, loss: Loss) -> None:
     Raises:
         ExportError: there are several, which only a loss of the user's can weigh.
     """
-    if signature.heads and not isinstance(loss, OwnLoss):
+    if not signature.heads or isinstance(loss, OwnLoss):
+        return
+    if len(signature.heads) == 1:
         raise ExportError(
-            f"the model returns {len(signature.heads)} outputs ({', '.join(signature.heads)}), and"
-            f" {loss.name} is about one; write what they shall learn together as a function of"
-            " yours, @shoal.loss() of (outputs, targets)"
+            "the model returns its one output in a tuple or dictionary; let its forward return the"
+            f" tensor: {RETURN_LOGITS}"
         )
+    raise ExportError(
+        f"the model returns {len(signature.heads)} outputs ({', '.join(signature.heads)}), and"
+        f" {loss.name} is about one; return only that one ({RETURN_LOGITS}), or write a loss for"
+        " all of them, @shoal.loss() of (outputs, targets)"
+    )
 
 
 def model_noise(model: nn.Module, signature: Signature) -> Mapping[str, tuple[int, ...]]:

@@ -51,6 +51,7 @@ from trainer_export.pair_step import PairRoutine, pair_routine, trace_pair
 from trainer_export.progress import Counter, Progress
 from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
+from trainer_export.torch_version import require_known_torch
 
 _STAGES = 4  # of one pair: the step traced and checked, the forward graphs of each model
 
@@ -145,6 +146,7 @@ def export_pairs(  # noqa: PLR0913  (options by keyword)
             is published.
         StorageError: a file cannot be written; what was published before is still there.
     """
+    require_known_torch()
     title = _name_of(pairs, name)
     counter = Counter(progress, len(pairs) * _STAGES)
     manifests = []

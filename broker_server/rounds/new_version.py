@@ -7,7 +7,7 @@ between is in `broker_server.updates`.
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -118,13 +118,20 @@ def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
     return _version(context, blobs, GlobalModel(weights, state), number=0, round_number=0)
 
 
+@dataclass(frozen=True)
+class NoVersion:
+    """A round whose updates made no version."""
+
+    reason: str
+
+
 def make_version(
     context: RunContext,
     services: Services,
     tasks: Mapping[str, TaskRecord],
     old: VersionRecord,
     folding: Folding,
-) -> VersionRecord | str:
+) -> VersionRecord | NoVersion:
     """Finish a merge and commit the new global version with what became of the updates.
 
     Args:
@@ -150,7 +157,9 @@ def make_version(
     if new is None or not _is_finite(new):
         refused = {task: screened.outcomes[task] for task in screened.refusals}
         services.store.settle_outcomes(refused)
-        return "every update was refused" if new is None else _blame(screened, tasks)
+        if new is None:
+            return NoVersion("every update was refused")
+        return NoVersion(_blame(screened, tasks))
     last = services.store.last_round(context.run)
     number = last.number if last is not None else 0
     # Parameters alone: where the model is whole, this blob is what its devices are sent, for

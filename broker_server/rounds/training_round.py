@@ -12,7 +12,7 @@ from broker_server.rounds.closing import ClosingRule, Decision
 from broker_server.rounds.collecting import Collection
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.judging import Judge, Judgement
-from broker_server.rounds.new_version import begin_folding, make_version
+from broker_server.rounds.new_version import NoVersion, begin_folding, make_version
 from broker_server.rounds.planning import open_collection
 from broker_server.rounds.round_cleanup import clean_up
 from broker_server.rounds.round_records import (
@@ -215,8 +215,8 @@ class TrainingRound:
             by_id[task.id] = task
         folding.advance(phases)
         version = make_version(self._context, self._services, by_id, old, folding)
-        if isinstance(version, str):
-            raise RoundGivenUp(version)
+        if isinstance(version, NoVersion):
+            raise RoundGivenUp(version.reason)
         return version
 
     # The end.

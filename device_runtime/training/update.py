@@ -172,20 +172,24 @@ def _sent_weights(task: Task, setup: DeviceSetup) -> Tensors:
 def _encode_with_feedback(task: Task, files: OwnModelFiles, change: NewTensors) -> Tensors:
     """Encode a change with what earlier rounds lost, and keep what is lost now for the next.
 
+    A residual is what an encoding took away: the change before it less the change that the server
+    decodes. Each tier has its own, because its entries are those of its units.
+
     `change` is written over, so that memory holds no further copy of the model.
     """
     upload = task.instructions.upload
-    lost: dict[str, NewTensors] = {}
+    residuals: dict[str, NewTensors] = {}
     with contextlib.suppress(BlobError):  # a damaged file is worth less than the round
-        lost = files.load_tiers(task.run, task.round)
-    carried = lost.get(task.tier, {})
+        residuals = files.load_tiers(task.run, task.round)
+    # The residual of the round in which the device last trained this tier.
+    residual = residuals.get(task.tier, {})
     for name, value in change.items():
-        change[name] = value + carried.get(name, np.float32(0))
+        change[name] = value + residual.get(name, np.float32(0))
     encoded = encode_tensors(change, upload.encoding, keep=upload.keep)
     shapes = {name: value.shape for name, value in change.items()}
     decoded = decode(encoded, shapes, upload.encoding, keep=upload.keep)
-    lost[task.tier] = {name: value - decoded[name] for name, value in change.items()}
-    files.save_tiers(task.run, task.round, lost)
+    residuals[task.tier] = {name: value - decoded[name] for name, value in change.items()}
+    files.save_tiers(task.run, task.round, residuals)
     return encoded
 
 

@@ -6,6 +6,7 @@ A board runs only graphs that pass, and a server evaluates only such graphs.
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -108,14 +109,19 @@ def _on_view(data: Buffer, check: Callable[[memoryview], object]) -> None:
         raise refusal
 
 
-@functools.lru_cache(maxsize=64)
-def _passed(spec: GraphSpec, leaves_board: bool) -> list[bool]:
-    """Return a list that is empty until a file with the digest of `spec` has passed.
+@dataclass(frozen=True)
+class _GraphFile:
+    """A file that has the digest of its specification, which decides what is found in it.
 
-    A board opens the same few graphs in every round.
+    Attributes:
+        spec: of the file.
+        leaves_board: as of `_check`.
+        data: its bytes. Two files of one specification are equal.
     """
-    del spec, leaves_board
-    return []
+
+    spec: GraphSpec
+    leaves_board: bool
+    data: memoryview = field(compare=False, repr=False)
 
 
 def _check(
@@ -127,17 +133,21 @@ def _check(
     digest = name_among(data, by_digest)
     if digest is None:
         raise _unsafe(f"a graph of {len(data)} bytes is not in the manifest")
-    spec = by_digest[digest]
-    passed = _passed(spec, leaves_board)
-    if passed:
-        return
-    graph = check_structure(data)
+    _check_file(_GraphFile(by_digest[digest], leaves_board, data))
+
+
+# A board opens the same few graphs in every round. A refusal is an exception, which is not cached:
+# a file that was refused is checked again, so that each refusal has its reason. The views that the
+# cache keeps are released by their owner, so no mapping stays open for them.
+@functools.lru_cache(maxsize=64)
+def _check_file(file: _GraphFile) -> None:
+    """Check the structure of a graph, and its ports against its specification."""
+    spec = file.spec
+    graph = check_structure(file.data)
     _compare_ports(f"inputs of graph {spec.path}", graph.inputs, spec.inputs)
     _compare_ports(f"outputs of graph {spec.path}", graph.outputs, spec.outputs)
-    if leaves_board:
+    if file.leaves_board:
         _check_outputs(graph, spec.path)
-    # A file that was refused is checked again, so that each refusal has its reason.
-    passed.append(True)
 
 
 def _compare_ports(

@@ -87,15 +87,15 @@ class Membership:
 
     def _newer_revocations(self, papers: Papers) -> Revocations:
         """Return the list of revocations in papers, unless it is older than the known one."""
-        known = self.revocations
+        current = self.revocations
         revocations = read_signed(Revocations, bytes.fromhex(papers.revoked), self._operator)
-        if revocations == known:
+        if revocations == current:
             return revocations
-        if revocations.fleet != known.fleet or revocations.counter <= known.counter:
+        if revocations.fleet != current.fleet or revocations.counter <= current.counter:
             raise RefusedError(
                 RefusalReason.REPLAYED,
                 f"revocations {revocations.counter} of fleet {revocations.fleet}, where "
-                f"{known.counter} are known",
+                f"{current.counter} are known",
             )
         return revocations
 

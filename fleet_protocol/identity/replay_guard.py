@@ -87,12 +87,12 @@ class ReplayGuard:
             RefusedError: it was received before, or is older than one that was.
         """
         key = f"{signer.key} {topic}"
-        known = self._highest.get(key, -1)
+        highest = self._highest.get(key, -1)
         if farewell:
-            if counter >> _SESSION_BITS < known >> _SESSION_BITS:
+            if counter >> _SESSION_BITS < highest >> _SESSION_BITS:
                 raise RefusedError(RefusalReason.REPLAYED, f"an old farewell of {signer.name}")
             return
-        if counter < known or (counter == known and not retained):
+        if counter < highest or (counter == highest and not retained):
             raise RefusedError(
                 RefusalReason.REPLAYED,
                 f"a message of {signer.name} on {topic} that was heard before, or its enrolment "
@@ -106,13 +106,13 @@ class ReplayGuard:
         Raises:
             RefusedError: a newer one is known.
         """
-        known = self._highest.get(_SERVER_KEY, -1)
-        if signer.serial < known:
+        highest = self._highest.get(_SERVER_KEY, -1)
+        if signer.serial < highest:
             raise RefusedError(
                 RefusalReason.REVOKED,
-                f"a message with the server's key {signer.serial}, now {known}",
+                f"a message with the server's key {signer.serial}, now {highest}",
             )
-        if signer.serial > known:
+        if signer.serial > highest:
             self._save(_SERVER_KEY, signer.serial)
 
     def _save(self, key: str, value: int) -> None:

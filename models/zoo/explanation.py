@@ -38,6 +38,10 @@ def explain(refutation: Refutation, task: ProofTask, is_accepted: Callable[[Axis
     if problem is not None:
         return problem
     axis = task.dimensions.axes[refutation.axis]
+    fault = _fixed_size(refutation, task, axis)
+    if fault is not None:
+        # No other form of the axis helps a module that has its size as a number.
+        return f"{fault.problem}; {fault.remedy}"
     fault = _unreadable_order(refutation, task, axis) or _fixed_places(refutation, task, axis)
     remedies = [*other_forms(task, axis, is_accepted), fault.remedy]
     return f"{fault.problem}; {', or '.join(remedies)}"
@@ -166,6 +170,30 @@ def _unreadable_order(refutation: Refutation, task: ProofTask, axis: Axis) -> _F
                 f"{entries} of them of axis {axis.name}, in no order that can be sliced",
                 "give each part a parameter of its own",
             )
+    return None
+
+
+def _fixed_size(refutation: Refutation, task: ProofTask, axis: Axis) -> _Fault | None:
+    """Name a module that takes the units of an axis, but has their number written into it.
+
+    Its weight has a dimension of inputs as long as the axis, which no axis moves.
+    """
+    for variant in task.variants:
+        output = _first_changed_output(refutation, variant, axis)
+        if output is None:
+            continue
+        name = f"{output.path}.weight"
+        place = (name, 1)
+        shape = task.dimensions.shapes.get(name, ())
+        is_fixed = len(shape) > 1 and not task.dimensions.growth.get(place)
+        if not is_fixed or shape[1] % axis.size:
+            continue
+        return _Fault(
+            f"module {output.path} ({output.kind}) takes {shape[1]} inputs at every width, and "
+            f"the units of axis {axis.name}, of which the whole model has {axis.size}, go into it",
+            f"ask cut for this size, as for that of axis {axis.name}, instead of writing "
+            f"{shape[1]}",
+        )
     return None
 
 

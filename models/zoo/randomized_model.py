@@ -33,6 +33,9 @@ CHECKPOINT_REFUSAL = (
 )
 """The error of a model that keeps its activations in its own way."""
 
+RETURN_LOGITS = "`return output.logits`, in a module that holds the model if its class is not yours"
+"""What to do with a model that returns an object, a named tuple or a dictionary with logits."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -192,5 +195,5 @@ def _float_tensors(returned: Any) -> list[Tensor]:
         return tensors
     raise ConfigError(
         "a model must return tensors, or a tuple, list or dictionary of them, not "
-        f"{type(returned).__name__}; leave out what is none"
+        f"{type(returned).__name__}; leave out what is none, or return one tensor: {RETURN_LOGITS}"
     )

@@ -26,6 +26,7 @@ _ORDERS_PER_WORKER = 2
 """Orders that a worker has at once, so that it does not wait for the store between two of them."""
 _END_SECONDS = 5.0
 _RESULT: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
+# Each worker has a core; threads of its libraries would take those of the others.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -101,6 +102,7 @@ class LocalEngine:
         )
         worker = _Worker(process)
         worker.send(self._setup.model_dump_json())
+        # A read returns what has come, and does not wait until a buffer is full.
         os.set_blocking(worker.output.fileno(), False)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
         return worker
@@ -144,6 +146,7 @@ class LocalEngine:
         if not data:
             self._replace(worker)
             return []
+        # What follows the last end of a line is the beginning of the next, or nothing.
         *lines, worker.unread = (worker.unread + data).split(b"\n")
         results = [_RESULT.validate_json(line) for line in lines]
         for result in results:
@@ -164,6 +167,7 @@ class LocalEngine:
             tasks = worker.open_tasks
             self._count_loss(tasks, code)
             orders[0] = WorkOrder(tasks=tuple(tasks))
+        # `extendleft` puts one before the other, which turns their order round.
         self._waiting.extendleft(reversed(orders))
         self._workers.insert(place, self._start())
         self._hand_out()

@@ -46,6 +46,11 @@ def test_every_exit_code_is_explained():
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     used = {kind.exit_code for kind in kinds if issubclass(kind, ShoalError)}
+    for package in ("broker_server", "device_runtime", "reproduction", "shoal", "simulation"):
+        for path in (ROOT / package).rglob("*.py"):
+            codes = re.findall(r"^ +exit_code = (\d+)$", path.read_text(), re.MULTILINE)
+            used |= {int(code) for code in codes}
+    assert {9, 130} < used
     assert used <= listed
 
 

@@ -152,7 +152,8 @@ def test_every_reason_of_a_disconnect_arrives(code):
         with contextlib.closing(link):
             link.subscribe("t", timeout_seconds=0)
             lost = next_of(inbox, Disconnected)
-    assert (lost.code, lost.reason) == (code, explain(code))
+    refusal = refusal_of_code(code)
+    assert (lost.code, lost.reason) == (code, f"{refusal.meaning}; {refusal.remedy}")
 
 
 def test_a_login_that_is_refused_later_is_an_event():

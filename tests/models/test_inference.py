@@ -268,3 +268,31 @@ def test_a_user_may_use_the_static_norm():
         )
     )
     assert [item.name for item in infer_layout(arch).statistics] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (
+            lambda cut: nn.Sequential(
+                nn.Linear(4, cut.width("a", 32)), nn.ReLU(), nn.Linear(32, cut.classes(3))
+            ),
+            r"module 2 \(Linear\) takes 32 inputs at every width, .*axis a, .*ask cut for this size",
+        ),
+        (
+            lambda cut: nn.Sequential(
+                nn.Unflatten(1, (4, 1)),
+                nn.Conv1d(4, cut.width("a", 8), 1),
+                nn.Conv1d(8, 8, 1),
+                nn.Flatten(),
+                nn.Linear(8, cut.classes(3)),
+            ),
+            r"module 2 \(Conv1d\) takes 8 inputs at every width",
+        ),
+    ],
+)
+def test_a_size_that_is_written_into_a_layer_is_named(build, says):
+    """With what to ask cut for, not with another form of the axis."""
+    with pytest.raises(ConfigError, match=says) as caught:
+        infer_layout(arch_of(build))
+    assert "leading" not in str(caught.value)

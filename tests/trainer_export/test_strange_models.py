@@ -3,6 +3,7 @@ then exports.
 """
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from trainer_export.check import open_session
 from trainer_export.footprint import count_flops
 from trainer_export.formats.onnx import write_graphs
 from trainer_export.losses.own import loss
-from trainer_export.model_inputs import Signature
+from trainer_export.model_inputs import Signature, require_one_output
 from trainer_export.recipe import Recipe
 
 VECTOR = Signature((6,), "float32", 3)
@@ -577,3 +578,17 @@ def test_what_fails_in_the_middle_of_an_export_is_named(kind, what, tmp_path):
             tmp_path / "set",
             formats=("onnx",),
         )
+
+
+@pytest.mark.parametrize(
+    ("heads", "says"),
+    [
+        ({"logits.0": (3,)}, r"returns its one output in a tuple .*`return output\.logits`"),
+        ({"logits.a": (3,), "logits.b": (3,)}, r"2 outputs \(logits\.a, .*@shoal\.loss\(\)"),
+    ],
+)
+def test_a_model_that_wraps_its_logits_is_named_what_to_return(heads, says):
+    """A named tuple or dictionary of one tensor needs no loss of the user's."""
+    loss = SimpleNamespace(name="masked-cross-entropy")
+    with pytest.raises(ExportError, match=says):
+        require_one_output(SimpleNamespace(heads=heads), loss)

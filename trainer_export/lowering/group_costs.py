@@ -13,7 +13,7 @@ from trainer_export.lowering.values import BATCH_HINT
 
 _FLOP_NS = 0.014  # of products of matrices that are large enough
 _VECTOR = 8  # columns that a product computes at once, two times at least
-_PRODUCT_NS = 400.0  # to begin the product of a channel
+_PRODUCT_START_NS = 400.0  # to begin the product of a channel
 _PACKED_NS = 0.6  # to lay out a number of the right matrix before a product
 _RUN_NS = 8.0  # to copy a row of numbers, and each of its numbers
 _COPIED_NS = 0.18
@@ -43,7 +43,7 @@ def tiles_ns(tiles: Tiles, channels: int, *, turns: bool = False) -> float:
     product = tiles.count * 2 * window * columns * _FLOP_NS
     matrix = tiles.tile * window * (2 * tiles.taps * _FLOP_NS + _PACKED_NS)
     shared = tiles.tile * window * tiles.taps / channels
-    per_sample = (matrix + shared + _PRODUCT_NS) / BATCH_HINT
+    per_sample = (matrix + shared + _PRODUCT_START_NS) / BATCH_HINT
     turned = _TURNED_NS * tiles.tile * tiles.count if turns else 0.0
     return product + per_sample + turned + _windows_ns(tiles)
 
@@ -100,4 +100,6 @@ def columns_ns(geometry: Geometry, inputs: int, outputs: int, places: int) -> fl
     columns = _columns(outputs)
     looked_up = rows * (_RUN_NS + _COPIED_NS * inputs)
     turned = _TURNED_NS * (math.prod(geometry.inputs) * inputs + places * outputs)
-    return looked_up + 2 * rows * inputs * columns * _FLOP_NS + turned + _PRODUCT_NS / BATCH_HINT
+    return (
+        looked_up + 2 * rows * inputs * columns * _FLOP_NS + turned + _PRODUCT_START_NS / BATCH_HINT
+    )

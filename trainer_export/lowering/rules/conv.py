@@ -37,7 +37,7 @@ aten = torch.ops.aten
 _FEW = 8
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
 _FLOP_NS = 0.005
-_PRODUCT_NS = 0.2  # to write a product that is read once more
+_WRITTEN_PRODUCT_NS = 0.2  # to write a product that is read once more
 _SUM_NS = 0.1  # to add a number to a sum
 _TRANSPOSED_NS = 15.0
 _TRANSPOSED_FLOP_NS = 0.015
@@ -185,8 +185,13 @@ def _convolution_backward(
     convolution = Convolution(*own_settings)
     grad = emit.full(grad)
     x = emit.full(x)
-    wide, narrow = (grad, x) if convolution.transposed else (x, grad)
-    geometry = convolution.geometry(wide.shape[2:], weight, narrow.shape[2:])
+    # The map that windows read, and the map with a place for each window.
+    windowed = x
+    results = grad
+    if convolution.transposed:
+        windowed = grad
+        results = x
+    geometry = convolution.geometry(windowed.shape[2:], weight, results.shape[2:])
     grad_x = grad_weight = grad_bias = None
     if mask[0]:
         spec = out[0]
@@ -197,9 +202,9 @@ def _convolution_backward(
         else:
             grad_x = _input_gradient(emit, spec, grad, weight, geometry, convolution.groups)
     if mask[1] and convolution.groups > 1:
-        grad_weight = groups.weight_of(emit, narrow, wide, weight, geometry)
+        grad_weight = groups.weight_of(emit, results, windowed, weight, geometry)
     elif mask[1]:
-        grad_weight = _weight_gradient(emit, narrow, wide, weight.shape, geometry)
+        grad_weight = _weight_gradient(emit, results, windowed, weight.shape, geometry)
     if mask[2]:
         grad_bias = emit.reduce("ReduceSum", grad, [0, *range(2, grad.rank)], keep=False)
     return grad_x, grad_weight, grad_bias
@@ -283,7 +288,7 @@ def _costs(geometry: Geometry, weight: Value, reach: int) -> tuple[float, float,
     taps = geometry.taps
     flops = 2 * taps * inputs * outputs
     look_up_first = places * (look_up_ns(1, taps, outputs) + flops * _FLOP_NS)
-    products = results * (flops * _FLOP_NS + taps * inputs * _PRODUCT_NS)
+    products = results * (flops * _FLOP_NS + taps * inputs * _WRITTEN_PRODUCT_NS)
     sums = places * (look_up_ns(1, reach, inputs) + reach * inputs * _SUM_NS)
     by_runtime = math.inf
     if fits_conv_transpose(geometry):
