@@ -381,14 +381,11 @@ class Link:
     def drain(self, deadline: float, at_most: int = 0) -> None:
         """Wait until the broker has acknowledged what was sent."""
         with self._changed:
-            is_drained = self._changed.wait_for(
-                lambda: len(self._outstanding) <= at_most,
-                max(0.0, deadline - time.monotonic()),
-            )
-            if not is_drained:
+            seconds = max(0.0, deadline - time.monotonic())
+            if not self._changed.wait_for(lambda: len(self._outstanding) <= at_most, seconds):
+                count = len(self._outstanding)
                 raise TransportError(
-                    f"the broker at {self.address} has not acknowledged "
-                    f"{len(self._outstanding)} messages in time"
+                    f"the broker at {self.address} has not acknowledged {count} messages in time"
                 )
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:

@@ -13,8 +13,12 @@ aten = torch.ops.aten
 
 
 def simplify(program: fx.GraphModule) -> None:
-    """Apply every rewrite to a program, in place."""
+    """Apply every rewrite to a program, in place.
+
+    The order matters: a rewrite finds its pattern only where nothing stands between its operators.
+    """
     _drop_no_operations(program.graph)
+    # A scale between a convolution and its norm hides the bias that the norm cancels.
     _fold_scales_into_norms(program.graph)
     _drop_cancelled_biases(program.graph)
     fuse_pointwise_norms(program.graph)

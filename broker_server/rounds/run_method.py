@@ -126,9 +126,9 @@ class RunMethod:
         if secure is None:
             return None
         # With central noise its bound holds for every device, not only for their mean.
-        noise = self.config.central_noise
-        clip = secure.clip if noise is None else min(secure.clip, noise.clip)
-        return Summing(clip=clip, least=secure.least)
+        bounding = [secure, self.config.central_noise]
+        clips = [table.clip for table in bounding if table is not None]
+        return Summing(clip=min(clips), least=secure.least)
 
 
 def build_method(config: FleetConfig, layout: Layout, tiers: Sequence[Tier]) -> RunMethod:

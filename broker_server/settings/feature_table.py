@@ -72,6 +72,8 @@ class Row:
 
 
 TABLE: tuple[Row, ...] = (
+    # The bound is a multiple of the median norm of a tier's updates: single updates must be
+    # visible, and what one counts depends on the others of its round.
     Row(
         lambda run: run.robust.norm_bound > 0,
         Feature(
@@ -91,6 +93,7 @@ TABLE: tuple[Row, ...] = (
             breaks=frozenset({Trait.INDEPENDENT}),
         ),
     ),
+    # An order of values has no weights, and is one of values that started from the same ones.
     Row(
         lambda run: run.robust.merge in {"median", "trimmed_mean"},
         Feature(
@@ -102,6 +105,7 @@ TABLE: tuple[Row, ...] = (
             breaks=frozenset({Trait.INDEPENDENT, Trait.MEAN_OF_CHANGES}),
         ),
     ),
+    # Distances between updates exist where these have the same entries, all of them.
     Row(
         lambda run: run.robust.merge == "krum",
         Feature(
@@ -127,6 +131,7 @@ TABLE: tuple[Row, ...] = (
             breaks=frozenset({Trait.LABELS_HIDDEN}),
         ),
     ),
+    # The server decodes an update before it adds it up.
     Row(
         lambda run: run.upload.encoding != "fp32",
         Feature(
@@ -135,6 +140,7 @@ TABLE: tuple[Row, ...] = (
             needs=frozenset({Trait.SINGLE}),
         ),
     ),
+    # What an update leaves out is added to the device's next one, of the same units.
     Row(
         lambda run: run.upload.encoding == "topk",
         Feature(
@@ -152,6 +158,7 @@ TABLE: tuple[Row, ...] = (
             needs=frozenset({Trait.MEAN_OF_CHANGES}),
         ),
     ),
+    # A round closes when it has the updates that it wants, and drops those that come later.
     Row(
         lambda run: run.round.over_selection > 0,
         Feature(
@@ -160,6 +167,7 @@ TABLE: tuple[Row, ...] = (
             breaks=frozenset({Trait.COMPLETE, Trait.LATE_COUNTS}),
         ),
     ),
+    # A merge takes what has arrived, of devices that began with different versions.
     Row(
         lambda run: run.round.buffer is not None,
         Feature(
@@ -169,6 +177,8 @@ TABLE: tuple[Row, ...] = (
             breaks=frozenset({Trait.ONE_VERSION, Trait.KNOWN_COUNT}),
         ),
     ),
+    # The noise covers what one device can change of the sum. That is bounded only if no device
+    # changes how others count, and if its labels and its choice of a tier reveal nothing.
     Row(
         lambda run: run.privacy is not None and run.privacy.where == "central",
         Feature(

@@ -54,7 +54,7 @@ class RoundConfig(RoundKeys):
         wait_seconds: how long to wait for ``min_devices``.
         nudge_seconds: a device silent for this long is sent its offer again.
         retries: abandoned rounds in a row before the run fails.
-        chunk_bytes: payload bytes of a chunk; hosted brokers cap a packet at 128 kB.
+        chunk_bytes: payload bytes of a chunk; less where the broker takes no such packets.
     """
 
     deadline_seconds: float = Field(default=120.0, gt=0)

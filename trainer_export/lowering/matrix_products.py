@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fleet_protocol.errors import ExportError
+from trainer_export import pointwise_norms  # noqa: F401 - registers shoal::pointwise_norm
 from trainer_export.operators import static_batch_norm, static_batch_norm_backward
-from trainer_export.pointwise_norms import pointwise_norm, pointwise_norm_backward
 
 aten = torch.ops.aten
 
@@ -303,8 +303,29 @@ def _norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, 
 # The Python functions behind the operators of batch norms, which have no public name.
 _STATIC_BATCH_NORM = static_batch_norm._init_fn  # noqa: SLF001
 _STATIC_BATCH_NORM_BACKWARD = static_batch_norm_backward._init_fn  # noqa: SLF001
-_POINTWISE_NORM = pointwise_norm._init_fn  # noqa: SLF001
-_POINTWISE_NORM_BACKWARD = pointwise_norm_backward._init_fn  # noqa: SLF001
+
+
+def _point_settings(x: Tensor) -> tuple[Any, ...]:
+    """Return the settings of a convolution of single places."""
+    rank = x.dim() - 2
+    return ([1] * rank, [0] * rank, [1] * rank, False, [0] * rank, 1)
+
+
+def _pointwise_norm(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+    convolved = convolution(x, w, None, *_point_settings(x))
+    normed: Tensor = _STATIC_BATCH_NORM(convolved, scale, shift, eps)
+    return normed
+
+
+def _pointwise_norm_backward(
+    grad: Tensor, x: Tensor, w: Tensor, scale: Tensor, eps: float
+) -> tuple[Tensor | None, ...]:
+    settings = _point_settings(x)
+    convolved = convolution(x, w, None, *settings)
+    slope, *to_norm = _STATIC_BATCH_NORM_BACKWARD(grad, convolved, scale, eps)
+    to_x, to_w, _ = convolution_backward(slope, x, w, None, *settings, (True, True, False))
+    return (to_x, to_w, *to_norm)
+
 
 MATRIX_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
@@ -319,8 +340,8 @@ MATRIX_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.addmm.default: _addmm,
         torch.ops.shoal.static_batch_norm.default: _STATIC_BATCH_NORM,
         torch.ops.shoal.static_batch_norm_backward.default: _STATIC_BATCH_NORM_BACKWARD,
-        torch.ops.shoal.pointwise_norm.default: _POINTWISE_NORM,
-        torch.ops.shoal.pointwise_norm_backward.default: _POINTWISE_NORM_BACKWARD,
+        torch.ops.shoal.pointwise_norm.default: _pointwise_norm,
+        torch.ops.shoal.pointwise_norm_backward.default: _pointwise_norm_backward,
     }
 )
 """What stands for operators of a traced program, for `make_fx` with sizes that are numbers."""
