@@ -239,12 +239,7 @@ class Link:
         self._inbox.put(Received(topic, payload, retained))
 
     def _on_publish(
-        self,
-        client: Any,
-        _data: object,
-        mid: int,
-        code: Any,
-        _properties: Any,
+        self, client: Any, _data: object, mid: int, code: Any, _properties: Any
     ) -> None:
         dropped = self._outstanding.acknowledge(mid, code)
         client.forget_messages(dropped.keys() - {mid})  # paho finishes this one itself
