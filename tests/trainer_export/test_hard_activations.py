@@ -27,7 +27,7 @@ RESULTS = (Port("y", "float32", ("batch", 2)), Port("grad", "float32", ("batch",
         functional.hardsigmoid,
         functional.hardswish,
     ],
-    ids=str,
+    ids=["relu6", "hardtanh", "a wide hardtanh", "hardsigmoid", "hardswish"],
 )
 def test_values_and_gradients_are_those_of_pytorch(function: Callable[[Tensor], Tensor]) -> None:
     """Beside a bend by one number that a float32 holds, and without a choice between two."""
