@@ -106,6 +106,7 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
 
 
 def _run_view(store: Store, record: RunRecord) -> RunView:
+    config_json(record)  # a row that no server wrote is named by table and id
     config = FleetConfig.stored(record.config)
     versions = store.versions(record.id)
     closed = count_closed_rounds(versions)
