@@ -115,6 +115,8 @@ class ScriptedServer:
                     self._changed.notify_all()
 
     def _on_received(self, event: Received) -> None:
+        if not event.payload:
+            return  # of `shoal device doctor`, which checks what the broker allows
         topic = self._topics.parse(event.topic)
         if isinstance(topic, UploadTopic):
             chunk = decode_chunk(event.payload)
