@@ -131,14 +131,19 @@ def _check_whole(
         )
 
 
+def choosing_loss(name: str) -> str:
+    """Return how a user chooses a loss: with an option of the export, or in `sim.toml`."""
+    return f'export with --loss {name} (in a simulation set loss = "{name}" in [model.recipe])'
+
+
 def _shape_remedy(y: Targets, manifest: Manifest) -> str:
     loss = manifest.recipe.loss
     shape = manifest.label_shape
     has_column_per_class = y.shape[1:] == (manifest.classes,)
     if loss.target == "int64" and not shape and has_column_per_class:
         return (
-            "if several labels hold for a sample, export with --loss binary-cross-entropy; else "
-            "give one label each"
+            "if several labels hold for a sample, "
+            f"{choosing_loss('binary-cross-entropy')}; else give one label each"
         )
     if loss.target == "float32":
         numbers = f"numbers {list(shape)}" if shape else "a number"

@@ -93,8 +93,12 @@ class Registry:
             MappingProxyType({**self.own, **functions}),
         )
 
-    def get(self, name: str) -> Architecture:
+    def get(self, name: str, adding: str = "--models FILE") -> Architecture:
         """Return the architecture of a name.
+
+        Args:
+            name: of the zoo, or of the user's file.
+            adding: the option or key that adds the user's file, for messages.
 
         Raises:
             ConfigError: if there is none; it names the closest one.
@@ -104,7 +108,7 @@ class Registry:
         except KeyError:
             raise ConfigError(
                 f"unknown architecture {name!r}{did_you_mean(name, self.entries)};"
-                f" there are {', '.join(self.names)} (add your own with --models FILE)"
+                f" there are {', '.join(self.names)} (add your own with {adding})"
             ) from None
 
     @property

@@ -18,20 +18,29 @@ _FILES = "files.json"
 """Digests of the files that the configuration names."""
 
 
-def claim_folder(config: SimulationConfig, *, begun: bool) -> None:
+def claim_folder(config: SimulationConfig, *, begun: bool, has_failed: bool = False) -> str | None:
     """Write the configuration of a simulation to its folder.
 
     Args:
         config: the simulation.
         begun: whether the folder has rounds of a simulation.
+        has_failed: whether that simulation failed; the file of its strategy may then be corrected.
+
+    Returns:
+        The file of the strategy, if it was corrected after a failure.
 
     Raises:
         ConfigError: it holds another simulation, or files that it names have changed.
     """
     digests = _digests(config)
     path = config.out / _CONFIG
+    corrected = None
     if path.is_file():
         changed = _changed(config, path, digests)
+        strategy_file = str(config.strategy.file)
+        if has_failed and strategy_file in changed:
+            changed.remove(strategy_file)
+            corrected = strategy_file
         if changed and begun:
             raise ConfigError(
                 f"{config.out} holds a simulation with another {changed[0]}; take another `out`, "
@@ -43,6 +52,7 @@ def claim_folder(config: SimulationConfig, *, begun: bool) -> None:
             leftover.unlink(missing_ok=True)
     write_atomically(config.out / _FILES, json.dumps(digests).encode())
     write_atomically(path, config.model_dump_json(indent=1, exclude=set(HOW_COMPUTED)).encode())
+    return corrected
 
 
 def _digests(config: SimulationConfig) -> dict[str, str]:

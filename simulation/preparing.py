@@ -42,6 +42,9 @@ from simulation.refusals import PlannedExport, require_runnable
 from simulation.settings import SimulationConfig
 from simulation.tables import DataTable
 
+_ADDING_MODELS = 'models = "FILE" in [model]'
+"""How a simulation adds architectures of the user's, for messages."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -93,7 +96,7 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
     registry = Registry.zoo()
     if config.model.models is not None:
         registry = registry.with_file(config.model.models)
-    model = Chosen.of(registry.get(config.model.arch), config.model.settings, data)
+    model = Chosen.of(registry.get(config.model.arch, _ADDING_MODELS), config.model.settings, data)
     _require_runnable(config, model, registry.own, data)
 
     # The digest is part of the names below, so files that changed are never taken for the old ones.
@@ -107,7 +110,7 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
     _require_fitting_data(config, data, artifacts)
     pairs = []
     for own in config.own_models.models if config.own_models is not None else ():
-        own_model = Chosen.of(registry.get(own.arch), own.settings, data)
+        own_model = Chosen.of(registry.get(own.arch, _ADDING_MODELS), own.settings, data)
         pair = _pair(model, own_model, own.classes, config.strategy)
         pairs.append(export_pair(pair, config.model.recipe, config.seed, place, registry.own))
     # In the folder of the simulation and not in the cache: they depend on its seed.

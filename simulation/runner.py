@@ -113,7 +113,11 @@ def simulate(
         # What a power cut takes of it is computed again.
         contextlib.closing(Store(config.out / "store", durable=False)) as store,
     ):
-        claim_folder(config, begun=bool(store.runs()))
+        runs = store.runs()
+        has_failed = bool(runs) and runs[0].status == "failed"
+        corrected = claim_folder(config, begun=bool(runs), has_failed=has_failed)
+        if corrected:
+            store.log("strategy-corrected", f"{corrected} was changed", run=runs[0].id)
         prepared = prepare(config, stage)
         fleet = config.fleet(
             artifacts=prepared.artifacts,
@@ -159,6 +163,8 @@ class _Simulation:
         context = prepare_run(run, self._fleet, artifacts, seeded)
         if not runs:
             self._store.add_run(context.initial_record(), first_version(context, self._blobs))
+        elif runs[0].ended_at is not None:
+            self._store.reopen_run(run)
         split = SampleSplit.load(self._prepared.split)
         fleet = VirtualFleet.from_table(
             self._config.devices,

@@ -12,6 +12,7 @@ from broker_server.settings.combinations import yielding_defaults
 from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
 from broker_server.settings.fleet import FleetConfig, ModelConfig, RunKeys
 from broker_server.settings.rounds import RoundConfig, RoundKeys
+from broker_server.store.queries.views import SIMULATED_FLEET
 from fleet_protocol.data import NpzData
 from simulation.clock import ClockConfig
 from simulation.tables import (
@@ -23,7 +24,6 @@ from simulation.tables import (
     PartitionTable,
 )
 
-FLEET = "simulation"
 HOW_COMPUTED = frozenset({"out", "cache", "keep_versions", "engine"})
 """Keys that say where a simulation is computed and what stays of it.
 
@@ -125,7 +125,7 @@ class SimulationConfig(RunKeys):
             # Devices have their own tasks, by none of which the global model could be judged.
             data = None
         return FleetConfig(
-            fleet=FLEET,
+            fleet=SIMULATED_FLEET,
             store=self.out / "store",
             model=ModelConfig(artifacts=artifacts, arch=self.model.arch, weights=weights),
             round=RoundConfig(**self.round.model_dump()),

@@ -106,8 +106,9 @@ class _StrategyKeys(FrozenModel):
             )
         if method.settings is None:
             return None
+        source = "strategy.options" if self.file is None else f"strategy.options for {self.file}"
         options: FrozenModel = validate_config(
-            self.options, method.settings, source="strategy.options", written=True
+            self.options, method.settings, source=source, written=True
         )
         return options
 

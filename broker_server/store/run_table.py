@@ -49,6 +49,10 @@ class RunTable(EventTable):
             ended_at=time.time(),
         )
 
+    def reopen_run(self, run: str) -> None:
+        """Record that a run which has ended goes on."""
+        self._set_run(run, status="running", detail=None, ended_at=None)
+
     def set_status(
         self,
         run: str,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any, Generic
 
+from broker_server.strategies.own_calls import OwnCode
 from broker_server.strategies.strategy import Basis, Method, OptionsT, Strategy
 from fleet_protocol.errors import ConfigError, ShoalError
 from fleet_protocol.frozen import FrozenModel
@@ -87,12 +87,13 @@ def load_file(path: Path) -> Method[Any]:
 def _load_file(path: Path, stamp: tuple[int, ...]) -> Method[Any]:
     """Load the strategy of a file; a new stamp marks a changed file."""
     del stamp
+    code = OwnCode(f"strategy.file {path}", path.parent)
     try:
         module = run_file(path, "strategy")
     except ShoalError as error:
         raise ConfigError(f"strategy.file {path}: {error}") from error
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise _failure(f"strategy.file {path}", "when it is run", error) from error
+        raise code.failure("when it is run", error) from error
     # By the object, as one strategy may have two names in a file.
     strategies: dict[int, OwnStrategy[Any]] = {}
     names = []
@@ -108,7 +109,7 @@ def _load_file(path: Path, stamp: tuple[int, ...]) -> Method[Any]:
             " in the file, and move the others into files of their own"
         )
     (marked,) = strategies.values()
-    return _method(marked, f"strategy.file {path}")
+    return _method(marked, code)
 
 
 def installed_strategies(name: str) -> list[EntryPoint]:
@@ -132,16 +133,22 @@ def load_installed(entry_point: EntryPoint) -> Method[Any]:
     try:
         marked = entry_point.load()
     except (Exception, SystemExit) as error:  # the package's code may raise anything
-        raise _failure(source, "when it is imported", error) from error
+        raise OwnCode(source).failure("when it is imported", error) from error
     if not isinstance(marked, OwnStrategy):
         raise ConfigError(
             f"{source} is {type(marked).__name__}, not a strategy; its entry point must name a"
             " function that is marked with @shoal.strategy()"
         )
-    return _method(marked, source)
+    return _method(marked, OwnCode(source, _folder_of(marked.build)))
 
 
-def _method(marked: OwnStrategy[Any], source: str) -> Method[Any]:
+def _folder_of(function: Callable[..., Any]) -> Path | None:
+    """Return the folder of the file that defines a function; None for one that is not Python's."""
+    compiled = getattr(function, "__code__", None)
+    return None if compiled is None else Path(compiled.co_filename).parent
+
+
+def _method(marked: OwnStrategy[Any], code: OwnCode) -> Method[Any]:
     """Return a user's strategy as a method, whose errors name where it comes from."""
 
     def build(basis: Basis[Any]) -> Strategy:
@@ -150,14 +157,14 @@ def _method(marked: OwnStrategy[Any], source: str) -> Method[Any]:
         except ShoalError:
             raise
         except Exception as error:  # the user's code may raise anything
-            raise _failure(source, "when it builds the strategy", error) from error
+            raise code.failure("when it builds the strategy", error) from error
         if not isinstance(built, Strategy):
             raise ConfigError(
-                f"{source} builds {type(built).__name__}, not a Strategy; let the function end"
+                f"{code.source} builds {type(built).__name__}, not a Strategy; let the function end"
                 " with `return replace(...)` of a built-in strategy, or `return Strategy(...)`"
             )
         # The run has the name that its configuration says.
-        return replace(built, name=basis.name)
+        return replace(code.guard(built), name=basis.name)
 
     return Method(build, marked.options)
 
@@ -175,24 +182,3 @@ def _require_basis_alone(build: object) -> None:
     except TypeError as error:
         name = getattr(build, "__name__", repr(build))
         raise ConfigError(f"{name} must take one argument, the basis ({error}); {_HOW}") from error
-
-
-def _failure(source: str, when: str, error: BaseException) -> ConfigError:
-    """Return an error of one line for what a user's code raised, with the line that raised it."""
-    reason = " ".join(str(error).split())
-    return ConfigError(
-        f"{source} fails {when}: {type(error).__name__}: {reason} ({_place_of(error)}); correct it"
-        " there"
-    )
-
-
-def _place_of(error: BaseException) -> str:
-    """Return the line and the file in which the user's code raised an error."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f"line {error.lineno} of {Path(error.filename).name}"
-    place = "its file"
-    for frame, line in walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if not file.startswith("<frozen "):  # the import system's own frames
-            place = f"line {line} of {Path(file).name}"
-    return place

@@ -1,6 +1,8 @@
 """Data of boards, servers and simulations: its formats, and samples as a model takes them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from fleet_protocol.data.dataset import DataSet as DataSet
 from fleet_protocol.data.facts import NO_FACTS, SourceFacts
 from fleet_protocol.data.file_rows import FileRows, Samples, unmapped
 from fleet_protocol.data.images import read_image, read_images
+from fleet_protocol.data.name_lists import list_names
 from fleet_protocol.data.readers import ArrayOrNamed, Arrays, read_idx, read_npz, read_python
 from fleet_protocol.data.sources import CsvData as CsvData
 from fleet_protocol.data.sources import DataConfig as DataConfig
@@ -116,6 +119,8 @@ def _make(
     for name in config.transforms:
         x = unmapped(apply_function(name, np.asarray(x)))
     settings = {key: getattr(config, key) for key in _DATASET_KEYS}
+    if x.ndim == 2 and x.shape[1] == len(facts.columns):
+        _check_column_figures(source, settings, facts.columns)
     data = make_dataset(
         source,
         x,
@@ -124,6 +129,23 @@ def _make(
     )
     facts = replace(facts, columns_by_place=bool(config.transforms and facts.columns))
     return replace(data, parts=(inputs, outputs), facts=facts)
+
+
+def _check_column_figures(source: str, settings: Mapping[str, Any], columns: Sequence[str]) -> None:
+    """Check that a table has as many columns as `mean` and `std` have values.
+
+    Raises:
+        DataError: it has not; the message names the columns of the table.
+    """
+    for key in ("mean", "std"):
+        figures = settings[key]
+        if isinstance(figures, Sequence) and len(figures) != len(columns):
+            difference = "lacks a column" if len(figures) > len(columns) else "has further columns"
+            raise DataError(
+                f"{source} {difference}: it has the {len(columns)} columns"
+                f" {list_names(columns)}, and [data] {key} has {len(figures)} values, one for each"
+                f" column; correct the file, `columns` or `{key}`"
+            )
 
 
 def _source_of(config: DataConfig) -> str:

@@ -13,7 +13,7 @@ import pytest
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.requested import RequestedSettings, grant
-from broker_server.strategies.strategy import Contribution
+from broker_server.strategies.strategy import Contribution, PlanRequest
 from fleet_protocol.configuration import parse_config
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import TaskMetrics
@@ -108,7 +108,7 @@ def test_a_file_may_have_another_beside_it_and_a_dataclass(tmp_path):
         (ONE.format(name="a") + ONE.format(name="b"), r"mine\.py has 2 strategies, a, b; keep one"),
         ("import no_such_thing\n", r"ModuleNotFoundError: No module .* \(line 1 of mine\.py\)"),
         ("x = 1\nraise ValueError('a\\nb')\n", r"ValueError: a b \(line 2 of mine\.py\); correct"),
-        ("def f(:\n", r"SyntaxError: .* \(line 1 of mine\.py\); correct"),
+        ("def f(:\n", r"SyntaxError: [^()]* \(line 1 of mine\.py\); correct"),
         ("raise SystemExit(3)\n", r"SystemExit: 3 \(line 1 of mine\.py\)"),
         (
             "from shoal import strategy\n@strategy()\ndef mine(a, b):\n    return a\n",
@@ -144,6 +144,47 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("1 / 0", r"fedpower\.py fails in merge\.fold: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", r"merge\.fold: SystemExit: 3"),
+        ("sums = None", r"merge\.fold: AttributeError: .*"),
+    ],
+)
+def test_a_strategy_that_fails_in_a_round_says_so_in_one_line(fedpower, caplog, statement, message):
+    """With the function and the line; the traceback is in the log for who debugs."""
+    text = fedpower.read_text()
+    weight = "        weight = float("
+    assert weight in text
+    fedpower.write_text(text.replace(weight, f"        {statement}\n{weight}"))
+    strategy = built({"file": fedpower}, LAYOUT)
+    caplog.set_level("DEBUG")
+    line = r" \(line \d+ of fedpower\.py\); correct it there, and give the same command again$"
+    with pytest.raises(ConfigError, match=message + line) as failure:
+        merged(strategy, [update("a", 1.0, 1)], tiny_weights(LAYOUT))
+    assert "\n" not in str(failure.value)
+    assert "Traceback" in caplog.text
+
+
+def test_a_function_that_returns_the_wrong_type_is_named(tmp_path):
+    """A plan, also one that is made when it is first used."""
+    text = (
+        "from dataclasses import replace\nfrom shoal import heterofl, strategy\n@strategy()\n"
+        "def mine(basis):\n    base = heterofl.build(basis)\n"
+        "    def choose(request):\n        {body}\n    return replace(base, plan=choose)\n"
+    )
+    path = tmp_path / "mine.py"
+    request = PlanRequest(LAYOUT.tier(1.0), "a", 0, 0)
+    path.write_text(text.format(body="pass"))
+    with pytest.raises(ConfigError, match=r"in plan, choose\(\), it returns NoneType, not Planned"):
+        built({"file": path}, LAYOUT).plan(request)
+    path.write_text(text.format(body="return replace(base.plan(request), make=lambda: 1 / 0)"))
+    planned = built({"file": path}, LAYOUT).plan(request)
+    with pytest.raises(ConfigError, match=r"in plan: ZeroDivisionError: .* \(line 7 of mine\.py\)"):
+        _ = planned.plan
+
+
+@pytest.mark.parametrize(
     ("table", "message"),
     [
         ('file = "fedavg.py"', r"a strategy of Shoal has the name 'fedavg'; set strategy\.name"),
@@ -163,9 +204,12 @@ def test_a_table_that_does_not_fit_is_refused_without_a_look_at_the_file(table, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"powr": 1}, r"strategy\.options: unknown key 'powr'; did you mean 'power'"),
-        ({"power": 2}, r"strategy\.options: power: Input should be less than or equal to 1"),
-        ({"power": True}, r"strategy\.options: power: Input should be a valid number"),
+        (
+            {"powr": 1},
+            r"strategy\.options for \S+fedpower\.py: unknown key 'powr'; did you mean 'power'",
+        ),
+        ({"power": 2}, r"strategy\.options for .*: power: Input should be less than or equal to 1"),
+        ({"power": True}, r"strategy\.options for .*: power: Input should be a valid number"),
     ],
 )
 def test_options_are_checked_like_other_keys(fedpower, options, message):

@@ -15,7 +15,7 @@ from fleet_protocol.data.contract import complete_contract, reconcile
 from fleet_protocol.data.facts import SourceFacts
 from fleet_protocol.data.label_order import check_own_labels
 from fleet_protocol.data.terms import CONTRACT_FILE, ContractTerms, DataContract, read_contract
-from fleet_protocol.errors import ConfigError, MismatchError
+from fleet_protocol.errors import ConfigError, DataError, MismatchError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec, RecipeSpec
 
@@ -188,6 +188,26 @@ def test_a_missing_column_is_refused_by_name(tmp_path):
         match=r"0\.csv has no column 'c', which the fleet's model reads \(it has a, b\)",
     ):
         reconcile(table(tmp_path, "a,b,label\n1,2,0\n"), DataContract(columns=COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("mean", "message"),
+    [
+        (
+            [1, 2, 3],
+            r"0\.csv lacks a column: it has the 2 columns a, b, and \[data\] mean has 3 val",
+        ),
+        (
+            [1],
+            r"0\.csv has further columns: it has the 2 columns a, b, and \[data\] mean has 1 val",
+        ),
+    ],
+)
+def test_a_mean_for_other_columns_names_those_of_the_table(tmp_path, mean, message):
+    """Before the fleet's model is known."""
+    with pytest.raises(DataError, match=message) as refusal:
+        table(tmp_path, "a,b,label\n1,2,0\n", mean=mean)
+    assert "channels" not in str(refusal.value)
 
 
 def test_a_missing_column_says_where_to_look(tmp_path):

@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from broker_server.store import Store
 from fleet_protocol.errors import ConfigError
+from shoal.cli.main import app as command
 from simulation.runner import simulate
 from tests.own_strategies import block
 from tests.simulation.simulations import digests, settings
@@ -85,3 +87,36 @@ def test_a_strategy_that_fails_is_known_before_a_model_is_exported(project, cach
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         simulate(config)
     assert not config.out.exists()
+
+
+@pytest.mark.slow
+def test_a_strategy_that_fails_in_a_round_is_corrected_and_continued(project, cache):
+    """The run has failed with one line, and goes on with the corrected file in the same folder."""
+    path = project / "fedpower.py"
+    right = path.read_text()
+    weight = "        weight = float("
+    path.write_text(right.replace(weight, f"        1 / 0\n{weight}"))
+    config = settings(
+        project / "out", cache, strategy={"file": path}, round={"rounds": 1}, engine={"workers": 1}
+    )
+    failed = simulate(config)
+    store = project / "out" / "store"
+    shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
+    assert failed.finished.status == "failed"
+    assert failed.finished.error in shown
+    assert "in merge.fold: ZeroDivisionError" in failed.finished.error
+    path.write_text(right)
+    finished = simulate(config)
+    assert (finished.run, finished.finished.status) == (failed.run, "finished")
+    with contextlib.closing(Store(store, read_only=True)) as opened:
+        (run,) = opened.runs()
+        corrected = [event for event in opened.events() if event.kind == "strategy-corrected"]
+    assert (run.status, run.detail) == ("finished", None)
+    assert len(corrected) == 1
+
+
+def test_an_unknown_architecture_names_the_key_that_adds_one(project, cache):
+    """A simulation has no option for it."""
+    config = settings(project / "out", cache, model={"arch": "barn"})
+    with pytest.raises(ConfigError, match=r'add your own with models = "FILE" in \[model\]'):
+        simulate(config)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.targets import choosing_loss
 from trainer_export.loss import LOSS_SUM, Answer, Loss, Metric, Target
 from trainer_export.numbers import Range, number
 
@@ -170,8 +171,8 @@ class MaskedCrossEntropy(Loss):
         if classes == 1:
             raise ConfigError(
                 "the cross entropy of one logit is always 0, so nothing would be learnt; for "
-                "numbers export with --loss mean-squared-error, for yes or no with --loss "
-                "binary-cross-entropy, or give the model more classes"
+                f"numbers {choosing_loss('mean-squared-error')}, for yes or no "
+                f"{choosing_loss('binary-cross-entropy')}, or give the model more classes"
             )
         if self.class_weights and len(self.class_weights) != classes:
             raise ConfigError(

@@ -9,6 +9,9 @@ from broker_server.store.task_records import TaskPhase, TaskRecord
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.messages import Evaluation
 
+SIMULATED_FLEET = "simulation"
+"""Name of the fleet in the store of a simulation."""
+
 
 @dataclass(frozen=True)
 class StatusView:
@@ -56,6 +59,11 @@ class StatusView:
         if self.run is None or self.served is not False:
             return False
         return self.run.ended_at is None
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the run is a simulation's."""
+        return self.run is not None and self.run.fleet == SIMULATED_FLEET
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from shoal.cli.common import SIMULATION_FILE, AsJson
 from shoal.cli.console import error_console, print_json, say, seconds_text
@@ -65,9 +66,8 @@ def _simulate(options: _Options) -> None:
     if result.finished.early:
         console.print(f"the simulation ended early: {result.finished.early}", highlight=False)
     if result.finished.status != "finished":
-        console.print(
-            f"[yellow]the simulation {result.finished.status}: {result.finished.error}[/]"
-        )
+        line = f"the simulation {result.finished.status}: {result.finished.error}"
+        console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True, highlight=False)
         raise typer.Exit(result.finished.exit_code or 130)
 
 

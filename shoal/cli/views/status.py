@@ -24,7 +24,12 @@ def _draw(view: StatusView) -> None:
         accuracy = view.evaluation.summary
     about = f"{escape(view.run.arch)}: {escape(view.run.status)}"
     console.print(f"run [bold]{escape(view.run.id)}[/] of {about}", highlight=False)
-    if view.is_deserted:
+    if view.is_deserted and view.is_simulated:
+        console.print(
+            "  [bold red]no simulation[/]: none works on this store, so the run stands still. "
+            "`shoal simulate` goes on with it"
+        )
+    elif view.is_deserted:
         console.print(
             "  [bold red]no server[/]: none works on this store, so the run stands still. "
             "`shoal up` or `shoal run` goes on with it"

@@ -262,6 +262,16 @@ def test_a_status_says_whether_a_server_works_on_the_store(store, client):
             assert "5 of 6 devices online\n" in shown
 
 
+def test_the_status_of_a_simulation_names_the_command_that_continues_it(tmp_path):
+    """A store of a simulation, whose process was killed, has no use for a server."""
+    store = made(tmp_path)
+    with closing(Store(store)) as written, written._begin() as connection:
+        connection.execute(update(schema.runs).values(fleet="simulation"))
+    shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
+    assert "`shoal simulate` goes on with it" in shown
+    assert "shoal up" not in shown
+
+
 def test_a_device_was_last_seen_when_its_update_came(tmp_path):
     """Though it has said nothing about itself since."""
     store = made(tmp_path)
