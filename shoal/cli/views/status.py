@@ -27,7 +27,7 @@ def _draw(view: StatusView) -> None:
     if view.is_deserted and view.is_simulated:
         console.print(
             "  [bold red]no simulation[/]: none works on this store, so the run stands still. "
-            "`shoal simulate` goes on with it"
+            "`shoal simulate` continues it"
         )
     elif view.is_deserted:
         console.print(

@@ -268,7 +268,7 @@ def test_the_status_of_a_simulation_names_the_command_that_continues_it(tmp_path
     with closing(Store(store)) as written, written._begin() as connection:
         connection.execute(update(schema.runs).values(fleet="simulation"))
     shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
-    assert "`shoal simulate` goes on with it" in shown
+    assert "`shoal simulate` continues it" in shown
     assert "shoal up" not in shown
 
 
