@@ -87,6 +87,7 @@ SLOW = {
     "tests/simulation/test_drop_outs.py": "test_a_deadline_is_one_of_emulated_time",
     "tests/simulation/test_dynamics.py": "test_every_method_meets_the_same_conditions",
     "tests/simulation/test_own_data.py": "test_devices_are_judged_where_the_loss_ignores_a_label",
+    "tests/simulation/test_own_strategy.py": "test_the_page_works_as_it_stands",
     "tests/simulation/test_privacy.py": "test_noise_follows_from_the_seed[central]",
     "tests/simulation/test_ray.py": "test_ray_here_computes_what_the_local_engine_computes",
     "tests/simulation/test_recipes.py": "test_both_backends_do_the_same_arithmetic[adamw]",

@@ -16,6 +16,7 @@ MUTUAL_FILES = {
     "device_runtime/training/routines/__init__.py",
     "device_runtime/training/routines/mutual.py",
     "shoal/cli/commands/export_mutual.py",
+    "shoal/cli/main.py",  # the table of all commands
     "trainer_export/routines/mutual.py",
 }
 WHALE = re.compile("whale", re.IGNORECASE)

@@ -79,7 +79,7 @@ def test_without_ray_the_error_says_what_to_install(tmp_path, monkeypatch):
     """Ray is an extra; who asks for it without having it is told its name."""
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "simulation.engines.ray")
-    places = dict.fromkeys(("artifacts", "data", "parts", "blobs", "updates", "devices"), tmp_path)
+    places = dict.fromkeys(("artifacts", "data", "split", "blobs", "updates", "devices"), tmp_path)
     with pytest.raises(ConfigError, match=r'pip install "shoal\[ray\]"'):
         open_engine(TABLE, WorkerSetup(arch="mlp", **places))
 
@@ -142,7 +142,7 @@ def test_an_actor_elsewhere_has_what_it_is_sent(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "there"))
     here = {
         name: tmp_path / "here" / name
-        for name in ("artifacts", "data", "parts", "blobs", "updates", "devices")
+        for name in ("artifacts", "data", "split", "blobs", "updates", "devices")
     }
     setup = WorkerSetup(arch="mlp", **here).model_dump_json().encode()
     actor = RayWorker("session")
@@ -156,7 +156,7 @@ def test_an_actor_elsewhere_has_what_it_is_sent(tmp_path, monkeypatch):
         content = b"weights %d" % number
         weights = blob_ref(content, 1024)
         order = WorkOrder(
-            items=(
+            tasks=(
                 an_item(
                     "t",
                     number,
@@ -420,7 +420,7 @@ def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
 
         endless = small.orders(epochs=10_000_000)[0]
         endless = WorkOrder(
-            items=tuple(
+            tasks=tuple(
                 item.model_copy(update={"id": f"endless-{item.id}"}) for item in endless.tasks
             )
         )
