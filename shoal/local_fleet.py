@@ -98,6 +98,9 @@ class LocalFleet:
 
     def start(self, name: str) -> None:
         """Start an agent, the first time or again."""
+        previous = self._processes.get(name)
+        if previous is not None:
+            previous.end()
         with (self._folder / f"{name}.log").open("ab") as log:
             command = child_module("device_runtime", "--config", str(self._config(name)))
             self._processes[name] = ChildProcess(command, output=log, errors=log)

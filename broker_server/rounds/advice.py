@@ -58,7 +58,8 @@ def find_advice(store: Store, run: str | None = None, now: float | None = None) 
     rounds = _newest_rounds(store, record)
     devices = queries.devices(store, record.id)
     advice = [
-        *_standstill(record, rounds, time.time() if now is None else now),
+        *_end(record),
+        *_interruption(store, record, rounds, time.time() if now is None else now),
         *_abandoned_rounds(rounds),
         *_missed_tasks(rounds, devices),
         *_scores(store, record),
@@ -82,6 +83,45 @@ def _ended(rounds: Sequence[RoundView]) -> Sequence[RoundView]:
         if view.round.ended_at:
             ended.append(view)
     return ended[-_NEWEST_ROUNDS:]
+
+
+def _end(run: RunRecord) -> Iterator[Advice]:
+    """Report that a run ended before its last round, and why."""
+    reason = run.detail or "No reason was stored."
+    if run.status == "failed":
+        yield Advice(
+            "bad",
+            "The run failed",
+            reason,
+            "Remove the cause; then `shoal run` begins a new run, and `shoal simulate` goes on with"
+            " a simulation.",
+        )
+    elif run.status == "stopped":
+        yield Advice(
+            "info",
+            "The run was stopped before its last round",
+            reason,
+            "Nothing, if that was intended; `shoal run` begins a new run.",
+        )
+
+
+def _interruption(
+    store: Store, run: RunRecord, rounds: Sequence[RoundView], now: float
+) -> Iterator[Advice]:
+    """Report that a run should be in progress, and that no server works on it or no round moves."""
+    if run.ended_at is not None:
+        return
+    if queries.is_served(store) is not False:
+        yield from _standstill(run, rounds, now)
+        return
+    newest = f"Round {rounds[-1].round.number} is the newest" if rounds else "It has no round yet"
+    yield Advice(
+        "bad",
+        "The run has not ended, and no server works on it",
+        f"{newest}; no process holds the store {store.folder}.",
+        "Start it again with the same configuration, and it goes on: `shoal up` or `shoal run` for"
+        " a fleet, `shoal simulate` for a simulation.",
+    )
 
 
 def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iterator[Advice]:

@@ -63,7 +63,7 @@ class Judgement:
             return self.evaluation.summary
         if self.note:
             return self.note
-        return "is judged" if self.later else "not evaluated"
+        return "its evaluation is in progress" if self.later else "not evaluated"
 
 
 @dataclass(frozen=True)

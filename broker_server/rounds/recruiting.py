@@ -166,8 +166,9 @@ class _Recruiting:
         for device, reason in reasons:
             declined += f"{device}: {reason}. "
         tiers = tier_names(self._context.tiers)
+        devices = "device" if eligible == 1 else "devices"
         return (
-            f"{eligible} eligible devices after {config.wait_seconds:g} s, {config.min_devices}"
+            f"{eligible} eligible {devices} after {config.wait_seconds:g} s, {config.min_devices}"
             f" needed; {len(online)} online: {', '.join(online) or 'none'}. {declined}"
             "Are the devices started, on this broker and in this fleet, and can they train one of"
             f" the tiers {tiers}?"

@@ -331,7 +331,8 @@ class TrainingRound:
             epsilon=epsilon,
         )
         count = len(event.merged)
-        line = f"version {version.number} from {count} updates; {judgement.summary}"
+        updates = "update" if count == 1 else "updates"
+        line = f"version {version.number} from {count} {updates}; {judgement.summary}"
         if epsilon is not None:
             line = f"{line}; epsilon {epsilon:.4g}"
         self._reporter.emit(event, line)

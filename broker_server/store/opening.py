@@ -109,7 +109,8 @@ def open_for_reading(path: Path) -> Engine:
     """
     if not path.is_file():
         raise StorageError(
-            f"there is no store in {path.parent}; `shoal run` or `shoal up` makes one"
+            f"there is no store in {path.parent}; name its folder with `--store PATH`, or make one "
+            "with `shoal run` or `shoal up`"
         )
     # Every transaction connects anew: whether a server works on the store just now decides how to
     # connect.

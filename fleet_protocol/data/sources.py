@@ -28,8 +28,9 @@ class Source(FrozenModel):
     Attributes:
         shape: shape of one sample to give to flat or squeezed samples, as in ``[1, 28, 28]``.
         scale: factor of every value.
-        mean: subtracted after scaling; a number, or one per channel (the first axis of a sample).
-        std: divides last; a number, or one per channel.
+        mean: subtracted after scaling; a number, or one per column of a table or channel of an
+            image (the first axis of a sample).
+        std: divides last; a number, or one per column or channel.
         classes: number of labels, checked when the data is read; without it labels are checked when
             a task names a model.
         transforms: functions of yours, ``file.py:function``, through which all samples go in this
@@ -111,7 +112,8 @@ class ImagesData(Source):
         targets: instead of folders a table without header: the file of an image, from ``path``,
             then its number or numbers. Where a number is a label, ``labels`` says its name, as for
             a table.
-        size: height and width to resize to, or None where all images have one size.
+        size: height and width to resize to, by Pillow's bicubic filter; None where all images have
+            one size.
         channels: 1 for grey, 3 for colour.
         scale: factor of every value; pixels are 0 to 255.
     """

@@ -4,21 +4,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet_protocol.errors import ConfigError
-from shoal.cli.views.comparison import ComparedRun
+from shoal.cli.views.comparison import ComparedRun, name_of_scores
 from simulation.results.figures import COLOURS, LINES, add_legend, new_figure, save, tick_rounds
 
 _FORMATS = (".png", ".svg", ".pdf")
+
+
+def require_format(path: Path) -> None:
+    """Raise a ConfigError if no picture has the ending of a file's name."""
+    if path.suffix not in _FORMATS:
+        raise ConfigError(f"--plot {path}: the name must end with {', '.join(_FORMATS)}")
 
 
 def plot_runs(runs: Sequence[ComparedRun], path: Path) -> Path:
     """Write a picture with a curve for each run, and return its path.
 
     Raises:
-        ConfigError: no version was judged, or the file has another suffix.
+        ConfigError: no version was judged.
         StorageError: the file cannot be written.
     """
-    if path.suffix not in _FORMATS:
-        raise ConfigError(f"--plot {path}: the name must end with {', '.join(_FORMATS)}")
     if not any(run.scores for run in runs):
         raise ConfigError("--plot: no version of these runs was judged, so there is no curve")
     figure, (axes,) = new_figure("")
@@ -34,7 +38,7 @@ def plot_runs(runs: Sequence[ComparedRun], path: Path) -> Path:
         style = LINES[position % len(LINES)]
         lines += axes.plot(rounds, scores, style, color=colour)
     axes.set_xlabel("round")
-    axes.set_ylabel("accuracy, or loss where there is none")
+    axes.set_ylabel(name_of_scores(runs))
     tick_rounds(axes)
     add_legend(axes, lines, [run.label for run in runs], title=None)
     return save(figure, path)

@@ -9,6 +9,7 @@ from sqlalchemy import update
 from broker_server.rounds.advice import find_advice
 from broker_server.rounds.best import read_versions
 from broker_server.store import Store, schema
+from fleet_protocol.locks import held
 from fleet_protocol.messages import DeviceProfile
 from tests.broker_server.peer import profile
 from tests.shoal.view.stores import RUN, evaluation, made
@@ -18,9 +19,16 @@ AWAY = "1 of 6 devices take no part"
 
 
 @pytest.fixture
-def opened(tmp_path):
+def unserved(tmp_path):
     with closing(Store(made(tmp_path, rounds=8))) as store:
         yield store
+
+
+@pytest.fixture
+def opened(unserved):
+    """A store that a server works on."""
+    with held(unserved.folder, "another server works here"):
+        yield unserved
 
 
 def change(store, table, where, **values):
@@ -63,6 +71,34 @@ def test_a_run_that_stands_still_suffers_first(opened):
     assert next(iter(said(opened, now=time.time() + 200))) == title
     change(opened, schema.runs, schema.runs.c.id == RUN, status="paused")
     assert title not in said(opened, now=time.time() + 200)
+
+
+def test_a_run_without_a_server_is_named_at_once(unserved):
+    """Also one that has just moved, until it ends or a server holds the store."""
+    title = "The run has not ended, and no server works on it"
+    advice = find_advice(unserved)[0]
+    assert (advice.kind, advice.title) == ("bad", title)
+    assert (
+        advice.evidence == f"Round 9 is the newest; no process holds the store {unserved.folder}."
+    )
+    assert "`shoal run`" in advice.remedy
+    assert "`shoal simulate`" in advice.remedy
+    with held(unserved.folder, "another server works here"):
+        assert title not in said(unserved)
+    unserved.end_run(RUN, "finished", None)
+    assert title not in said(unserved)
+
+
+def test_the_end_of_a_run_is_named_with_its_reason(opened):
+    """A failure suffers; an end that the operator wished is only reported."""
+    opened.end_run(RUN, "failed", "1 eligible device after 20 s, 2 needed")
+    advice = find_advice(opened)[0]
+    assert (advice.kind, advice.title) == ("bad", "The run failed")
+    assert advice.evidence == "1 eligible device after 20 s, 2 needed"
+    assert "`shoal run` begins a new run" in advice.remedy
+    change(opened, schema.runs, schema.runs.c.id == RUN, status="stopped", detail="by Ada")
+    stopped = said(opened)["The run was stopped before its last round"]
+    assert (stopped.kind, stopped.evidence) == ("info", "by Ada")
 
 
 def test_rounds_that_are_abandoned_or_missed_are_named(opened):

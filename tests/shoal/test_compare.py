@@ -59,6 +59,66 @@ def test_a_run_of_a_folder_is_named_behind_a_colon(folders):
         typed(f"{folders[0]}:none", folders[1])
 
 
+def settings_of(*names):
+    records = json.loads(typed(*names, "--json"))
+    return {
+        record["name"]: (record["value"], record["other_value"])
+        for record in records
+        if record["what"] == "setting"
+    }
+
+
+def test_simulations_differ_by_their_settings_and_not_by_their_files(folders, tmp_path):
+    """The recipe is that of the artifacts; the partition is in the simulation's folder."""
+    names = []
+    for number, clip_norm in enumerate((1.0, 5.0)):
+        folder = tmp_path / str(number)
+        names.append(str(folder))
+        shutil.copytree(folders[0], folder)
+        for path in folder.glob("artifacts/*/*/manifest.json"):
+            manifest = json.loads(path.read_bytes())
+            manifest["recipe"]["clip_norm"] = clip_norm
+            path.write_text(json.dumps(manifest))
+        simulation = {"partition": {"alpha": clip_norm}, "model": {"weights": None}}
+        (folder / "config.json").write_text(json.dumps(simulation))
+        with closing(Store(folder / "store")) as store, store._begin() as connection:
+            for key, value in (
+                ("store", folder / "store"),
+                ("model.artifacts", folder / "artifacts"),
+                ("model.weights", folder / "init.safetensors"),
+            ):
+                changed = f"update runs set config = json_set(config, '$.{key}', :value)"
+                connection.execute(text(changed), {"value": str(value)})
+            connection.execute(text("update runs set fleet = 'simulation'"))
+    assert settings_of(*names) == {
+        "model.recipe.clip_norm": (1.0, 5.0),
+        "partition.alpha": (1.0, 5.0),
+    }
+    (tmp_path / "1" / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"1/config\.json cannot be read"):
+        typed(*names)
+
+
+def test_losses_are_called_losses(folders, tmp_path):
+    """Where no run has an accuracy, neither the table nor the axis names one."""
+    shutil.copytree(folders[0], tmp_path / "losses")
+    with closing(Store(tmp_path / "losses" / "store")) as store, store._begin() as connection:
+        connection.execute(
+            text("update versions set evaluation = json_set(evaluation, '$.accuracy', null)")
+        )
+    losses = str(tmp_path / "losses")
+    assert "accuracy" not in typed(losses, losses)
+    assert "accuracy, or loss" in typed(losses, folders[0])
+    assert "or loss" not in typed(folders[0], folders[2])
+
+
+def test_an_ending_that_cannot_be_drawn_is_refused_before_anything_is_printed(folders):
+    pytest.importorskip("matplotlib")
+    result = CliRunner().invoke(app, ["compare", *folders, "--plot", "curves.xyz"])
+    assert "must end with .png" in str(result.exception)
+    assert result.stdout == ""
+
+
 def test_curves_are_drawn(folders, tmp_path):
     pytest.importorskip("matplotlib")
     typed(*folders, "--plot", str(tmp_path / "curves.svg"))

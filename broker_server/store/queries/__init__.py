@@ -11,6 +11,7 @@ from broker_server.store.queries.round_views import rounds as rounds
 from broker_server.store.queries.run_views import compare as compare
 from broker_server.store.queries.run_views import count_closed_rounds as count_closed_rounds
 from broker_server.store.queries.run_views import find_run as find_run
+from broker_server.store.queries.run_views import is_served as is_served
 from broker_server.store.queries.run_views import log as log
 from broker_server.store.queries.run_views import runs as runs
 from broker_server.store.queries.run_views import status as status

@@ -74,7 +74,7 @@ def status(store: Store, run: str | None = None) -> StatusView:
         epsilon=None,
         runs=every_run,
         as_of=time.time(),
-        served=_is_served(store),
+        served=is_served(store),
     )
     if record is None:
         return view
@@ -164,7 +164,7 @@ def _refusals(store: Store, record: RunRecord | None) -> Mapping[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _is_served(store: Store) -> bool | None:
+def is_served(store: Store) -> bool | None:
     """Return whether a server or a simulation works on the store; None if that is not known.
 
     A server locks the folder of its store, a simulation the folder around it.

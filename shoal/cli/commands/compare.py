@@ -28,6 +28,10 @@ def _compare(
         from shoal.cli.views.comparison import compared_runs, comparison_records, draw
     from shoal.cli.console import error_console, print_json
 
+    if plot is not None:
+        with needs("simulate"):
+            from shoal.cli.comparison_plot import plot_runs, require_format
+        require_format(plot)
     with compared_runs(runs, store, url) as compared:
         if as_json:
             print_json(comparison_records(compared))
@@ -35,6 +39,4 @@ def _compare(
             draw(compared)
         if plot is None:
             return
-        with needs("simulate"):
-            from shoal.cli.comparison_plot import plot_runs
         error_console().print(str(plot_runs(compared, plot)), markup=False, soft_wrap=True)

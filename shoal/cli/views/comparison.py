@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from broker_server.store.queries import RunView, flat_settings
-from broker_server.store.rows import config_json
+from broker_server.store.queries import RunView
 from fleet_protocol.errors import ConfigError
 from shoal.cli.console import bytes_text, flat, number_text, print_rows
-from shoal.sources import Source, open_source
+from shoal.cli.views.compared_settings import compared_settings
+from shoal.sources import LocalStore, Source, open_source
 
 _DATABASE = "shoal.db"
 _MOST_RUNS = 12
@@ -27,6 +27,7 @@ class ComparedRun:
         settings: its settings by dotted key.
         scores: what each version was judged by its number: accuracy, or loss where there is none.
         rounds: the round that made each version, by the version's number.
+        score_names: what the scores are: ``accuracy``, ``loss``, or both.
     """
 
     label: str
@@ -34,6 +35,7 @@ class ComparedRun:
     settings: Mapping[str, Any]
     scores: Mapping[int, float | None]
     rounds: Mapping[int, int]
+    score_names: frozenset[str]
 
 
 @contextmanager
@@ -86,13 +88,16 @@ def _read(source: Source, run: str, label: str) -> ComparedRun:
     view = views[0]
     scores: dict[int, float | None] = {}
     rounds: dict[int, int] = {}
+    score_names = set()
     for version_view in source.versions(view.run.id):
         version = version_view.version
         rounds[version.number] = version.round
         if version.evaluation is not None:
             scores[version.number] = version.evaluation.shown
-    settings = dict(flat_settings(config_json(view.run)))
-    return ComparedRun(label or view.run.id, view, settings, scores, rounds)
+            score_names.add("loss" if version.evaluation.accuracy is None else "accuracy")
+    folder = source.store.folder if isinstance(source, LocalStore) else None
+    settings = compared_settings(view.run, folder)
+    return ComparedRun(label or view.run.id, view, settings, scores, rounds, frozenset(score_names))
 
 
 def _with_distinct_labels(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
@@ -103,7 +108,7 @@ def _with_distinct_labels(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
         counts[run.label] = counts.get(run.label, 0) + 1
         count = counts[run.label]
         label = run.label if count == 1 else f"{run.label} ({count})"
-        distinct.append(ComparedRun(label, run.view, run.settings, run.scores, run.rounds))
+        distinct.append(replace(run, label=label))
     return distinct
 
 
@@ -128,6 +133,16 @@ def scores_by_version(runs: Sequence[ComparedRun]) -> dict[int, list[float | Non
     return {number: [run.scores.get(number) for run in runs] for number in sorted(numbers)}
 
 
+def name_of_scores(runs: Sequence[ComparedRun]) -> str:
+    """Return what the scores of runs are: accuracies, losses, or some of each."""
+    names: set[str] = set()
+    for run in runs:
+        names |= run.score_names
+    if len(names) == 1:
+        return names.pop()
+    return "accuracy, or loss where there is none"
+
+
 def draw(runs: Sequence[ComparedRun]) -> None:
     """Print runs side by side: how they stand, settings that differ, and scores by version."""
     print_rows("runs", [_summary(run) for run in runs], empty="no run")
@@ -140,7 +155,7 @@ def draw(runs: Sequence[ComparedRun]) -> None:
     for version, scores in scores_by_version(runs).items():
         texts[version] = [number_text(score) for score in scores]
     print_rows(
-        "accuracy, or loss where there is none",
+        name_of_scores(runs),
         _rows("version", runs, texts),
         empty="no version was judged",
     )
