@@ -2,6 +2,7 @@
 wrong with one is said in one line.
 """
 
+import contextlib
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.requested import RequestedSettings, grant
+from broker_server.store import Store
 from broker_server.strategies.strategy import Contribution, PlanRequest
 from fleet_protocol.configuration import parse_config
 from fleet_protocol.errors import ConfigError, PlanError
@@ -21,6 +23,7 @@ from models.plan import compile_plan, make_plan
 from shoal.cli.serving import read_fleet
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
 from tests.broker_server.methods import built, merged
+from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_refused_runs import prepare
 from tests.own_strategies import block
 
@@ -164,6 +167,23 @@ def test_a_strategy_that_fails_in_a_round_says_so_in_one_line(fedpower, caplog, 
         merged(strategy, [update("a", 1.0, 1)], tiny_weights(LAYOUT))
     assert "\n" not in str(failure.value)
     assert "Traceback" in caplog.text
+
+
+def test_a_fleet_whose_strategy_fails_ends_its_run_with_that_line(
+    config, running, url, fleet, fedpower
+):
+    """The record of the run has it too."""
+    weight = "        weight = float("
+    text = fedpower.read_text()
+    fedpower.write_text(text.replace(weight, f"        1 / 0\n{weight}"))
+    with Peer(fleet, "a", url, honest()):
+        server = running(config(strategy={"file": fedpower}, round={"min_devices": 1}), url)
+        finished = server.wait()
+    assert (finished.status, finished.exit_code) == ("failed", ConfigError.exit_code)
+    assert "fedpower.py fails in merge.fold: ZeroDivisionError" in finished.error
+    with contextlib.closing(Store(server.config.store, read_only=True)) as store:
+        (run,) = store.runs()
+    assert (run.status, run.detail) == ("failed", finished.error)
 
 
 def test_a_function_that_returns_the_wrong_type_is_named(tmp_path):
