@@ -11,12 +11,12 @@ SUMMING = {"clip": 1.0, "least": 2}
 
 
 def deal(scene: Scene, accepts: int, shares: int) -> None:
-    """Lead the device and a peer through the steps in which shares are dealt.
+    """Lead the device and a peer through the steps before the device masks its update.
 
     Args:
         scene: with the device.
         accepts: how many times the device has accepted before.
-        shares: how many times it has dealt before.
+        shares: how many of these steps it has answered before.
     """
     server = scene.server
     device = scene.device.id
@@ -28,7 +28,9 @@ def deal(scene: Scene, accepts: int, shares: int) -> None:
     dealt = peer.answer(Sum(run=accept.run, round=1, task=accept.task, keys=keys))
     answer = server.wait_message(Shares, count=shares + 1)
     sealed = {device: answer.sealed[device], "peer": dealt["sealed"][device]}
-    server.send(device, Sum, accept, dealt=sealed)
+    server.send(device, Sum, accept, dealt=sealed, challenge="1" * 66)
+    server.wait_message(Shares, count=shares + 2)
+    server.send(device, Sum, accept, members=(device, "peer"))
 
 
 def test_a_device_that_was_killed_after_masking_leaves_the_sum(tmp_path, broker, tiny):
@@ -48,7 +50,7 @@ def test_a_device_that_was_killed_after_masking_leaves_the_sum(tmp_path, broker,
         server.wait(lambda: bool(server.heard(Refuse)) or len(server.heard(Accept)) > accepts)
         if not server.heard(Refuse):
             # What a server does that was restarted, too, and begins its sum anew.
-            deal(scene, accepts, 1)
+            deal(scene, accepts, 2)
             server.wait(lambda: len(server.heard(Done)) > announced)
         assert len({done.update.digest for done in server.heard(Done)}) == 1
         (refusal,) = server.heard(Refuse)
