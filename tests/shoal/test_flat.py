@@ -106,7 +106,7 @@ def test_two_runs_that_differ_in_a_list_of_records_keep_what_else_differs():
         ("a", {"model.recipe.metrics": metrics, "seed": 7}),
         ("b", {"model.recipe.metrics": [], "seed": 1}),
     ):
-        runs.append(ComparedRun(label, None, settings, {}, {}))
+        runs.append(ComparedRun(label, None, settings, {}, {}, frozenset()))
     values = [
         (row["name"], row["value"], row["other_value"]) for row in flat(comparison_records(runs))
     ]

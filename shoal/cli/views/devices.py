@@ -29,6 +29,10 @@ def _draw(views: Sequence[DeviceView]) -> None:
         profile = view.device.profile
         if profile is None:
             continue
+        release = release_text(profile.runtime_version, profile.release, profile.sets)
+        # The column of versions gives way on a narrow terminal, and this must not.
+        if "failed " in release:
+            say(f"a release failed on {view.device.id}: it runs {release}")
         for finding in profile.findings or ():
             say(f"the data of {view.device.id} looks wrong: {finding}")
 
