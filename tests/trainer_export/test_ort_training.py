@@ -102,6 +102,14 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_hard_activations_keep_a_gradient() -> None:
+    """The portable graph has an operator for each that this runtime does not differentiate."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Hardsigmoid(), nn.Hardswish(), nn.Linear(4, 3))
+    signature = Signature((4,), "float32", 3)
+    files = ort_training.write_artifacts(module, signature, Recipe())
+    ort_training.check_artifacts(files, module, Recipe(), batches_for(module, signature))
+
+
 def test_an_operator_without_a_gradient_is_named() -> None:
     """The message names the operator and says which format still works; the portable graph of the
     model trains.

@@ -66,11 +66,24 @@ def _gelu(emit: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> 
     return emit.mul(x, multiply(emit, twice, 0.5))
 
 
+def _hard_sigmoid(emit: Emitter, out: Spec, x: Value) -> Value:
+    # min(max(x + 3, 0), 6) / 6: the runtime has no gradient for HardSigmoid.
+    shifted = emit.add(x, emit.scalar(3.0, x.dtype))
+    bounded: Value = LOWERINGS[aten.clamp.default](emit, out, shifted, 0.0, 6.0)
+    return multiply(emit, bounded, 1 / 6)
+
+
+def _hard_swish(emit: Emitter, out: Spec, x: Value) -> Value:
+    return emit.mul(x, _hard_sigmoid(emit, out, x))
+
+
 RULES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         **LOWERINGS,
         aten.convolution.default: _convolution,
         aten.gelu.default: _gelu,
+        aten.hardsigmoid.default: _hard_sigmoid,
+        aten.hardswish.default: _hard_swish,
         aten.max_pool2d_with_indices.default: _max_pool,
         aten.avg_pool2d.default: _average_pool,
     }

@@ -24,16 +24,7 @@ def _draw(view: StatusView) -> None:
         accuracy = view.evaluation.summary
     about = f"{escape(view.run.arch)}: {escape(view.run.status)}"
     console.print(f"run [bold]{escape(view.run.id)}[/] of {about}", highlight=False)
-    if view.is_deserted and view.is_simulated:
-        console.print(
-            "  [bold red]no simulation[/]: none works on this store, so the run stands still. "
-            "`shoal simulate` continues it"
-        )
-    elif view.is_deserted:
-        console.print(
-            "  [bold red]no server[/]: none works on this store, so the run stands still. "
-            "`shoal up` or `shoal run` goes on with it"
-        )
+    _draw_desertion(view)
     if view.insecure:
         console.print(
             "  [bold red]insecure[/]: nothing is signed; whoever reaches the broker can run graphs "
@@ -55,6 +46,21 @@ def _draw(view: StatusView) -> None:
     say(f"  {wire} on the wire, {payload} payload")
     refusals = [f"{count} {reason}" for reason, count in view.refusals.items()]
     say(f"  refused: {', '.join(refusals) or 'nothing'}")
+
+
+def _draw_desertion(view: StatusView) -> None:
+    """Say that nothing works on a run that is not over, and how it continues."""
+    console = output_console()
+    if view.is_deserted and view.is_simulated:
+        console.print(
+            "  [bold red]no simulation[/]: none works on this store, so the run stands still. "
+            "`shoal simulate` continues it"
+        )
+    elif view.is_deserted:
+        console.print(
+            "  [bold red]no server[/]: none works on this store, so the run stands still. "
+            "`shoal up` or `shoal run` goes on with it"
+        )
 
 
 def _online_text(view: StatusView) -> str:
