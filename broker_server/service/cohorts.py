@@ -119,8 +119,10 @@ class Cohorts:
                 step, device
             )
             if is_expected and step <= secure_sum.step:
-                # What comes again, or after its step, changes nothing.
-                secure_sum.of_step(step).setdefault(device, content)
+                # What comes again, or after its step, changes nothing: the others were asked about
+                # those that had answered in time.
+                if step == secure_sum.step:
+                    secure_sum.of_step(step).setdefault(device, content)
                 return
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
@@ -302,14 +304,12 @@ class Cohorts:
         while len(shares) < needed and self.clock.now() < until:
             pump(until)
         restored = restore_secrets(secure_sum.revealed())
-        # Somebody's share is wrong: with those of all, it can be told whose.
-        while restored.lost or restored.unmatched:
-            if len(shares) == len(secure_sum.sent) or self.clock.now() >= until:
-                return restored
+        if not (restored.lost or restored.unmatched):
+            return restored
+        # A share is wrong: with all that come until the end of the step, it is found whose.
+        while len(shares) < len(secure_sum.sent) and self.clock.now() < until:
             pump(until)
-            if len(shares) == len(secure_sum.sent):
-                restored = restore_secrets(secure_sum.revealed())
-        return restored
+        return restore_secrets(secure_sum.revealed())
 
     def _ask_for_pair_keys(
         self,

@@ -5,11 +5,13 @@ but that.
 import contextlib
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from broker_server.service import cohorts
+from broker_server.service.secure_sum import SecureSum, SumStep
 from broker_server.store import Store, TaskPhase
 from broker_server.store.explaining import explain_round
 from broker_server.store.machine import RoundState
@@ -320,6 +322,22 @@ def test_an_update_before_its_time_is_refused(url, config, running, fleet):
     }
     assert tasks["d1"].phase is TaskPhase.REFUSED
     assert "masks nobody could take off" in tasks["d1"].detail
+
+
+def test_shares_that_come_after_their_step_change_nothing(tmp_path):
+    """The others were asked about the shares that had come in time; a late dealer made their right
+    answers wrong ones, and ended the sum of all.
+    """
+    task = SimpleNamespace(record=SimpleNamespace(device="d0"))
+    cohort = SimpleNamespace(tasks={"d0": task})
+    keys = dict.fromkeys(("d0", "d1"), ("12" * 32, "ef" * 32, "3c" * 32))
+    secure_sum = SecureSum(cohort, 1.0, 1.0, ("d1",), SumStep.CHECKS, keys)
+    waiting = cohorts.Cohorts(SimpleNamespace(folder=tmp_path), None, None, None, None)
+    waiting._sums = [secure_sum]
+    head = {"fleet": "f", "run": "r", "round": 1, "task": "t", "device": "d0"}
+    waiting.receive_shares(task, Shares(**head, sealed=dict.fromkeys(keys, "5a" * 151)))
+    assert secure_sum.of_step(SumStep.SHARES) == {}
+    assert secure_sum.expected_names(SumStep.CHECKS, "d1") == frozenset()
 
 
 @pytest.mark.slow
