@@ -249,7 +249,7 @@ class Cohorts:
         if secure_sum.step >= SumStep.SECRETS:
             return ""
         try:
-            cohort.require(len(cohort.received), len(secure_sum.keys))
+            _require_openable(secure_sum)
         except RefusedError as error:
             return str(error)
         return ""
@@ -283,7 +283,7 @@ class Cohorts:
     def _begin_opening(self, secure_sum: SecureSum) -> None:
         cohort = secure_sum.cohort
         received = cohort.received
-        cohort.require(len(received), len(secure_sum.keys))
+        _require_openable(secure_sum)
         secure_sum.sent = tuple(task.record.device for task in received)
         begun = BegunSum(
             devices=tuple(cohort.tasks),
@@ -339,3 +339,20 @@ class Cohorts:
                 if task.record.update_digest is not None:
                     self.outbox.send_about(UploadAck, task.record)
         self._sums = []
+
+
+def _require_openable(secure_sum: SecureSum) -> None:
+    """Check, before any board reveals a share, that the shares would open a sum.
+
+    Raises:
+        RefusedError: too few updates are there, or a server that has ended had the keys in memory.
+    """
+    received = [task.record.device for task in secure_sum.cohort.received]
+    for device in received:
+        if device not in secure_sum.keys:
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"the server was restarted before it opened this sum, and the keys of {device} "
+                "were in its memory",
+            )
+    secure_sum.cohort.require(len(received), len(secure_sum.keys))

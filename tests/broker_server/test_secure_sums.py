@@ -17,6 +17,7 @@ from broker_server.store.explaining import explain_round
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.digests import blob_path
+from fleet_protocol.errors import RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Accept, Shares, Sum, UploadAck
 from fleet_protocol.secure_sum import STEPS, Member, whole_numbers
@@ -338,6 +339,20 @@ def test_shares_that_come_after_their_step_change_nothing(tmp_path):
     waiting.receive_shares(task, Shares(**head, sealed=dict.fromkeys(keys, "5a" * 151)))
     assert secure_sum.of_step(SumStep.SHARES) == {}
     assert secure_sum.expected_names(SumStep.CHECKS, "d1") == frozenset()
+
+
+def test_no_board_is_asked_for_shares_of_a_sum_whose_keys_are_lost(tmp_path):
+    """Of two sums a killed server had begun to open one; boards of the other would reveal for
+    nothing, and take part in no further sum of the version.
+    """
+    task = SimpleNamespace(record=SimpleNamespace(device="d0", round=1))
+    cohort = SimpleNamespace(tasks={"d0": task}, received=[task])
+    waiting = cohorts.Cohorts(SimpleNamespace(folder=tmp_path), None, None, None, None)
+    waiting._sums = [SecureSum(cohort, 1.0, 1.0, ("d0",))]
+    assert "the server was restarted" in waiting.obstacle(cohort)
+    with pytest.raises(RefusedError, match="keys of d0"):
+        waiting.total(cohort, None)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
