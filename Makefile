@@ -26,7 +26,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: proofs soak install install-training demo test test-slow test-installed test-training test-oldest mutants fuzz fuzz-api conformance check readability format bench results-check docs site dist clean arm board card-tools
+.PHONY: test-packages proofs soak install install-training demo test test-slow test-installed test-training test-oldest mutants fuzz fuzz-api conformance check readability format bench results-check docs site notebooks dist clean arm board card-tools
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -55,7 +55,7 @@ demo: $(STAMP)  ## Export, start a broker, a server and six devices, train, comp
 
 # What CI runs of slow proofs and of extras from the wheel, beside the default suite: `tests/representatives.py`.
 ifdef REPRESENTATIVES
-test: MARKS := -m "not arm and (representative or not slow and not installed)"
+test: MARKS := -m "not arm and not packages and (representative or not slow and not installed)"
 test-training: MARKS := -m "ort_training and (representative or not slow)"
 else
 test-training: MARKS := -m ort_training
@@ -103,9 +103,26 @@ test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Pytho
 	$(TRAINING)/bin/python $(SUITE) $(MARKS) $(TESTS)
 
 # Ordered by how soon they end. Benchmarks, mutants and results are left to whoever reads their figures.
-PROOFS := conformance dist test-oldest fuzz-api test-training test-installed fuzz soak arm test test-slow
+PROOFS := conformance dist test-oldest fuzz-api test-training test-installed fuzz soak arm test test-slow test-packages
 proofs: install  ## Hours: all that CI leaves out, in short where it has no end of its own; says at the end what failed.
 	$(BIN)/python -m tests.proofs COV=--cov RUNS=5 FUZZ="--seconds 300" $(PROOFS)
+
+# Models of packages beside Shoal, which do not belong to it. None may replace PyTorch, so they come without what they ask
+# for, and the few that they import are listed. torchvision 0.16.2 is the newest whose Python code loads without compiled
+# operators of the same build as PyTorch; timm and others import its transforms only.
+MODELS := .venv-packages
+MODEL_PACKAGES := transformers timm tokenizers regex torchvision==0.16.2 segmentation-models-pytorch monai x-transformers \
+  torch-einops-utils einx loguru vit-pytorch rtdl-revisiting-models pytorch-tcn mambapy snntorch linformer g-mlp-pytorch \
+  mlp-mixer-pytorch conformer efficientnet-pytorch einops perceiver-pytorch siren-pytorch peft accelerate
+$(MODELS)/.installed: $(STAMP) Makefile
+	$(PYTHON) -m venv $(MODELS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > $$($(MODELS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shoal.pth
+	$(MODELS)/bin/python -m pip install --quiet --no-deps $(MODEL_PACKAGES)
+	touch $@
+
+test-packages: $(TESTS_STAMP) $(MODELS)/.installed  ## Models of transformers, timm and other packages by their names; takes many minutes.
+	$(MODELS)/bin/python -m pytest -m packages -rs $(or $(TESTS),tests/packages)
 
 # What builds a card (its refusals name the same packages) and the emulated board.
 card-tools: export PATH := $(PATH):/usr/sbin:/sbin
@@ -133,21 +150,23 @@ mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptiv
 fuzz: install  ## A million changed messages, chunks and files, none of which may crash, hang or be believed.
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 	$(BIN)/python -m tests.data_fuzz
+	$(BIN)/python -m tests.operator_fuzz
 
 FILE ?= $(wildcard ../shared/vectors/vectors.json)
 conformance: $(STAMP)  ## Worked examples of the papers through this code: make conformance FILE=vectors.json
-	$(BIN)/python -m tests.conformance $(FILE)
+	$(if $(FILE),$(BIN)/python -m tests.conformance $(FILE),@echo "skipped: no ../shared/vectors/vectors.json here; name a file with FILE=vectors.json")
 
 # Packages within the limits of readability, which `make check` holds.
-READABLE := benchmarks broker_server device_runtime fleet_protocol models reproduction shoal simulation \
-  tools trainer_export
+READABLE := benchmarks broker_server device_runtime fleet_protocol models models/zoo reproduction shoal \
+  simulation tools trainer_export trainer_export/lowering
 check: $(STAMP)  ## Format, lint, types, and the limits of readability.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python tools/readability.py --limits $(READABLE)
 
-PACKAGES := broker_server device_runtime fleet_protocol models reproduction shoal simulation trainer_export
+PACKAGES := broker_server device_runtime fleet_protocol models models/zoo reproduction shoal simulation \
+  trainer_export trainer_export/lowering
 readability:  ## How hard lines and functions are to read, one row per package.
 	$(PYTHON) tools/readability.py $(READABILITY) $(PACKAGES)
 
@@ -174,7 +193,11 @@ docs: $(STAMP)  ## Documents that are generated from the code.
 	$(BIN)/python -m shoal.view.app > docs/openapi.json
 	$(BIN)/python -m tests.documents.reference docs/reference
 	$(BIN)/python -m tests.documents.platforms
+	$(BIN)/python -m tests.documents.attacks > docs/attacks.md
 	$(BIN)/python -m tests.documents.pictures
+
+notebooks: $(STAMP)  ## Run the notebooks of examples, and store their output in them.
+	$(BIN)/python -m tests.documents.notebooks
 
 # It checks links to pages and anchors; the module, what the browser would load.
 $(ZENSICAL)/bin/zensical:

@@ -8,10 +8,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def printed(*arguments: str, timeout: float = 300) -> str:
-    """What Python prints that is started in the repository with some arguments.
+    """Run Python in the repository with some arguments, and return its output.
 
     Raises:
-        RuntimeError: it failed; the message is the end of what it said.
+        RuntimeError: it failed; the message is the end of its error output.
     """
     command = [sys.executable, *arguments]
     done = subprocess.run(

@@ -5,9 +5,9 @@ The device is the real agent, ``python -m device_runtime``, against a real broke
 resident memory (VmHWM).
 
 Resident memory counts pages of libraries, too, and how many of them are mapped depends on what the
-kernel has in its cache: right after an installation that is whole libraries, and 11 MB more for the
-same work (70 to 80 with PyTorch). So each process is started as after a boot, when nothing of its
-libraries is cached.
+kernel has in its cache. Right after an installation, whole libraries are mapped, which adds 11 MB
+for the same work (70 to 80 with PyTorch). So each process starts as after a boot, with none of its
+libraries cached.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from fleet_protocol.control import RoundStarted, RunEvent, UpdateReceived
 from models.registry import Registry
 from models.tier import Tier
 from tests.brokers import free_port
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 MEMORY_BUDGET_MB = 110.0
@@ -116,7 +116,7 @@ def _device_figures(work: Path) -> tuple[float, float, float]:
     events: list[RunEvent] = []
     ready: list[float] = []
 
-    def hear(event: RunEvent) -> None:
+    def count_event(event: RunEvent) -> None:
         events.append(event)
         if isinstance(event, RoundStarted):
             ready.append(time.monotonic())
@@ -137,7 +137,7 @@ def _device_figures(work: Path) -> tuple[float, float, float]:
             }
         )
         with (
-            Server(FLEET, config.store, config.broker, listener=hear) as server,
+            Server(FLEET, config.store, config.broker, listener=count_event) as server,
             _device(work / DEVICE, broker.url, work / "data.npz") as log,
         ):
             began = time.monotonic()
@@ -147,7 +147,9 @@ def _device_figures(work: Path) -> tuple[float, float, float]:
                 if isinstance(event, UpdateReceived) and event.kind == "train":
                     metrics.append(event.metrics)
             if not metrics:
-                raise RuntimeError(f"no update came; the device said:\n{log.read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"the device sent no update; its log ends with:\n{log.read_text()[-2000:]}"
+                )
     trained = metrics[0]
     step_seconds = trained.train_seconds / trained.batches
     start_seconds = ready[0] - began
@@ -162,12 +164,9 @@ def rows() -> list[Row]:
         x = draw.normal(size=(SAMPLES, 1, 28, 28)).astype(np.float32)
         np.savez(work / "data.npz", x=x, y=draw.integers(0, 10, SAMPLES))
         export_architecture(
-            Registry.zoo().get("conv"),
-            {},
-            [Tier(1.0)],
-            Recipe(),
+            ExportRequest(Registry.zoo().get("conv"), {}, [Tier(1.0)], Recipe()),
             work / "artifacts",
-            formats=("onnx",),
+            ExportOptions(formats=("onnx",)),
         )
         _as_after_boot()
         torch = int(printed("-c", _TORCH, str(work / "data.npz"))) / 1024

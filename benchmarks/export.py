@@ -2,8 +2,8 @@
 
 The encoder is MiniLM's with 12 layers (384 units, 30,522 tokens) at widths 1, 0.5 and 0.25, one
 tier after the other in one process: its CPU time and its peak of resident memory. The recurrent
-layers are one of 64 units each, one tier. Each export is a process of its own; what is measured is
-all of it, the start of Python and PyTorch included.
+layers are one of 64 units each, one tier. Each export runs in its own process, and the measurement
+includes the start of Python and PyTorch.
 """
 
 import json
@@ -20,7 +20,7 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.registry import Registry
 from models.tier import Tier
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 ENCODER_CPU_BUDGET_SECONDS = 45.0
@@ -80,13 +80,17 @@ def measured(name: str) -> tuple[float, float]:
         settings = {}
         tiers = [Tier(1.0, 1)]
     with tempfile.TemporaryDirectory() as folder:
-        export_architecture(arch, settings, tiers, Recipe(), Path(folder), formats=("onnx",))
+        export_architecture(
+            ExportRequest(arch, settings, tiers, Recipe()),
+            Path(folder),
+            ExportOptions(formats=("onnx",)),
+        )
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6
 
 
 def _measured_apart(name: str) -> tuple[float, float]:
-    """Measure an export in a process of its own, whose peak memory is that of the export."""
+    """Measure an export in a separate process, whose peak memory is that of the export."""
     seconds, megabytes = json.loads(printed("-m", "benchmarks.export", name, timeout=1800))
     return seconds, megabytes
 

@@ -1,4 +1,4 @@
-"""What was measured before: benchmarks/history.csv, a line for each row of each run."""
+"""Earlier measurements, from benchmarks/history.csv: a line for each row of each run."""
 
 import csv
 import os
@@ -26,7 +26,7 @@ FIELDS = (
     "unit",
     "budget",
 )
-ALONE = 0.1  # by which a figure that was taken once may differ from another
+ALONE = 0.1  # share by which two figures that were each taken once may differ
 
 Entry = Mapping[str, str]
 

@@ -113,7 +113,7 @@ def _measure_ends(
     verifier = Verifier(server, ReplayGuard())
 
     def seal() -> Iterator[tuple[str, bytes]]:
-        # A signer of its own, with a new key, as for every update.
+        # A new signer with a new key, as for every update.
         signer = ChunkSigner(device, keys)
         for topic, frame in _frames(data, digests=False):
             yield topic, signer.seal_to_server(topic, frame)

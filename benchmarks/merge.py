@@ -13,9 +13,11 @@ from benchmarks.row import Row
 from broker_server.strategies.accumulator import finish, fold, start
 from device_runtime.board import peak_resident_bytes
 from models.axes import Axis, AxisKind
+from models.block_names import HEAD, block_name
 from models.dims import Dim
 from models.draws import PlanKind
-from models.layout import HEAD, Layout, Parameter, block_name
+from models.layout import Layout
+from models.parameters import Parameter
 from models.plan import compile_plan, make_plan
 from models.slicing import CompiledPlan
 

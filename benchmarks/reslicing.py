@@ -1,8 +1,8 @@
 """Measure cutting, encoding, hashing, storing and announcing five tiers, beside memcpy.
 
-In the order of a server: all tiers are stored, then they are announced. They are not synced to the
-disk: a server cuts again what a power cut takes. The first row is a multiple of memcpy of the same
-bytes, in processor time. The second row is the time by the clock.
+As in the server, all tiers are stored before they are announced. They are not synced to the disk,
+because a server cuts them again after a power failure. The first row is a multiple of memcpy of the
+same bytes, in processor time. The second row is the time by the clock.
 """
 
 import math
@@ -106,6 +106,6 @@ def rows() -> list[Row]:
         ratios, seconds, size = _measure(Path(folder))
     name = f"cut, encode, hash, store and announce five tiers, {size / 1e6:.0f} MB"
     return [
-        Row.of(name, ratios, "x memcpy, CPU", BUDGET),
-        Row.of(f"{name}: by the clock", seconds, "seconds"),
+        Row.from_values(name, ratios, "x memcpy, CPU", BUDGET),
+        Row.from_values(f"{name}: by the clock", seconds, "seconds"),
     ]

@@ -1,4 +1,4 @@
-"""What a benchmark found: a figure, and the budget that it has to keep."""
+"""The result of a benchmark: a figure, and its budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from typing import Any
 class Row:
     """One figure."""
 
-    name: str  # the same in every run, by which the history is read
+    name: str  # the same in every run, because the history is read by it
     value: (
         float | None
-    )  # the figure; None where it cannot be measured here, with the reason as its unit
+    )  # the figure; None if it cannot be measured here, with the reason as its unit
     unit: str
-    budget: float | None = None  # what it may be at most; None for a figure that stands for itself
-    at_least: bool = False  # the budget is what it has to be at least
+    budget: float | None = None  # largest allowed value; None for a figure without a budget
+    at_least: bool = False  # whether the budget is the smallest allowed value
     low: float | None = (
-        None  # the lower quartile of what was measured; None for a figure that was taken once
+        None  # the lower quartile of the measurements; None for a figure that was taken once
     )
     high: float | None = None  # the upper one
-    note: str = ""  # what it is made of
+    note: str = ""  # the numbers that it is computed from
 
     @classmethod
-    def of(
+    def from_values(
         cls,
         name: str,
         values: Sequence[float],

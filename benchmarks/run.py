@@ -1,4 +1,4 @@
-"""Run every benchmark, print one table beside earlier figures, and report what became worse.
+"""Run every benchmark, print one table beside earlier figures, and report regressions.
 
 python -m benchmarks.run [name ...]
 
@@ -22,6 +22,7 @@ BENCHMARKS = (
     "fleet",
     "identity",
     "step_time",
+    "shares",
     "device_memory",
     "simulation",
     "export",

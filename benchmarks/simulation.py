@@ -1,14 +1,14 @@
-"""Simulations: speed against a plain PyTorch loop, overhead outside of training, and memory.
+"""Simulations: speed against a plain PyTorch loop, overhead outside training, and memory.
 
 Speed: HeteroFL on MNIST with `conv`, 100 devices of which 10 train in a round, levels a to e drawn
 for every round, 5 local epochs of batches of 10 (specification 1.8), with 300 samples a device to
 keep it short. The loop is what a published research script does: one process, PyTorch on all cores,
 one device after the other. The simulation has one worker per core, and does all that it does
-outside of a benchmark: the store, the checks, the history. Without SHOAL_DATA both train on made-up
-images, which take as long.
+without a benchmark: the store, the checks, the history. Without SHOAL_DATA both train on made-up
+images, which take the same time.
 
 Overhead: with one worker, the share of a round in which no device trains; starting the worker, once
-in a simulation, is a row of its own.
+in a simulation, is a separate row.
 
 Memory: 1,000 devices train `conv` at width 1/16 in every round; resident memory of all processes
 together, where pages that they share count for each.

@@ -1,20 +1,24 @@
 """Time of a training step on a board, beside PyTorch eager and onnxruntime-training if installed.
 
 The device's own path: a `TrainSession` with the runtime's settings on a board, one thread, no
-spinning, buffers that swap. Beside it the same session with all its inputs and outputs bound once,
-which is what the runtime alone takes. All take short turns one after the other in one process, and
-a turn's figure is the median of the processor time of its steps, so that what else the machine does
-weighs on none; a row is the median of the ratios of neighbouring turns, with their quartiles. The
-others are PyTorch as one writes it, with its fused optimizer, and with the loss compiled as well
-where there is a compiler. What it takes to open a set is measured as `shoal device bench` does.
+spinning, buffers that swap. Beside it is the same session with all its inputs and outputs bound
+once, which shows the time of the runtime by itself. The others are plain PyTorch, PyTorch with its
+fused optimizer, and PyTorch with a compiled loss if there is a compiler. All of them take short
+turns in one process. A turn's figure is the median processor time of its steps, so that other work
+of the machine affects all alike. A row is the median of the ratios of neighbouring turns, with
+their quartiles. The time to open a set is measured as in `shoal device bench`.
+
+One more turn is a square matrix product by the same runtime, whose speed a step cannot exceed. The
+share of it that a step reaches, in multiplications and additions, shows what is left to gain.
 """
 
+import contextlib
 import copy
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,27 +28,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.gemm import PRODUCT_FLOPS, product_step
 from benchmarks.nets import NETS
+from benchmarks.nets.by_sample import BY_SAMPLE
 from benchmarks.row import Row
 from device_runtime.bench import costs
-from device_runtime.training.backends import TrainSession, step_graph_key
+from device_runtime.training.backends import LowerGraph, TrainSession, step_graph_key
 from device_runtime.training.backends.runtime import open_session
+from device_runtime.training.kept_outputs import KeptOutputs
 from fleet_protocol.errors import ConfigError, ExportError
+from fleet_protocol.graph_parts import ABOVE, BELOW
 from fleet_protocol.manifest import noise_input, parameter_input, state_input
 from models import Architecture, Registry
 from models.registry import infer_layout
+from models.tier import WHOLE_SHARE
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
 from models.zoo.randomized_model import vocabulary_of
 from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
-from trainer_export.footprint import Footprint, peak_memory
+from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
-from trainer_export.formats.onnx import write_train_graph
+from trainer_export.formats.onnx import write_step_graphs
 from trainer_export.loss import Answer
-from trainer_export.manifests import Facts, manifest_of
+from trainer_export.manifests import SubModelFacts, manifest_of
 from trainer_export.model_inputs import model_noise
 from trainer_export.recipe import Recipe
 from trainer_export.reference import Reference
@@ -52,7 +61,7 @@ from trainer_export.reference import Reference
 TURNS = 12
 TURN_SECONDS = 0.08
 OTHERS = (("fused", None), ("compiled", None), ("ort-training", 0.9), ("static", 1.05))
-"""What a device is measured against beside PyTorch eager, with budgets."""
+"""The comparisons besides eager PyTorch, with their budgets."""
 
 FIRST_STEP_SECONDS = 1.0
 Array = NDArray[Any]
@@ -67,17 +76,18 @@ class Case:
     width: float = 1.0
     batch: int = 32
     budget: float = 0.7  # the device's step over PyTorch's
-    label: str = ""  # where the settings are others than the architecture's
+    label: str = ""  # if the settings differ from the architecture's
     settings: Mapping[str, Any] = field(default_factory=dict)
+    trained: float = WHOLE_SHARE  # share of the blocks
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """The name in the table."""
         return f"{self.label or self.arch} width {self.width:g} batch {self.batch}"
 
     @property
     def architecture(self) -> Architecture:
-        """What builds it."""
+        """The architecture that builds it."""
         return NETS.get(self.arch) or Registry.zoo().get(self.arch)
 
 
@@ -103,20 +113,24 @@ CASES = (
     Case("mobilenet_v3_small", batch=16, budget=0.6),
     Case("mobilenet_v3_small", 0.25, 16, 0.6),
     Case("mobilenet_v3_small", 1.0, 4, 0.6, "mobilenet_v3_small at 224", _LARGE),
+    Case("mobilenet_v2", 1.0, 4, 0.6, "mobilenet_v2 at 224", _LARGE),
     Case("efficientnet_lite0", batch=16, budget=0.6),
+    Case("efficientnet_lite0", 1.0, 4, 0.6, "efficientnet_lite0 at 224", _LARGE),
     Case("convnext_atto", batch=16, budget=0.6),
+    Case("convnext_atto", 1.0, 4, 0.6, "convnext_atto at 224", _LARGE),
     Case("ds_cnn", batch=32, budget=0.6),
     Case("vit_tiny", batch=8, budget=0.75),
+    Case("vit_tiny", 1.0, 4, 0.75, "vit_tiny at 224", _LARGE),
     Case("unet", batch=4, budget=1.0),
 )
 
 
 REQUIREMENTS = {"compiled": "a C++ compiler", "ort-training": "onnxruntime-training"}
-"""What ways of a step need that may be missing."""
+"""Requirements of a comparison that may be missing."""
 
 
 def rows() -> list[Row]:
-    """Of every model the device's step over the others', and what it takes to open its graph."""
+    """For every model, the device's step over the others', and the costs of opening its graph."""
     with calm_torch():
         rows: list[Row] = []
         for case in CASES:
@@ -135,8 +149,9 @@ def measured(case: Case) -> list[Row]:
 def _measured(case: Case) -> list[Row]:
     """The rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
-        steps = Subjects(case, Path(folder)).steps()
-        turns = turns_of(steps)
+        subjects = Subjects(case, Path(folder))
+        steps = subjects.steps()
+        turns = turns_of({**steps, "product": product_step()})
         (cost,) = costs(Path(folder), case.batch)
         compared = [_row(case.name, turns, "eager", case.budget)]
         for way, budget in OTHERS:
@@ -148,6 +163,7 @@ def _measured(case: Case) -> list[Row]:
                 compared.append(Row(f"step device/{way}, {case.name}", None, reason))
         return [
             *compared,
+            _share_of_product(case, turns, subjects.flops),
             Row(f"opens its step graph, {case.name}", cost.opens_ms, "ms, processor"),
             Row(f"opens it again, {case.name}", cost.opens_again_ms, "ms, processor"),
             Row(
@@ -167,11 +183,11 @@ def turns_of(steps: Mapping[str, Step]) -> dict[str, list[float]]:
     turns: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(TURNS):
         for name, step in steps.items():
-            turns[name].append(_turn(step))
+            turns[name].append(_time_step(step))
     return turns
 
 
-def _turn(step: Step) -> float:
+def _time_step(step: Step) -> float:
     step()  # what the other left in the caches
     times = list[float]()
     end = time.perf_counter() + TURN_SECONDS
@@ -196,23 +212,49 @@ def _row(
     device_ms = statistics.median(turns["device"]) * 1e3
     compared_ms = statistics.median(turns[way]) * 1e3
     note = f"{device_ms:.2f} / {compared_ms:.2f} ms"
-    return Row.of(f"step device/{way}, {name}", ratios, "ratio, processor", budget, note=note)
+    return Row.from_values(
+        f"step device/{way}, {name}", ratios, "ratio, processor", budget, note=note
+    )
+
+
+def _share_of_product(case: Case, turns: Mapping[str, list[float]], flops: int) -> Row:
+    """Return the row of a step's speed over that of a matrix product.
+
+    Args:
+        case: the model.
+        turns: seconds of the processor, turn by turn.
+        flops: floating point operations of a step, without element-wise work and optimizer.
+    """
+    shares = []
+    for step, product in zip(turns["device"], turns["product"], strict=True):
+        shares.append((flops / step) / (PRODUCT_FLOPS / product))
+    rate = PRODUCT_FLOPS / statistics.median(turns["product"]) / 1e9
+    note = f"product {rate:.0f} GFLOP/s, step {flops / 1e9:.3f} GFLOP"
+    return Row.from_values(
+        f"step share of product, {case.name}", shares, "ratio, processor", note=note
+    )
 
 
 class Subjects:
-    """What trains one model."""
+    """The comparisons that train one model.
+
+    Attributes:
+        flops: floating point operations of a step, without element-wise work and optimizer.
+    """
 
     def __init__(self, case: Case, folder: Path) -> None:
         self._folder = folder
         arch = case.architecture
         layout = infer_layout(arch, dict(case.settings) or None)
         export = Export(arch, layout, Recipe())
-        tier = layout.tier(case.width)
+        tier = layout.tier(case.width, None, case.trained)
         self._module = export.module(tier)
-        self._signature = export.signature
-        self._signature = self._signature.with_places_of(self._module)
-        graph = write_train_graph(self._module, self._signature, export.recipe)
+        self._signature = export.signature_of(tier, self._module)
+        graph, *parts = write_step_graphs(self._module, self._signature, export.recipe)
         files: list[SetFile] = [graph]
+        # Parts of a step whose values depend on the batch are for no board.
+        if case.arch.endswith(BY_SAMPLE):
+            files += parts
         if ort_training.is_installed():
             files += ort_training.write_artifacts(self._module, self._signature, export.recipe)
         for file in files:
@@ -220,19 +262,20 @@ class Subjects:
             (folder / file.path).write_bytes(file.data)
         noise = model_noise(self._module, self._signature)
         footprint = Footprint(layout.parameter_count(tier), 0, 0, peak_memory(graph.model))
-        self.manifest = manifest_of(
-            export, tier, files, Facts(self._signature, noise, (), footprint)
-        )
+        facts = SubModelFacts(self._signature, noise, (), footprint)
+        self.manifest = manifest_of(export, tier, files, facts)
         (folder / "manifest.json").write_bytes(self.manifest.to_bytes())
+        _, flops_of_sample = count_flops(self._module, self._signature)
+        self.flops = flops_of_sample * case.batch
         batches = SizedBatches(self._signature, vocabulary_of(self._module), (case.batch,))
-        self._x, self._y = next(batches.take(1))
+        self._x, self._y = next(batches.draw(1))
         self._noise = batches.noise(noise, case.batch, 0)
         self._mask = torch.ones(self._signature.classes)
 
     def steps(self) -> dict[str, Step]:
         """Return a step of each way: device, static, eager, fused, and others if installed."""
         eager = partial(
-            Reference(self._module, Recipe()).step,
+            Reference(self._module, Recipe(), base=self._signature.base).step,
             self._x,
             Answer(self._y, self._mask),
             self._noise,
@@ -255,7 +298,7 @@ class Subjects:
         """PyTorch with its fused SGD, and the loss as it is `made`."""
         module = set_mode(copy.deepcopy(self._module), "train")
         answer = Answer(self._y, self._mask)
-        numbers = list(module.parameters())
+        numbers = [value for value in module.parameters() if value.requires_grad]
         optimizer = torch.optim.SGD(numbers, 0.01, momentum=0.9, weight_decay=5e-4, fused=True)
         loss = made(lambda: Recipe().loss.pytorch(module(self._x), answer))
 
@@ -283,6 +326,26 @@ class Subjects:
             0.01,
             noise,
         )
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[Step]:
+        """Yield a step on samples for which the outputs of the frozen layers are kept."""
+        graphs = self.manifest.graphs
+        outputs = KeptOutputs(self._folder / "kept", 10**9)
+        lower = LowerGraph(self._folder / graphs[BELOW].path, outputs, "")
+        session = TrainSession(self.manifest, self._folder / graphs[ABOVE].path, lower=lower)
+        session.load(self._parameters())
+        count = len(self._y)
+        with session.keeping(count, count, again=True, is_random=False):
+            step = partial(
+                session.step,
+                self._x.numpy(),
+                self._y.numpy(),
+                self._mask.numpy(),
+                0.01,
+            )
+            step()  # computes the rows
+            yield step
 
     def _parameters(self) -> dict[str, NDArray[np.float32]]:
         parameters = {}

@@ -1,1 +1,1 @@
-"""The server of a fleet: rounds, strategies, merging, the store, and the service around them."""
+"""The server of a fleet: rounds, strategies, aggregation, store, and the service around them."""

@@ -1,8 +1,8 @@
 """Checks what the broker lets a board publish and subscribe to, for `shoal device doctor`.
 
-A broker answers a subscription, and a message, with the reason for which it refuses them. Messages
-of the check are empty, which members of a fleet ignore. Where a broker accepts a subscription and
-delivers nothing, as Mosquitto does for an `acl_file`, nobody can tell.
+A broker answers a refused subscription or message with a reason. The check sends empty messages,
+which members of a fleet ignore. The check cannot notice a broker that accepts a subscription and
+then delivers nothing, as Mosquitto does with an `acl_file`.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Refused, Transport, open_transport
 
 ANSWER_SECONDS = 5.0  # for the broker to answer
-_MESSAGE_SECONDS = 20.0  # for it to answer a message, perhaps after a new connection
+_MESSAGE_SECONDS = 20.0  # for the broker to answer a message, possibly after a new connection
 _SETTLING_SECONDS = 0.2  # after the last refusal
 _NO_BLOB = "0" * 64
 _NO_TASK = "doctor"
 
 
 @dataclass(frozen=True)
-class Right:
-    """Something that a board must be allowed.
+class AccessRight:
+    """An access right that a board needs.
 
     Attributes:
-        kind: what it does with the topic.
-        topic: one that stands for all of the rule.
+        kind: what the board does with the topic.
+        topic: an example of a topic that the rule covers.
         rule: the topics that the access rules must allow.
     """
 
@@ -42,33 +42,33 @@ class Right:
 
     @property
     def mosquitto_rule(self) -> str:
-        """The line of an `acl_file`."""
+        """Return the line of an `acl_file`."""
         access = "write" if self.kind == "publish on" else "read"
         return f"topic {access} {self.rule}"
 
 
-def rights_of(config: DeviceConfig) -> list[Right]:
-    """Return what the broker must allow a board."""
+def rights_of(config: DeviceConfig) -> list[AccessRight]:
+    """Return the access rights that a board needs."""
     topics = Topics(config.fleet)
     device = config.device
     read = [topics.server_status, topics.task(device)]
     if config.identity is not None:
         read += [topics.key(device), topics.papers(device)]
-    rights = [Right("subscribe to", topic, topic) for topic in read]
+    rights = [AccessRight("subscribe to", topic, topic) for topic in read]
     blobs = f"{topics.root}/blobs/#"
-    rights.append(Right("subscribe to", topics.blob_filter(_NO_BLOB), blobs))
+    rights.append(AccessRight("subscribe to", topics.blob_filter(_NO_BLOB), blobs))
     for topic in (topics.status(device), topics.profile(device), topics.reply(device)):
-        rights.append(Right("publish on", topic, topic))
+        rights.append(AccessRight("publish on", topic, topic))
     uploads = f"{topics.root}/uploads/#"
-    rights.append(Right("publish on", topics.upload(_NO_TASK, 0), uploads))
+    rights.append(AccessRight("publish on", topics.upload(_NO_TASK, 0), uploads))
     return rights
 
 
 def check_access(config: DeviceConfig) -> str:
-    """Check every right of a board; return that all are there.
+    """Check every access right of a board; return a sentence that none is missing.
 
     Raises:
-        BrokerRefusedError: with the topics and the rules that are missing.
+        BrokerRefusedError: rights are missing; the message lists the topics and the rules.
         TransportError: the broker does not answer.
     """
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -85,8 +85,8 @@ def check_access(config: DeviceConfig) -> str:
     return f"the broker lets this board use its {len(rights)} topics"
 
 
-def _refused_subscriptions(link: Transport, rights: Iterable[Right]) -> dict[str, int]:
-    """Return the reasons of the subscriptions that are refused, by topic."""
+def _refused_subscriptions(link: Transport, rights: Iterable[AccessRight]) -> dict[str, int]:
+    """Return the reasons for refused subscriptions, by topic."""
     refused: dict[str, int] = {}
     for right in rights:
         if right.kind == "subscribe to":
@@ -98,13 +98,13 @@ def _refused_subscriptions(link: Transport, rights: Iterable[Right]) -> dict[str
 
 
 def _refused_messages(
-    link: Transport, rights: Iterable[Right], inbox: queue.SimpleQueue[Any]
+    link: Transport, rights: Iterable[AccessRight], inbox: queue.SimpleQueue[Any]
 ) -> dict[str, int]:
-    """Return the reasons of the messages that are refused, by topic."""
+    """Return the reasons for refused messages, by topic."""
     for right in rights:
         if right.kind == "publish on":
-            # One after the other: Mosquitto 2.0 may end the connection with every refusal, and the
-            # answers to what follows.
+            # One after the other: Mosquitto 2.0 may end the connection with each refusal, and the
+            # answers to later messages are then lost.
             link.publish(right.topic, b"")
             link.drain(time.monotonic() + _MESSAGE_SECONDS)
     refused: dict[str, int] = {}
@@ -116,12 +116,12 @@ def _refused_messages(
     return refused
 
 
-def _describe_missing(missing: Sequence[Right], address: BrokerAddress, code: int) -> str:
-    """Return which rights the broker refuses, and the rules that give them."""
+def _describe_missing(missing: Sequence[AccessRight], address: BrokerAddress, code: int) -> str:
+    """Return the rights that the broker refuses, and the rules that grant them."""
     wanted = ", ".join(f"{right.kind} {right.rule}" for right in missing)
     rules = ", ".join(f"`{right.mosquitto_rule}`" for right in missing)
     return (
         f"the broker at {address} does not let this board {wanted} "
-        f"({refusal_of_code(code).meaning}); add to its access rules (as an acl_file of Mosquitto "
-        f"has them) {rules}"
+        f"({refusal_of_code(code).meaning}); add to its access rules (in the format of "
+        f"Mosquitto's acl_file) {rules}"
     )

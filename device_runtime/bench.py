@@ -1,8 +1,8 @@
-"""What training costs on this board: a table that every board can make, without a network.
+"""Measures the cost of training on this board; works on any board, without a network.
 
-It needs no PyTorch. Each artifact set trains by the way of a task, in a process of its own, whose
-memory and first step are then of that set alone:
-``python -m device_runtime.bench MANIFEST BATCH BEGAN``.
+It needs no PyTorch. Each artifact set trains with the code of a task, in its own process, so that
+memory and first step belong to that set only: ``python -m device_runtime.bench MANIFEST BATCH
+BEGAN``.
 """
 
 import json
@@ -38,33 +38,33 @@ from fleet_protocol.manifest import BASE, Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
 
 SMALL = Path(__file__).parent / "self_test_set"
-"""A set that every board has."""
+"""An artifact set that is installed on every board."""
 
 _SECONDS = 1200.0
 _STEPS = 5
 _MOST_STEPS = 500
-_MEASURED_SECONDS = 2.0  # after which no step begins, once there are some
+_MEASURED_SECONDS = 2.0  # after which no further step begins once there are enough
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an artifact set takes on this board, with one thread.
+    """The cost of an artifact set on this board, with one thread.
 
     Attributes:
         arch: architecture of the model.
-        tier: of the sub-model.
-        batch: samples of a step, which are made up.
+        tier: tier of the sub-model.
+        batch: samples of a step; they are synthetic.
         step_ms: processor time of a step, the median; its quartiles follow.
         step_low_ms: the lower quartile.
         step_high_ms: the upper quartile.
-        wall_ms: the median by the clock.
-        opens_ms: processor time to check the step graph and open it.
-        opens_again_ms: the same of a graph that this process knows.
-        first_step_seconds: by the clock, from the start of the process to the end of its first
+        wall_ms: median wall-clock time of a step.
+        opens_ms: processor time to check and open the step graph.
+        opens_again_ms: the same for a graph that this process has opened before.
+        first_step_seconds: wall-clock time from the start of the process to the end of its first
             step.
-        peak_mb: of the process's resident memory.
-        loss: at the fifth step; the samples are the same everywhere, so boards that compute alike
-            agree on it.
+        peak_mb: peak resident memory of the process.
+        loss: at the fifth step; all boards use the same samples, so boards that compute alike agree
+            on it.
     """
 
     arch: str
@@ -82,7 +82,7 @@ class Cost:
 
 
 def board_line() -> str:
-    """Return what boards are told apart by, in a line."""
+    """Return the properties that distinguish boards, in one line."""
     board = probe()
     backend = choose_backend("auto")
     memory = f"{board.ram_bytes / 2**30:.1f} GiB"
@@ -95,7 +95,7 @@ def costs(folder: Path, batch: int) -> Iterator[Cost]:
     """Measure every artifact set below a folder.
 
     Raises:
-        ConfigError: there is none, no runtime is installed, or a set cannot be trained.
+        ConfigError: the folder has none, no runtime is installed, or a set cannot be trained.
     """
     choose_backend("auto")
     manifests = sorted(folder.rglob("manifest.json"))
@@ -108,7 +108,7 @@ def costs(folder: Path, batch: int) -> Iterator[Cost]:
 
 
 def _measure_in_process(path: Path, batch: int) -> Cost:
-    """Measure the set of a manifest in a process of its own."""
+    """Measure the artifact set of a manifest in its own process."""
     began = str(time.monotonic())
     command = python_module("device_runtime.bench", str(path), str(batch), began)
     try:
@@ -121,7 +121,7 @@ def _measure_in_process(path: Path, batch: int) -> Cost:
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"{path}: not trained within {_SECONDS:.0f} s: take a smaller --batch"
+            f"{path}: not trained within {_SECONDS:.0f} s: use a smaller --batch"
         ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"ended with {error.returncode}"]
@@ -129,17 +129,17 @@ def _measure_in_process(path: Path, batch: int) -> Cost:
     return Cost(**json.loads(done.stdout))
 
 
-# What follows runs in that process.
+# The functions below run in that process.
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """Steps that were measured.
+    """Measured steps.
 
     Attributes:
-        processor_ms: of each.
-        wall_ms: of each.
-        losses: of each.
+        processor_ms: milliseconds of each.
+        wall_ms: milliseconds of each.
+        losses: losses of each.
     """
 
     processor_ms: list[float]
@@ -148,10 +148,10 @@ class _Steps:
 
 
 def _measure(path: Path, batch: int, began: float) -> Cost:
-    """Measure the set of a manifest; `began` is ``time.monotonic()`` of the process's start."""
+    """Measure an artifact set; `began` is ``time.monotonic()`` at the start of its process."""
     settle_allocator()
     # Otherwise its import would count as part of opening the graph.
-    load_runtime()  # which each process does once, whatever it opens
+    load_runtime()  # each process does this once, whatever it opens
     manifest = parse_manifest(read_within(path.parent, path.name))
     key = step_graph_key(choose_backend("auto"), manifest)
     if key is None:
@@ -165,7 +165,7 @@ def _measure(path: Path, batch: int, began: float) -> Cost:
     first_step_seconds = time.monotonic() - began
     measured = _measure_steps(steps)
     peak_mb = peak_resident_bytes() / 1e6
-    del steps  # with its session, so that the next one is the only one
+    del steps  # with its session, so that only the next one is in memory
     start = time.process_time()
     Sessions(threads=1).train(manifest, graph, base)
     opens_again_seconds = time.process_time() - start

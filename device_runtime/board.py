@@ -1,4 +1,4 @@
-"""What the board is: processor, memory, runtimes, temperature, power.
+"""Properties of the board: processor, memory, runtimes, temperature, power.
 
 Read from the system, without extra packages.
 """
@@ -22,7 +22,7 @@ try:
 except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
-# onnxruntime-training also runs the portable step, so each of its packages offers both backends.
+# onnxruntime-training also runs the portable step, so its packages offer both backends.
 BACKEND_PACKAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("onnxruntime-training-cpu", ("ort-training", "onnx")),
     ("onnxruntime-training", ("ort-training", "onnx")),
@@ -37,24 +37,24 @@ _SKEW_SECONDS = 86_400.0
 
 @dataclass(frozen=True)
 class Board:
-    """A probed board."""
+    """A measured board."""
 
     arch: str  # machine type, as in ``uname -m``
     system: str  # operating system and release
     cores: int  # processors this process may use
-    ram_bytes: int  # memory of the board, 0 where the system does not tell
-    free_ram_bytes: int  # memory available now, 0 where the system does not tell
+    ram_bytes: int  # memory of the board in bytes; 0 if the system does not report it
+    free_ram_bytes: int  # memory available now, in bytes; 0 if the system does not report it
     backends: Mapping[str, str]  # training backend to the version of the package that runs it
     python: str  # version of the interpreter
-    temperature_celsius: float | None  # hottest thermal zone, where the board tells
-    on_battery: bool | None  # whether a battery is discharging, where the board has one
+    temperature_celsius: float | None  # hottest thermal zone, if the board reports one
+    on_battery: bool | None  # whether a battery is discharging, if the board has one
 
 
-@functools.cache  # reading a package's metadata takes 3 ms, which every task would pay
+@functools.cache  # Reading a package's metadata takes 3 ms, which every task would pay.
 def installed_backends() -> Mapping[str, str]:
-    """Return the backends this environment can run, with ``<package> <version>``.
+    """Return the backends that this environment can run, with ``<package> <version>``.
 
-    Nothing is imported for it.
+    Nothing is imported.
     """
     installed: dict[str, str] = {}
     for package, backends in BACKEND_PACKAGES:
@@ -66,27 +66,28 @@ def installed_backends() -> Mapping[str, str]:
 
 
 def check_system() -> None:
-    """Check that there can be a runtime for this system.
+    """Check that a runtime exists for this system.
 
     Raises:
-        ConfigError: there is none; the message says which system to install.
+        ConfigError: none exists; the message names the system to install.
     """
     if sys.maxsize < 2**32:
         raise ConfigError(
-            f"this is a 32-bit Python on {platform.machine()}, for which there is no onnxruntime; "
-            "install a 64-bit system (Raspberry Pi OS 64-bit)"
+            f"this Python is a 32-bit build on {platform.machine()}, for which onnxruntime "
+            "does not exist; install a 64-bit system (Raspberry Pi OS 64-bit)"
         )
 
 
 def clock_doubt() -> str:
-    """Return what to do about a clock that is behind this installation; empty where it is not."""
+    """Return the remedy for a clock that is behind this installation; empty if it is not."""
     now = time.time()
     if now >= Path(__file__).stat().st_mtime - _SKEW_SECONDS:
         return ""
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     return (
-        f"it is {date} on this board, before Shoal was installed: certificates will seem not valid "
-        "yet; let it fetch the time (timedatectl set-ntp true), or set it"
+        f"the clock of this board shows {date}, which is before Shoal was installed, so "
+        "certificates will seem not valid yet; synchronise the clock (timedatectl set-ntp "
+        "true), or set it"
     )
 
 
@@ -99,43 +100,44 @@ def runtime_version() -> str:
 
 
 def texts(paths: Iterator[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield small files of the system that can be read, with their content."""
+    """Yield small system files that can be read, with their content."""
     for path in paths:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             yield path, path.read_text(encoding="ascii").strip()
 
 
 def temperature(sysfs: Path) -> float | None:
-    """Return the degrees Celsius of the hottest thermal zone, or without zones sensor.
+    """Return the degrees Celsius of the hottest thermal zone or, without zones, sensor.
 
-    `sysfs` as of `probe`.
+    For `sysfs` see `probe`.
     """
     for pattern in ("thermal/thermal_zone*/temp", "hwmon/hwmon*/temp*_input"):
         values: list[float] = []
         for _path, text in texts(sysfs.glob(pattern)):
             if text.lstrip("-").isdigit():
-                values.append(int(text) / 1000)  # the kernel counts thousandths
+                values.append(int(text) / 1000)  # the kernel reports thousandths of a degree
         if values:
             return max(values)
     return None
 
 
 def on_battery(sysfs: Path) -> bool | None:
-    """Return whether a battery discharges, None without one; `sysfs` as of `probe`."""
+    """Return whether a battery discharges; None without a battery; for `sysfs` see `probe`."""
     states = _of_batteries(sysfs, "status")
     return "Discharging" in states if states else None
 
 
 def charge(sysfs: Path) -> float | None:
-    """Return the charge of the emptiest battery, in [0, 1]; `sysfs` as of `probe`."""
+    """Return the charge of the emptiest battery, in [0, 1]; for `sysfs` see `probe`."""
     percents = [int(text) for text in _of_batteries(sysfs, "capacity") if text.isdigit()]
     return min(percents) / 100 if percents else None
 
 
 def _of_batteries(sysfs: Path, name: str) -> list[str]:
-    """Return what a file says of each battery that feeds the board.
+    """Return the content of a file for each battery that powers the board.
 
-    Those of a mouse or a pen say that they are a device's.
+    Batteries of peripherals, such as a mouse or a pen, declare the scope of a device and are
+    skipped.
     """
     values: list[str] = []
     for path, kind in texts(sysfs.glob("power_supply/*/type")):
@@ -147,9 +149,9 @@ def _of_batteries(sysfs: Path, name: str) -> list[str]:
 
 
 def proc_number(path: Path, key: str) -> int:
-    """Return the number of a line of a proc file; 0 where there is none.
+    """Return the number in a line of a proc file; 0 if there is none.
 
-    The line is ``Key:   123 kB``, of which the bytes are returned, or ``key 123``.
+    The line is ``Key: 123 kB``, which is returned in bytes, or ``key 123``.
     """
     with contextlib.suppress(OSError):
         text = path.read_text(encoding="ascii", errors="replace")
@@ -160,14 +162,14 @@ def proc_number(path: Path, key: str) -> int:
 
 
 def boot_id() -> str:
-    """Return which of its starts this computer is in; empty where the system does not tell."""
+    """Return the id of this computer's current boot; empty if the system does not report it."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def _ram_bytes() -> int:
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # no sysconf on Windows
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 0
 
@@ -180,9 +182,9 @@ def available_cores() -> int:
 
 
 def machine_name() -> str:
-    """Return the board's name, as ``Raspberry Pi 5 Model B Rev 1.0``, else its processor's."""
+    """Return the board's model, as ``Raspberry Pi 5 Model B Rev 1.0``, or else its processor's."""
     with contextlib.suppress(OSError):
-        # Boards without a BIOS say here what they are.
+        # Boards without a BIOS report their model here.
         return Path("/proc/device-tree/model").read_text("utf-8", "replace").rstrip("\0\n")
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text("ascii", "replace")
@@ -192,9 +194,9 @@ def machine_name() -> str:
 
 
 def peak_resident_bytes() -> int:
-    """Return the largest resident memory of this process so far, 0 where the system does not tell.
+    """Return the peak resident memory of this process so far; 0 if the system does not report it.
 
-    Read from ``/proc`` where there is one: ``getrusage`` starts from the size of the parent at the
+    Read from ``/proc`` if it exists, because ``getrusage`` starts from the parent's size at the
     fork.
     """
     peak = proc_number(Path("/proc/self/status"), "VmHWM")

@@ -1,7 +1,7 @@
-"""Checks what may keep a board from training, one thing after the other.
+"""Checks everything that may keep a board from training, one item after another.
 
-Each finding says what to do. Nothing but the standard library and the protocol is imported before
-a check needs it, so that a board on which something is missing hears what.
+Each finding says what to do. A check imports what it needs only when it runs, so that a board that
+lacks a package is informed of it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from device_runtime.board import (
     probe,
     texts,
 )
-from device_runtime.conditions import Reading, Watch
+from device_runtime.conditions import ConditionWatch, Reading
 from device_runtime.self_test import provider_test, self_test
 from device_runtime.settings import DeviceConfig, load_device_config
 from fleet_protocol.errors import (
@@ -39,12 +39,12 @@ from fleet_protocol.errors import (
 )
 from fleet_protocol.onnx_runtime import check_runtime
 
-# The server's status is retained, so it comes at once where there is one.
+# The server's status is retained, so it arrives immediately if a server has announced itself.
 _SERVER_SECONDS = 3.0
 _PROBE_SECONDS = 5.0
 _LITTLE_MEMORY = 150 * 2**20  # the agent itself takes 60 to 90 MB
 _RADIOS = Path("/sys/class/rfkill")
-_HOT_CELSIUS = 80.0  # a Raspberry Pi slows down from here on
+_HOT_CELSIUS = 80.0  # a Raspberry Pi slows down above this temperature
 
 Level = Literal["ok", "warning", "failed"]
 
@@ -55,9 +55,9 @@ class Finding:
 
     Attributes:
         check: its name.
-        level: how bad it is.
-        detail: what was found and, unless it is well, what to do.
-        exit_code: 0 unless it failed.
+        level: its severity.
+        detail: what was found and, unless all is well, what to do.
+        exit_code: 0 unless the check failed.
     """
 
     check: str
@@ -67,22 +67,22 @@ class Finding:
 
 
 class _CheckWarningError(Exception):
-    """Something that need not keep the board from training."""
+    """A fault that does not keep the board from training."""
 
 
 def examine(config_path: Path, enrolment: Path | None = None) -> Iterator[Finding]:
-    """Yield a finding for each check of a board, as soon as it is known.
+    """Yield a finding for each check of a board, as soon as it is available.
 
-    Checks that need a configuration that cannot be read, or a broker that does not answer, are left
-    out.
+    Checks are skipped if they need a configuration that cannot be read, or a broker that does not
+    answer.
 
     Args:
         config_path: the device's TOML file.
-        enrolment: the board's, instead of the one that the file names.
+        enrolment: the board's enrolment, instead of the one that the file names.
     """
     for name, check in _GENERAL:
         yield _finding(name, check)
-    configs: list[DeviceConfig] = []  # the next check puts the configuration in, if it can be read
+    configs: list[DeviceConfig] = []  # the next check adds the configuration if it can be read
     yield _finding("configuration", partial(_configuration, config_path, enrolment, configs))
     for config in configs:
         yield from _examine_configured(config)
@@ -91,7 +91,7 @@ def examine(config_path: Path, enrolment: Path | None = None) -> Iterator[Findin
 def _examine_configured(config: DeviceConfig) -> Iterator[Finding]:
     for name, check in _CONFIGURED:
         yield _finding(name, partial(check, config))
-    watch = Watch(config.conditions)
+    watch = ConditionWatch(config.conditions)
     watch.check(0.0)
     for name, reading in watch.readings.items():
         yield _finding(f"condition {name}", partial(_condition, reading))
@@ -105,7 +105,7 @@ def _examine_configured(config: DeviceConfig) -> Iterator[Finding]:
 
 
 def _finding(name: str, check: Callable[[], str]) -> Finding:
-    """Run a check; the text that it returns, or its error, is the finding."""
+    """Run a check; its result, or its error, is the finding."""
     try:
         return Finding(name, "ok", check())
     except _CheckWarningError as warning:
@@ -128,9 +128,9 @@ def _radio() -> str:
         switches = [text for _path, text in texts(path.parent.glob("soft"))]
         if kind == "wlan" and "1" in switches:
             raise _CheckWarningError(
-                "the Wi-Fi of this board is switched off (rfkill), as it is until its country is "
-                "known: write `country` in [network] of flash.toml and make the card anew, "
-                "or run `raspi-config nonint do_wifi_country DE`"
+                "the Wi-Fi of this board is switched off (rfkill), which it is until its "
+                "country is set: write `country` in [network] of flash.toml and write the "
+                "card again, or run `raspi-config nonint do_wifi_country DE`"
             )
     return "no Wi-Fi is switched off"
 
@@ -143,7 +143,7 @@ def _packages() -> str:
         missing.append("onnxruntime")
     if missing:
         raise ConfigError(f"not installed: {' and '.join(missing)}; pip install 'shoal[device]'")
-    # Two packages of onnxruntime beside each other overwrite parts of each other.
+    # Two installed packages of onnxruntime overwrite parts of each other.
     check_runtime()
     return ", ".join(f"{backend}: {package}" for backend, package in installed_backends().items())
 
@@ -159,8 +159,8 @@ def _board() -> str:
     board = probe()
     if not board.ram_bytes or not board.free_ram_bytes:
         raise _CheckWarningError(
-            "/proc/meminfo tells no free memory, so the server cannot know which sub-model fits; "
-            "mount /proc"
+            "/proc/meminfo reports no free memory, so the server cannot choose a sub-model "
+            "that fits; mount /proc"
         )
     free = f"{board.free_ram_bytes / 2**20:.0f} of {board.ram_bytes / 2**20:.0f} MiB of memory free"
     if board.free_ram_bytes < _LITTLE_MEMORY:
@@ -172,13 +172,14 @@ def _board() -> str:
     heat = "" if celsius is None else f", {celsius:.0f} °C"
     if celsius is not None and celsius >= _HOT_CELSIUS:
         raise _CheckWarningError(
-            f"{free}{heat}: the processor slows down when it is so hot; cool it, or set threads = 1"
+            f"{free}{heat}: the processor slows down at this temperature; cool it, or set "
+            "threads = 1"
         )
     power = ", on battery" if board.on_battery else ""
     return f"{board.cores} cores, {free}{heat}{power}"
 
 
-# Checks that need it.
+# Checks that need the configuration.
 
 
 def _configuration(path: Path, enrolment: Path | None, configs: list[DeviceConfig]) -> str:
@@ -205,13 +206,13 @@ def _state(config: DeviceConfig) -> str:
     except OSError as error:
         remedy = "make it writable for this user, or set state_dir"
         if error.errno == errno.ENOSPC:
-            remedy = "make room, or take a larger card"
+            remedy = "free some space, or use a larger card"
         raise StorageError(f"{folder} cannot be written: {error.strerror}; {remedy}") from error
     space = f"{folder}, {free / 2**20:.0f} MiB free"
     if free < config.max_cache_bytes:
         raise _CheckWarningError(
             f"{space}, less than max_cache_bytes ({config.max_cache_bytes / 2**20:.0f} MiB); "
-            "make room or lower it"
+            "free some space or lower it"
         )
     return space
 
@@ -228,7 +229,7 @@ def _runtime(config: DeviceConfig) -> str:
 
 def _providers(config: DeviceConfig) -> str:
     wanted = config.accelerators()
-    only_cpu = "the CPU; [runtime] providers names no other"
+    only_cpu = "the CPU; [runtime] providers names nothing else"
     if wanted is None:
         return only_cpu
     trials: list[str] = []
@@ -254,7 +255,7 @@ def _data(config: DeviceConfig) -> str:
     try:
         reconcile(data, contract, own_labels=own_labels)
     except MismatchError as error:
-        if contract is None:  # the fleet may have one that this board has not received yet
+        if contract is None:  # the fleet may have a contract that this board has not received yet
             raise _CheckWarningError(
                 f"{error}; no change is needed if the fleet's contract sets it"
             ) from error
@@ -280,7 +281,8 @@ def _capitalised(sentence: str) -> str:
 def _condition(reading: Reading) -> str:
     if not reading.text:
         raise _CheckWarningError(
-            "this board does not tell, so the condition always holds; take it out of [conditions]"
+            "this board does not report it, so the condition always holds; remove it from "
+            "[conditions]"
         )
     if reading.reason:
         raise _CheckWarningError(f"{reading.text}; now it would pause: {reading.reason}")
@@ -293,18 +295,19 @@ def _network(config: DeviceConfig) -> str:
         hosts = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise TransportError(
-            f"the name {address.host!r} is not known ({error.strerror or error}); "
-            "look at `broker`, or write an address"
+            f"the host name {address.host!r} is unknown ({error.strerror or error}); check "
+            "`broker`, or write an IP address"
         ) from error
     try:
         with socket.create_connection((address.host, address.port), _PROBE_SECONDS):
             return f"{address.host} is {hosts[0][4][0]}, port {address.port} answers"
     except OSError as error:
         raise TransportError(
-            f"port {address.port} of {address.host} does not answer ({error.strerror or error}). "
-            "Is the broker running, and does it listen to this network? A Mosquitto that the "
-            "server starts listens on 127.0.0.1 unless fleet.toml sets "
-            '`listen = "0.0.0.0"` in [broker], and the embedded broker on 127.0.0.1 only'
+            f"port {address.port} of {address.host} does not answer "
+            f"({error.strerror or error}). Is the broker running, and does it listen on this "
+            "network? A Mosquitto that the server starts listens on 127.0.0.1 unless "
+            'fleet.toml sets `listen = "0.0.0.0"` in [broker], and the embedded broker only '
+            "on 127.0.0.1"
         ) from error
 
 
@@ -317,7 +320,7 @@ def _broker(config: DeviceConfig) -> str:
     topic = Topics(config.fleet).server_status
     with contextlib.closing(link):
         link.connect(_PROBE_SECONDS)
-        # A subscription that is refused is a finding of the access rules.
+        # A refused subscription is reported by the check of the access rules.
         with contextlib.suppress(BrokerRefusedError):
             link.subscribe(topic)
         announced = _waits_for(inbox, topic)
@@ -326,9 +329,9 @@ def _broker(config: DeviceConfig) -> str:
             f"connected to {link.address}; the server of fleet {config.fleet} has announced itself"
         )
     raise _CheckWarningError(
-        f"connected to {link.address}, but no server of a fleet {config.fleet!r} has announced "
-        "itself there; is `fleet` spelled as in fleet.toml, is `shoal up` running, and do the "
-        f"access rules of the broker let this board read {topic}?"
+        f"connected to {link.address}, but no server of a fleet {config.fleet!r} has "
+        "announced itself there; is `fleet` spelled as in fleet.toml, is `shoal up` "
+        f"running, and do the broker's access rules let this board read {topic}?"
     )
 
 
@@ -339,7 +342,7 @@ def _access(config: DeviceConfig) -> str:
 
 
 def _waits_for(inbox: queue.SimpleQueue[Any], topic: str) -> bool:
-    """Return whether a message on a topic comes in time."""
+    """Return whether a message on a topic arrives in time."""
     from fleet_protocol.transport import Received  # noqa: PLC0415
 
     deadline = time.monotonic() + _SERVER_SECONDS

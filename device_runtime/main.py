@@ -1,6 +1,6 @@
-"""Run a device from its configuration file.
+"""Runs a device from its configuration file.
 
-The command line's entry, and ``python -m device_runtime``'s.
+The entry point of the command line and of ``python -m device_runtime``.
 """
 
 import argparse
@@ -14,6 +14,8 @@ from pathlib import Path
 from device_runtime.agent.loop import Agent
 from device_runtime.agent.releases import RESTART, on_trial
 from device_runtime.doctor import Finding, examine
+from device_runtime.predictions.measuring_exits import measure_exits
+from device_runtime.predictions.own_weights import write_board_weights
 from device_runtime.predictions.predictor import predict
 from device_runtime.settings import load_device_config
 from fleet_protocol.data.samples import print_predictions
@@ -30,11 +32,11 @@ def run_device(config_path: Path, enrolment: Path | None = None, level: int = lo
 
     Args:
         config_path: the device's TOML file.
-        enrolment: the board's, instead of the one that the file names.
-        level: least important log lines that are written.
+        enrolment: the board's enrolment, instead of the one that the file names.
+        level: level of the least important log lines to write.
 
     Returns:
-        0 after a clean stop, 75 for another runtime to start, else the error's code
+        0 after a clean stop, 75 if another runtime must start, else the error's code
         (`fleet_protocol.errors`).
     """
     log_to_stderr(level, _FORMAT)
@@ -42,12 +44,12 @@ def run_device(config_path: Path, enrolment: Path | None = None, level: int = lo
         return _run_agents(config_path, enrolment)
     except ShoalError as error:
         print_line(f"error: {error}", error=True)
-        # Whatever a release cannot read, the one before could.
+        # If a new release cannot read something, the previous one could.
         return RESTART if on_trial() else error.exit_code
 
 
 def _run_agents(config_path: Path, enrolment: Path | None) -> int:
-    """Run an agent, and another one whenever it has ended because of a new enrolment."""
+    """Run an agent, and start another one whenever it ends because of a new enrolment."""
     while True:
         config = load_device_config(config_path, enrolment)
         agent = Agent(config, config.files(config_path))
@@ -62,13 +64,18 @@ def predict_file(
     enrolment: Path | None = None,
     *,
     as_json: bool = False,
+    confidence: float | None = None,
 ) -> int:
-    """Print what the board's model predicts for the samples in `data`, as lines or as JSON.
+    """Print the model's predictions for the samples in `data`, as lines or as JSON.
 
-    Exit codes are those of `run_device`.
+    With a `confidence` a sample leaves at the first exit that reaches it; by default that of
+    ``[predict]``. The exit codes are those of `run_device`.
     """
     try:
-        model, rows = predict(load_device_config(config_path, enrolment), data)
+        config = load_device_config(config_path, enrolment)
+        if confidence is None and config.predict is not None:
+            confidence = config.predict.confidence
+        model, rows = predict(config, data, confidence)
     except ShoalError as error:
         print_line(f"error: {error}", error=True)
         return error.exit_code
@@ -76,14 +83,50 @@ def predict_file(
     return 0
 
 
+def print_exits(config_path: Path, enrolment: Path | None = None, *, as_json: bool = False) -> int:
+    """Print what leaving the board's model at its exits costs and saves, as lines or as JSON.
+
+    The exit codes are those of `run_device`.
+    """
+    try:
+        figures = measure_exits(load_device_config(config_path, enrolment))
+    except ShoalError as error:
+        print_line(f"error: {error}", error=True)
+        return error.exit_code
+    if as_json:
+        print_line(json.dumps([asdict(figure) for figure in figures]))
+        return 0
+    for figure in figures:
+        print_line(figure.text)
+    return 0
+
+
+def export_board_weights(
+    config_path: Path, out: Path, enrolment: Path | None = None, *, fleet_only: bool = False
+) -> int:
+    """Write the board's model into a file, and print which model it is.
+
+    The exit codes are those of `run_device`.
+    """
+    try:
+        config = load_device_config(config_path, enrolment)
+        model = write_board_weights(config, out, fleet_only=fleet_only)
+    except ShoalError as error:
+        print_line(f"error: {error}", error=True)
+        return error.exit_code
+    described = ", ".join(f"{name} {value}" for name, value in model.items())
+    print_line(f"{out}: {described}")
+    return 0
+
+
 def examine_device(
     config_path: Path, enrolment: Path | None = None, *, as_json: bool = False
 ) -> int:
-    """Print a finding for each check of the board; return the exit code of the first that failed.
+    """Print a finding for each check of the board; return the exit code of the first failure.
 
-    Lines are printed one by one, as soon as they are known; JSON in the end.
+    Lines are printed one by one, as soon as they are available; JSON is printed at the end.
     """
-    # What the link to the broker logs is a finding.
+    # The link's log lines about the broker appear as findings.
     logging.basicConfig(handlers=[logging.NullHandler()])
     findings: list[Finding] = []
     for finding in examine(config_path, enrolment):
@@ -96,11 +139,11 @@ def examine_device(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line of a board without the ``shoal`` command's packages.
+    """Run the command line of a board that lacks the ``shoal`` command's packages.
 
     Args:
-        arguments: by default those of the process; ``device`` in front, as ``shoal`` has it, may be
-            left out.
+        arguments: by default those of the process; a leading ``device``, which ``shoal`` requires,
+            may be omitted.
 
     Returns:
         The exit code.
@@ -115,7 +158,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "predict":
         if options.data is None:
             parser.error("predict needs --data")
-        return predict_file(options.config, options.data, options.enrolment, as_json=options.json)
+        return predict_file(
+            options.config,
+            options.data,
+            options.enrolment,
+            as_json=options.json,
+            confidence=options.confidence,
+        )
+    if options.command == "exits":
+        return print_exits(options.config, options.enrolment, as_json=options.json)
+    if options.command == "export-weights":
+        return export_board_weights(
+            options.config, options.out, options.enrolment, fleet_only=options.fleet_only
+        )
     return examine_device(options.config, options.enrolment, as_json=options.json)
 
 
@@ -126,16 +181,16 @@ def _level(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    # Not with typer, which a board need not have.
+    # Not with typer, which a board may lack.
     parser = argparse.ArgumentParser(
         prog="shoal device", description="Be a device of a Shoal fleet."
     )
     parser.add_argument(
         "command",
         nargs="?",
-        choices=("run", "doctor", "predict"),
+        choices=("run", "doctor", "predict", "exits", "export-weights"),
         default="run",
-        help="run, unless it is said",
+        help="run (the default), doctor, predict, exits or export-weights",
     )
     parser.add_argument(
         "--config",
@@ -154,20 +209,36 @@ def _parser() -> argparse.ArgumentParser:
         help="predict: the samples, .npz, .npy, .csv or an image",
     )
     parser.add_argument(
+        "--confidence",
+        type=float,
+        help="predict: leave a model with exits at the first exit that is as sure as this",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("weights.safetensors"),
+        help="export-weights: the file to write",
+    )
+    parser.add_argument(
+        "--fleet-only",
+        action="store_true",
+        help="export-weights: leave out the private parts of this board",
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
-        help="predict, doctor: print JSON",
+        help="predict, exits, doctor: print JSON",
     )
     parser.add_argument(
         "--quiet",
         "-q",
         action="store_true",
-        help="run: log warnings and errors alone",
+        help="run: log only warnings and errors",
     )
     parser.add_argument(
         "--verbose",
         "-v",
         action="store_true",
-        help="run: log what its packages say, too",
+        help="run: also log the messages of its packages",
     )
     return parser

@@ -1,4 +1,4 @@
-"""How many processors this process may keep busy: what its unit allows, not what the board has."""
+"""Finds how many processors this process may use: the quota of its unit, not the board's count."""
 
 import math
 import re
@@ -9,17 +9,17 @@ from device_runtime.board import available_cores
 
 
 def thread_counts(root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the numbers of threads above one that may pay: two, and all that are allowed.
+    """Return the thread counts above one to try: two, and all that are allowed.
 
     Args:
-        root: of the file system, in which Linux tells the quota of control groups.
+        root: root of the file system, where Linux reports the quota of control groups.
     """
     most = min([available_cores(), *_quotas(root)])
     return tuple(sorted({count for count in (2, most) if 1 < count <= most}))
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """Yield processors that control groups of this process and their parents allow, rounded up."""
+    """Yield the processors that the control groups of this process and their parents allow."""
     groups = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -32,7 +32,7 @@ def _quotas(root: Path) -> Iterator[int]:
                 words = [_text(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
             else:
                 words = []
-            # Without a quota the first is "max", or below 0.
+            # Without a quota the first field is "max", or below 0.
             numbers = [word.strip() for word in words if re.fullmatch(r"\s*\d+\s*", word)]
             if len(numbers) == 2 and int(numbers[1]) > 0:
                 yield max(1, math.ceil(int(numbers[0]) / int(numbers[1])))

@@ -1,9 +1,9 @@
-"""Whether this board can train: a few steps of a small set, before the fleet is joined.
+"""Tests whether this board can train, with a few steps of a small set, before it joins the fleet.
 
-A package can be installed and not work: built for another processor (the process dies of an illegal
-instruction), a library of the system missing, a file overwritten. In a process of its own that
-cannot take the agent down, and an agent that waits for its first task does not carry the runtime's
-20 MB.
+A package can be installed but not work: it may be built for another processor (the process dies of
+an illegal instruction), lack a system library, or have an overwritten file. The test runs in
+another process, which cannot take the agent down. An agent that waits for its first task also does
+not carry the runtime's 20 MB.
 """
 
 import contextlib
@@ -21,51 +21,54 @@ from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import StorageError
 
 _PASSED = "self-test"
-"""File of the state folder: what passed, so that it is not repeated at every start."""
+"""File in the state folder; records what passed, to avoid a test at every start."""
 
 _SET = "--set"
 _STEPS = 20
 _SECONDS = 240.0
-"""A Raspberry Pi with a cold card needs about ten; systemd waits 600 for the agent to start."""
+"""Time limit.
+
+A Raspberry Pi with a cold card needs about ten seconds; systemd waits 600 for the agent to start.
+"""
 
 
 def self_test(state_dir: Path, backend: str) -> str:
-    """Train in a process of its own, unless this runtime has passed here before.
+    """Train in another process, unless this runtime has passed here before.
 
     Returns:
-        Why this board cannot train; empty where it can.
+        Why this board cannot train; empty if it can.
     """
     runtime = installed_backends().get(backend, "")
     tested = f"{runtime}, Python {sys.version.split()[0]}, Shoal {runtime_version()}"
-    # Another version of any of these may not work where this one does.
+    # Another version of any of these may not work even if this one does.
     passed = state_dir / _PASSED
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if passed.read_text(encoding="utf-8") == tested:
             return ""
     problem = _run_test(runtime, f"pip install --force-reinstall {runtime.partition(' ')[0]}")
     if not problem:
-        # Of a full disk the server hears when there is an update to keep.
+        # The server is informed of a full disk when there is an update to save.
         with contextlib.suppress(StorageError):
             write_atomically(passed, tested.encode())
     return problem
 
 
 def provider_test(name: str) -> str:
-    """Return why an execution provider of the runtime cannot train; empty where it can."""
-    return _run_test(name, "the CPU does its work", name)
+    """Return why an execution provider of the runtime cannot train; empty if it can."""
+    return _run_test(name, "the CPU is used instead", name)
 
 
 def set_test(manifest: Path, blobs: Path, graphs: Sequence[str]) -> str:
-    """Return why an artifact set cannot be trained here; empty where it can.
+    """Return why an artifact set cannot be trained here; empty if it can.
 
     Args:
         manifest: its file.
         blobs: folder of the blob store.
-        graphs: keys of its graphs, of which the first is the step.
+        graphs: keys of its graphs; the first is the step.
     """
     return _run_test(
         "the artifact set",
-        "tasks go on with the one before",
+        "tasks keep using the previous one",
         _SET,
         str(manifest),
         str(blobs),
@@ -74,7 +77,7 @@ def set_test(manifest: Path, blobs: Path, graphs: Sequence[str]) -> str:
 
 
 def _run_test(subject: str, remedy: str, *arguments: str) -> str:
-    """Run this module in another process; return why that failed, empty where it passed."""
+    """Run this module in another process; return why that failed, empty if it passed."""
     command = [*python_module("device_runtime.self_test"), *arguments]
     try:
         done = subprocess.run(  # noqa: S603  (this interpreter, these arguments)
@@ -87,8 +90,8 @@ def _run_test(subject: str, remedy: str, *arguments: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return (
-            f"{subject} has computed nothing within {_SECONDS:.0f} s: "
-            "free this board, then start the agent again"
+            f"{subject} has computed nothing within {_SECONDS:.0f} s: stop other programs on "
+            "this board, then restart the agent"
         )
     except OSError as error:
         return f"the self-test of {subject} did not start: {error}"
@@ -103,33 +106,40 @@ def _run_test(subject: str, remedy: str, *arguments: str) -> str:
 
 
 def _cause(output: str) -> str:
-    """Return the line of a traceback that says most: of a chain of errors the first, its cause."""
+    """Return the most informative line of a traceback: in a chain of errors, the first error."""
     lines = output.strip().splitlines() or ["it printed nothing"]
     return next((line for line in lines if re.match(r"[\w.]*Error: ", line)), lines[-1])
 
 
-# What follows runs in the other process, and imports there what the agent does not.
+# The functions below run in the other process, which imports modules that the agent does not.
 
 
 def _train_set(path: Path, folder: Path, graphs: Sequence[str]) -> None:
     """Check the graphs of a set as a task does, and take one step."""
+    from device_runtime.training.backends.lower_part import LowerGraph  # noqa: PLC0415
     from device_runtime.training.backends.session import TrainSession  # noqa: PLC0415
     from device_runtime.training.epochs import self_test as take_step  # noqa: PLC0415
     from device_runtime.training.task import base_tensors  # noqa: PLC0415
+    from fleet_protocol.graph_parts import BELOW, stays_on_board  # noqa: PLC0415
     from fleet_protocol.graphs.check import check_graph  # noqa: PLC0415
     from fleet_protocol.manifest import parse_manifest  # noqa: PLC0415
 
     manifest = parse_manifest(path.read_bytes())
     blobs = BlobStore(folder)
     for key in graphs:
-        check_graph(blobs.read(manifest.graphs[key].digest), manifest.graphs.values())
+        graph = blobs.read(manifest.graphs[key].digest)
+        check_graph(graph, manifest.graphs.values(), leaves_board=not stays_on_board(key))
     step_graph = blobs.path(manifest.graphs[graphs[0]].digest)
-    session = TrainSession(manifest, step_graph, base=base_tensors(manifest, blobs))
+    lower = None
+    if BELOW in graphs:
+        lower = LowerGraph(blobs.path(manifest.graphs[BELOW].digest), None, "")
+    base = base_tensors(manifest, blobs)
+    session = TrainSession(manifest, step_graph, base=base, lower=lower)
     take_step(session, manifest)
 
 
 def _train_small_set(provider: str | None) -> list[float]:
-    """Train the set that every board has; return the loss of each step."""
+    """Train the set that is installed on every board; return the loss of each step."""
     import numpy as np  # noqa: PLC0415
 
     from device_runtime.training.backends.runtime import CPU  # noqa: PLC0415
@@ -147,9 +157,9 @@ def _train_small_set(provider: str | None) -> list[float]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train in this process, by the way of a task.
+    """Train in this process, with the code of a task.
 
-    An error ends it with its message on standard error.
+    An error ends the process with its message on standard error.
     """
     try:
         if arguments[:1] == [_SET]:
@@ -159,15 +169,16 @@ def main(arguments: Sequence[str]) -> None:
         losses = _train_small_set(arguments[0] if arguments else None)
     except Exception as error:  # noqa: BLE001  (its errors have no base)
         cause: BaseException = error
-        while isinstance(cause.__cause__, ImportError):  # what is missing, not what misses it
+        # the library that is missing, not the module that imports it
+        while isinstance(cause.__cause__, ImportError):
             cause = cause.__cause__
         sys.exit(f"{type(cause).__name__}: {cause}")
     first = losses[0]
     last = losses[-1]
     if not (abs(first - math.log(4)) < 1e-3 and last < first / 5):
         sys.exit(
-            f"twenty training steps take the loss from {first} to {last} "
-            "instead of from 1.386 to nearly nothing"
+            f"twenty training steps change the loss from {first} to {last}; it should fall "
+            "from 1.386 to nearly 0"
         )
 
 

@@ -14,7 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from device_runtime.conditions import ConditionsConfig
 from device_runtime.processor_share import thread_counts
 from device_runtime.training.accelerators import Accelerators
+from device_runtime.training.kept_outputs import FOLDER, KeptOutputs
 from device_runtime.training.own_model_files import KEPT_RUNS
+from fleet_protocol.byte_counts import ByteCount
 from fleet_protocol.configuration import read_toml, validate_config
 from fleet_protocol.data.sources import DataConfig
 from fleet_protocol.errors import ConfigError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0)]
+Confidence = Annotated[float, Field(gt=0, le=1)]
 ProviderName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9]+(:\d{1,3})?$"),
@@ -38,7 +41,7 @@ ProviderName = Annotated[
 
 
 def _switch(value: object) -> object:
-    """Read ``true`` as a table of defaults, and ``false`` as none."""
+    """Read ``true`` as a table of defaults, and ``false`` as no table."""
     if not isinstance(value, bool):
         return value
     return {} if value else None
@@ -48,12 +51,12 @@ _SWITCH = BeforeValidator(_switch)
 
 
 class TlsConfig(FrozenModel):
-    """Files for a ``mqtts://`` broker.
+    """TLS files for a ``mqtts://`` broker.
 
     Attributes:
-        ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate.
-        key_file: its key.
+        ca_file: file with the certificates to trust instead of the system's.
+        cert_file: file with the client certificate.
+        key_file: file with the private key of the client certificate.
     """
 
     ca_file: Path | None = None
@@ -62,22 +65,24 @@ class TlsConfig(FrozenModel):
 
 
 class IdentityConfig(FrozenModel):
-    """Who this board is in an enrolled fleet.
+    """The board's identity in an enrolled fleet.
 
     Attributes:
-        file: the enrolment that ``shoal enroll`` wrote; fleet, device and broker stand in it.
+        file: the enrolment file that `shoal enroll` wrote; it sets the fleet, the device and the
+            broker.
     """
 
     file: Path
 
 
 class OwnModelConfig(FrozenModel):
-    """A model of this board's own, which is trained beside the fleet's and never leaves it.
+    """The board's own model, which is trained beside the fleet's and never leaves the board.
 
     Attributes:
-        set: folder of a pair, exported for the fleet's model and this board's own.
-        keep_runs: of so many runs the model is kept, the current one among them; older ones are
-            removed.
+        set: folder of the exported set in which the fleet's model and the board's own model are
+            trained together.
+        keep_runs: number of runs, including the current one, whose own models are kept; the models
+            of older runs are removed.
     """
 
     set: Path
@@ -85,13 +90,14 @@ class OwnModelConfig(FrozenModel):
 
 
 class RuntimeConfig(FrozenModel):
-    """What computes the training steps, where the installed onnxruntime has more than the CPU.
+    """Execution providers for training steps, if the installed onnxruntime has more than the CPU.
 
     Attributes:
-        providers: execution providers in the order in which they are tried, such as ``CUDA``, or
-            ``CPU:4`` for four threads; one that is not there, fails, computes other numbers than
-            the CPU with ``threads``, or is not faster, leaves the steps to the next, or to that.
-        insist: use one although it is not faster.
+        providers: execution providers in the order in which the agent tries them, such as ``CUDA``,
+            or ``CPU:4`` for four threads. The agent tries the next one if a provider is missing,
+            fails, computes numbers that differ from the CPU's, or is not faster than the CPU with
+            ``threads``. If no provider qualifies, the agent uses the CPU.
+        insist: use a provider even if it is not faster than the CPU.
     """
 
     providers: tuple[ProviderName, ...] = ()
@@ -99,60 +105,77 @@ class RuntimeConfig(FrozenModel):
 
 
 class PredictConfig(FrozenModel):
-    """What predicts is kept beside the weights of every task.
+    """Predictions on this board; the graphs that predict are kept beside the weights of every task.
 
-    Programs may ask while the agent runs.
+    Programs may send requests while the agent runs.
 
     Attributes:
-        socket: where programs on the board connect; who may write to the file may ask.
-        mqtt: whether who may steer the fleet's server may ask, too, over the fleet's broker.
-        max_bytes: of a request at the socket.
-        max_clients: that are served at a time; others wait. Over the broker so many may wait,
-            others are refused.
-        seconds: for a request to arrive, for its answer, and for the answer to be taken.
+        socket: path of the socket to which programs on the board connect; every program that can
+            write to this file may send requests.
+        mqtt: whether those who may control the fleet's server may also send requests, over the
+            fleet's broker.
+        max_bytes: largest size of a request at the socket, in bytes.
+        max_clients: number of clients that are served at the same time at the socket; other clients
+            wait. Over the broker, the same number of requests may wait; further requests are
+            refused.
+        confidence: leave a model with exits at the first exit whose largest share (softmax) is at
+            least this number. With None, the whole model predicts.
+        seconds: seconds allowed for receiving a request, for computing its answer, and for the
+            client to read the answer.
     """
 
     socket: Path | None = None
     mqtt: bool = False
     max_bytes: int = Field(default=2**20, ge=64)
     max_clients: int = Field(default=4, ge=1, le=64)
+    confidence: Confidence | None = None
     seconds: Seconds = 60.0
 
 
 class DeviceConfig(FrozenModel):
-    """Everything an operator may set on a board.
+    """All settings of a board.
 
     Attributes:
         fleet: name of the fleet.
         device: id of the device, unique in the fleet.
-        broker: ``mqtt[s]://[user:password@]host[:port]``.
-        state_dir: folder for the task record and the blobs; it is made.
+        broker: address of the broker: ``mqtt[s]://[user:password@]host[:port]``.
+        state_dir: folder for the task record and the blobs; the agent creates it if it is missing.
         data: where the training data is.
-        max_width: widest sub-model this board may be given, in (0, 1].
-        max_depth: deepest, in blocks, or None for no limit.
-        backend: ``onnx`` (portable step), ``ort-training``, or ``auto`` (the latter where it is
-            installed).
-        threads: threads of one training step; 0 takes every core, and ``auto`` as many as are
-            fastest: the first task on a graph tries one, two and all that this process may use.
-        holdout: share of the samples kept for evaluation instead of training.
-        connect_timeout_seconds: how long to try the broker at start before giving up.
-        retry_seconds: time between two announcements of a finished update that nobody acknowledges.
-        repair_seconds: silence after which missing chunks are asked for again.
-        max_cache_bytes: bound of the blobs kept between tasks.
+        max_width: width of the widest sub-model that this board may train, in (0, 1].
+        max_depth: depth of the deepest sub-model that this board may train, in blocks; None for no
+            limit.
+        backend: training backend: ``onnx`` (portable step), ``ort-training``, or ``auto``
+            (``ort-training`` if it is installed, otherwise ``onnx``).
+        threads: number of threads of one training step. 0 uses every core. ``auto`` uses the
+            fastest number: at the first task on a graph, the agent tries one thread, two threads,
+            and as many as this process may use.
+        holdout: share of the board's samples that is held out for evaluation.
+        connect_timeout_seconds: seconds for which the agent tries to reach the broker at its start
+            before it gives up.
+        retry_seconds: seconds between two announcements of a finished update that the server has
+            not acknowledged.
+        repair_seconds: seconds without a chunk after which the agent requests the missing chunks
+            again.
+        max_cache_bytes: largest total size, in bytes, of the blobs that the agent keeps between
+            tasks.
+        cache: largest size of the stored outputs of frozen layers, such as ``"2 GB"`` or a number
+            of bytes; 0 stores nothing. With stored outputs, the frozen layers run once for this
+            board's samples, and not in every pass. The cache works only on the CPU, for a tier that
+            trains a share of its blocks, and with samples that do not change at random.
         tls: certificate files.
-        identity: of this board in an enrolled fleet; it then takes nothing that the fleet's server
-            has not signed.
-        insecure: without an identity, connect over a network although whoever reaches the broker
-            can give this board graphs to run.
+        identity: identity of this board in an enrolled fleet; the board then accepts only what the
+            fleet's server has signed.
+        insecure: allow a network connection without an identity. Anyone who reaches the broker can
+            then send this board graphs to run.
         own_model: the board's own model, for methods that train one beside the fleet's.
         conditions: when this board may train.
-        runtime: what computes the training steps.
-        predict: predictions on this board, ``true`` for `shoal device predict` alone.
-        report_data: send the data findings to the fleet, as sentences with figures, and a digest of
-            the labels that ``labels`` in ``[data]`` names; if false, they stay in this board's log
-            and `shoal device doctor`.
-        code: further folders whose Python functions the data may name, besides the folder of this
-            file.
+        runtime: execution providers for training steps.
+        predict: predictions on this board; ``true`` enables only `shoal device predict`.
+        report_data: whether to send the fleet the data findings, as sentences with figures, and a
+            digest of the list ``labels`` in ``[data]``. If false, the findings appear only in this
+            board's log and in `shoal device doctor`.
+        code: further folders with Python functions that the data settings may name, besides the
+            folder of this file.
     """
 
     fleet: Name
@@ -169,6 +192,7 @@ class DeviceConfig(FrozenModel):
     retry_seconds: Seconds = 5.0
     repair_seconds: Seconds = 2.0
     max_cache_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
+    cache: ByteCount = 0
     tls: TlsConfig | None = None
     identity: IdentityConfig | None = None
     insecure: bool = False
@@ -181,29 +205,36 @@ class DeviceConfig(FrozenModel):
 
     @property
     def known_threads(self) -> int:
-        """Threads of whatever no trial chooses them for; one with ``auto``."""
+        """Threads for work without a trial; one with ``auto``."""
         return 1 if self.threads == "auto" else self.threads
 
     def accelerators(self) -> Accelerators | None:
-        """Return what is tried beside one thread of the CPU; None for nothing."""
+        """Return what to try besides one thread of the CPU; None for nothing."""
         threads = thread_counts() if self.threads == "auto" else ()
         if not self.runtime.providers and not threads:
             return None
         path = self.state_dir / "providers.json"
         return Accelerators(path, self.runtime.providers, self.runtime.insist, threads)
 
+    def kept_outputs(self) -> KeptOutputs | None:
+        """Return where outputs of frozen layers are kept; None for nowhere."""
+        # A provider with its own memory would copy the frozen layers there in every step.
+        is_on_cpu = all(name.startswith("CPU") for name in self.runtime.providers)
+        if not self.cache or not is_on_cpu:
+            return None
+        return KeptOutputs(self.state_dir / FOLDER, self.cache)
+
     def address(self) -> BrokerAddress:
         """Return the broker with its certificate files.
 
         Raises:
-            ConfigError: the address has a wrong form, or certificate files go with a plain
-                connection, or a network would carry everything in the open although nobody said
-                that it may.
+            ConfigError: the address is malformed, certificate files are set for a plain connection,
+                or the connection would be unencrypted although the settings do not allow that.
             StorageError: the certificates of an enrolment cannot be written out.
         """
         member = self.member()
         if member is not None:
-            # An enrolment brings certificates and a login of its own.
+            # An enrolment includes certificates and a login.
             self._refuse_idle_settings()
             return member.enrolment.address(member.folder, self.broker)
         tls = self.tls or TlsConfig()
@@ -215,17 +246,17 @@ class DeviceConfig(FrozenModel):
         )
         if self.tls is not None and not address.tls:
             raise ConfigError(f"[tls] is set but broker {address} is not encrypted; write mqtts://")
-        # Graphs come over this connection, and run on the data of this board.
+        # Graphs arrive over this connection, and run on the data of this board.
         if not (address.tls or address.on_this_machine or self.insecure):
             raise ConfigError(
-                f"broker {address} without an identity: whoever reaches it can run graphs on this "
-                "board's data. Name the file of `shoal enroll` in [identity], or say "
+                f"broker {address} without an identity: anyone who can reach it can run graphs on "
+                "this board's data. Name the file of `shoal enroll` in [identity], or set "
                 "insecure = true for a network that you trust"
             )
         return address
 
     def _refuse_idle_settings(self) -> None:
-        """Refuse settings that an enrolment makes needless."""
+        """Refuse settings that an enrolment replaces."""
         idle = ""
         if self.tls:
             idle = "[tls]"
@@ -237,7 +268,7 @@ class DeviceConfig(FrozenModel):
             raise ConfigError(f"{idle} has no effect beside [identity]; remove it")
 
     def member(self) -> Member | None:
-        """Return this board in an enrolled fleet, None in one without identities.
+        """Return this board as a fleet member; None if the fleet has no identities.
 
         Raises:
             ConfigError: the enrolment cannot be read.
@@ -251,40 +282,41 @@ class DeviceConfig(FrozenModel):
         )
 
     def files(self, path: Path) -> tuple[Path, ...]:
-        """Return the files that say who this board is; `path` is that of the configuration."""
+        """Return the files that define the board's identity; `path` is the configuration's."""
         return (path,) if self.identity is None else (path, self.identity.file)
 
     def shut_out(self) -> str:
-        """Return what to do about an enrolment that counts no more; empty where it counts."""
+        """Return what to do about an enrolment that is no longer valid; empty if it is valid."""
         membership = self._membership()
         if membership is None or self.identity is None or not membership.is_revoked:
             return ""
         name = quote(membership.enrolment.name)
         return (
-            f"the enrolment of {name} counts no more: it was revoked, or another one was made "
-            f"since. Put the file of a new `shoal enroll {name}` in place of {self.identity.file}"
+            f"the enrolment of {name} is no longer valid: it was revoked, or replaced by a "
+            f"newer one. Put the file of a new `shoal enroll {name}` in place of "
+            f"{self.identity.file}"
         )
 
     def _membership(self) -> "Membership | None":
         member = self.member()
         if member is None:
             return None
-        # It needs cryptography, which takes memory that other tasks of a small board keep.
+        # It needs cryptography, whose memory small boards need for other tasks.
         from fleet_protocol.identity.papers import Membership  # noqa: PLC0415
 
         return Membership(member.enrolment, member.folder / "papers.json")
 
     def ended(self) -> str:
-        """Return what to do about an enrolment whose days are over; empty where they are not."""
+        """Return what to do about an expired enrolment; empty if it has not expired."""
         papers = self._membership()
         if papers is None:
             return ""
         expires = papers.certificate.expires
-        if not 0 < expires < time.time():  # 0 is for one without an end
+        if not 0 < expires < time.time():  # 0 means that it never expires
             return ""
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires))
         renewing = f"`shoal renew {quote(papers.enrolment.name)}`"
-        return f"the enrolment ended on {day}: its operator lets it go on with {renewing}"
+        return f"the enrolment expired on {day}: its operator can renew it with {renewing}"
 
 
 def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfig:
@@ -292,7 +324,7 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
 
     Args:
         path: the TOML file.
-        enrolment: the board's, instead of the one that the file names.
+        enrolment: the board's enrolment, instead of the one that the file names.
 
     Raises:
         ConfigError: the file cannot be read or its content is wrong, or differs from the
@@ -314,15 +346,15 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
     )
     config = config.resolved(folder)
     require_own_code(config, path, config.code)
-    # Now, so that a wrong one is found before the agent starts.
-    config.address()  # raises where it is wrong
+    # Read now, so that an error is found before the agent starts.
+    config.address()  # raises if it is wrong
     return config
 
 
 def _named_enrolment(document: Mapping[str, Any], folder: Path) -> Path | None:
     """Return the enrolment that a configuration names, if it names one in a form that can be read.
 
-    What is wrong with its form, the validation says.
+    Validation reports errors of its form.
     """
     identity = document.get("identity")
     if isinstance(identity, dict) and isinstance(identity.get("file"), str):
@@ -331,9 +363,9 @@ def _named_enrolment(document: Mapping[str, Any], folder: Path) -> Path | None:
 
 
 def _fill_in(document: dict[str, Any], enrolment: Path, path: Path) -> None:
-    """Fill in what an enrolment says; a ConfigError where the configuration says otherwise.
+    """Add the values of an enrolment; raise ConfigError if the configuration contradicts them.
 
-    The broker may be named by another address.
+    The broker may have a different address in the configuration.
     """
     member = read_enrolment(enrolment, "device")
     values = {"fleet": member.fleet, "device": member.name, "broker": member.broker}
@@ -341,5 +373,5 @@ def _fill_in(document: dict[str, Any], enrolment: Path, path: Path) -> None:
         configured = document.setdefault(key, value)
         if configured != value and key != "broker":
             raise ConfigError(
-                f"{path}: {key} is {configured!r}, and in the enrolment {enrolment} {value!r}"
+                f"{path}: {key} is {configured!r}, but the enrolment {enrolment} has {value!r}"
             )

@@ -1,4 +1,4 @@
-"""What the kernel tells of a board while it runs: whether it is slowed down, and its network."""
+"""The kernel's reports about a running board: whether it is slowed down, and its network."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,20 @@ from pathlib import Path
 from device_runtime.board import texts
 
 # Bits of the Raspberry Pi's firmware: low voltage, clock capped, throttled, soft limit. The higher
-# ones say the same of the time before.
+# bits record the same since boot.
 _THROTTLED = 0xF
 
 
 @dataclass(frozen=True)
 class _RouteTable:
-    """Where a table of routes of the kernel has what.
+    """The layout of one of the kernel's routing tables.
 
     Attributes:
         file: below ``/proc/net``.
         name: column of the interface.
         metric: column of the metric.
-        base: of the metric's digits.
-        everywhere: what columns say of a route that leads everywhere.
+        base: base of the metric's digits.
+        everywhere: values of columns that mark a default route.
     """
 
     file: str
@@ -31,7 +31,7 @@ class _RouteTable:
     everywhere: Mapping[int, str]
 
     def is_default(self, row: Sequence[str]) -> bool:
-        """Return whether a row is a route that leads everywhere, over a network."""
+        """Return whether a row is a default route over a network."""
         if len(row) <= 9 or row[self.name] == "lo":
             return False
         return all(row[column] == value for column, value in self.everywhere.items())
@@ -48,20 +48,20 @@ _ROUTES = (
 
 
 def read_text(path: Path) -> str | None:
-    """Read a small file of the system; None where it cannot be read."""
+    """Read a small system file; None if it cannot be read."""
     for _path, text in texts(iter([path])):
         return text
     return None
 
 
 def throttled(sys: Path) -> bool | None:
-    """Return whether the Raspberry Pi's firmware, or what cools the processor, slows it down."""
+    """Return whether the Raspberry Pi's firmware, or a cooling device, slows the processor down."""
     marks: list[int] = []
     for _path, text in texts(sys.glob("devices/platform/soc/soc:firmware/get_throttled")):
         if re.fullmatch(r"(0x)?[0-9a-fA-F]+", text):
             marks.append(int(text, 16) & _THROTTLED)
     for path, kind in texts(sys.glob("class/thermal/cooling_device*/type")):
-        # Others of these are fans, which slow nothing down.
+        # Others are fans, which slow nothing down.
         if "cpufreq" not in kind and kind != "Processor":
             continue
         for _path, text in texts(path.parent.glob("cur_state")):
@@ -71,9 +71,9 @@ def throttled(sys: Path) -> bool | None:
 
 
 def default_interfaces(root: Path) -> list[str] | None:
-    """Return the interfaces of the default routes, None where the board does not tell.
+    """Return the interfaces of the default routes; None if the system does not report them.
 
-    Of each family it is the route with the smallest metric.
+    For each address family it is the route with the smallest metric.
     """
     names: set[str] = set()
     tells = False

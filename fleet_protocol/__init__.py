@@ -1,1 +1,1 @@
-"""What server and boards share: messages, topics, blobs, manifests, and the link over MQTT."""
+"""The code that server and boards share: messages, topics, blobs, manifests, and the MQTT link."""

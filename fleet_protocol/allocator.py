@@ -1,4 +1,4 @@
-"""Sets how glibc keeps freed memory: the number of heaps, and what returns to the system."""
+"""Controls how glibc keeps freed memory: the number of heaps, and what returns to the system."""
 
 import contextlib
 import ctypes
@@ -10,20 +10,20 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
-# Of a server, where so much memory is used and freed again for updates all the time.
+# For a server, which allocates and frees large memory for updates all the time.
 _SERVER_MMAP_BYTES = 1 << 20
 _SERVER_KEPT_BYTES = 1 << 24
-# A round makes many objects that stay to its end, and hardly any cycles.
+# A round creates many objects that live until its end, and hardly any cycles.
 _SERVER_GC_THRESHOLDS = (20_000, 20, 10)
-# Below a chunk on the wire, so that chunks in the inbox leave no gaps in the heap.
+# Smaller than a chunk, so that chunks in the inbox leave no gaps in the heap.
 _BOARD_BYTES = 64 * 1024
 
 
 def settle_allocator(mmap_bytes: int = _BOARD_BYTES, kept_bytes: int = _BOARD_BYTES) -> None:
     """Limit the allocator to one heap, if it is glibc's.
 
-    Otherwise every thread may grow a heap of its own, and after the first large buffer is freed
-    glibc keeps buffers of that size in the heap, where they fragment.
+    Otherwise every thread may grow a separate heap, and after the first large buffer is freed glibc
+    keeps buffers of that size in the heap, where they fragment.
 
     Args:
         mmap_bytes: buffers of at least this size are mapped outside the heap.
@@ -38,7 +38,7 @@ def settle_allocator(mmap_bytes: int = _BOARD_BYTES, kept_bytes: int = _BOARD_BY
 
 @contextlib.contextmanager
 def server_memory() -> Iterator[None]:
-    """Settle the allocator for many updates, and collect cycles of objects less often meanwhile."""
+    """Set the allocator up for many updates, and collect cycles of objects less often."""
     settle_allocator(_SERVER_MMAP_BYTES, _SERVER_KEPT_BYTES)
     before = gc.get_threshold()
     gc.set_threshold(*_SERVER_GC_THRESHOLDS)

@@ -1,10 +1,11 @@
-"""Files by the digest of their content, which are written beside their place and then renamed.
+"""Stores files by the digest of their content; each is written beside its place and then renamed.
 
 So a digest never names other content.
 """
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 
 from fleet_protocol.digests import blob_digest, blob_path, matches
 from fleet_protocol.disk import disk_errors, storage_error
-from fleet_protocol.errors import BlobError
+from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.part_file import PartFile
 
-# More threads write no faster, because each needs the interpreter for every step of a file.
+# More threads do not write faster, because each needs the interpreter for every step of a file.
 _SYNC_THREADS = 4
 _PRIVATE = 0o700
 _RESERVED_BYTES = 1 << 20  # for smaller files the call costs as much as it saves
@@ -42,10 +43,10 @@ def write_atomically(
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Replace a file so that a reader, or a crash, sees only the old content or the new.
 
-    The file is for its owner alone, and its folder is made.
+    Only the owner can read the file; its folder is created.
 
     Args:
-        path: of the file.
+        path: path of the file.
         durable: whether the new content must survive a power cut, and not only the end of the
             process.
 
@@ -53,8 +54,10 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         A file for the new content; if the block ends with an error, nothing is replaced.
 
     Raises:
-        StorageError: the disk is full or cannot be written; the old file is untouched.
+        StorageError: the disk is full or cannot be written, or the path is a device; the old file
+            is intact.
     """
+    _refuse_device(path)
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
@@ -74,13 +77,34 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
                 Path(temporary).unlink()
 
 
+def _refuse_device(path: Path) -> None:
+    """Refuse to put a file in the place of a device, such as ``/dev/null``, or of a link to one.
+
+    Root may do that, and every program of the machine would write into the file from then on.
+
+    Raises:
+        StorageError: the path is a device, or a link to something other than a file or folder.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # nothing is there, or the error comes again where it is written
+        return
+    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+    leads_elsewhere = path.is_symlink() and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    if is_device or leads_elsewhere:
+        raise StorageError(
+            f"cannot write {path}: it is not a file but a device or stream, which a file would"
+            " replace; name a file"
+        )
+
+
 def _reserve(descriptor: int, size: int) -> None:
     """Allocate the blocks of a large file at once.
 
     Allocating them one by one, as pages are written, costs more than the copy.
     """
     if size >= _RESERVED_BYTES and hasattr(os, "posix_fallocate"):
-        # A full disk refuses the content, too, and some file systems cannot do this.
+        # A full disk refuses the content, too, and some file systems do not support this.
         with contextlib.suppress(OSError):
             os.posix_fallocate(descriptor, 0, size)
 
@@ -97,14 +121,14 @@ def _sync(path: Path) -> None:
 class BlobStore:
     """A folder of blobs by their digests: ``objects/<first two digits>/<digest>``.
 
-    Blobs that are arriving lie under ``parts/``.
+    Arriving blobs are stored under ``parts/``.
 
     Args:
-        root: the folder, which is made.
+        root: the folder, which is created.
         durable: whether blobs must survive a power cut.
 
     Raises:
-        StorageError: the folder cannot be made.
+        StorageError: the folder cannot be created.
     """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
@@ -122,7 +146,7 @@ class BlobStore:
         """Return the path of a blob, whether it is stored or not.
 
         Raises:
-            BlobError: the text is no digest, so that it becomes no path.
+            BlobError: the text is not a digest, so it is not used in a path.
         """
         try:
             return self._objects / blob_path(digest)
@@ -148,13 +172,13 @@ class BlobStore:
         digest = blob_digest(*parts)
         durable = durable and self._durable
         path = self.path(digest)
-        # An existing file may have been stored without `durable`, and be broken by a power cut.
+        # An existing file may have been stored without `durable`, and been damaged by a power cut.
         if durable or not path.is_file():
             write_atomically(path, *parts, durable=durable)
         return digest
 
     def keep(self, digest: str, data: bytes) -> None:
-        """Store bytes under their digest; `sync` waits until they survive a loss of power."""
+        """Store bytes under their digest; `sync` waits until they survive a power cut."""
         path = self.path(digest)
         write_atomically(path, data, durable=False)
         if self._durable:
@@ -179,7 +203,7 @@ class BlobStore:
         """Return the content of a blob.
 
         Raises:
-            BlobError: the blob is not stored, or did not match its digest any more and was removed.
+            BlobError: the blob is not stored, or no longer matched its digest and was removed.
             StorageError: it cannot be read.
         """
         data = self.read_unchecked(digest)
@@ -208,7 +232,7 @@ class BlobStore:
         *,
         durable: bool = True,
     ) -> Path:
-        """Move a file that a digest is known to name to its place, and return that.
+        """Move a file whose digest is known to its place, and return that place.
 
         It is as durable as it was before. Without `durable`, `sync` waits until it survives a power
         cut.
@@ -224,7 +248,7 @@ class BlobStore:
     def sync(self, digests: Collection[str]) -> None:
         """Wait until blobs survive a power cut, if they must.
 
-        Side by side, many take the time of a few.
+        Syncing many files in parallel takes the time of a few.
         """
         for digest in digests:
             pending = self._syncing.pop(digest, None)
@@ -239,14 +263,14 @@ class BlobStore:
         self.path(digest).unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Delete files that are not needed any more; here there are none."""
+        """Delete files that are no longer needed; in this class there are none."""
 
     def clear(self) -> None:
-        """Delete all blobs, also those that are arriving."""
+        """Delete all blobs, including those that are arriving."""
         for folder in ("parts", "objects"):
             for path in (self.root / folder).rglob("*"):
                 if not path.is_file():
                     continue
-                # A file that stays belongs to no task that will be open again.
+                # A file that cannot be deleted belongs to no task that will be open again.
                 with contextlib.suppress(OSError):
                     path.unlink()

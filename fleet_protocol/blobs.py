@@ -1,6 +1,6 @@
 """Blobs in chunks: the frames of chunks, and ranges of missing ones.
 
-A chunk travels as one binary payload, all integers big-endian:
+A chunk is sent as one binary payload, all integers big-endian:
 
     offset  bytes  content
     0       4      magic "SHC2"; "SHC3" for a chunk without a digest; "SHC4" for a packed one
@@ -10,11 +10,12 @@ A chunk travels as one binary payload, all integers big-endian:
     20      32     BLAKE3 of the payload; only with "SHC2"
     52, 20  ...    payload
 
-A chunk needs no digest if the transport is authentic, or if the digest of the blob must do. Packed
-are chunks of blobs that repeat themselves, as graphs do: RFC 1951 (deflate) of the payload.
+A chunk needs no digest if the transport is authentic, or if the digest of the whole blob is checked
+anyway. Chunks of repetitive blobs, such as graphs, are packed: RFC 1951 (deflate) of the payload.
 
-Brokers drop queued messages silently when a queue overflows, so completeness is up to the receiver:
-it keeps the chunks that came (`fleet_protocol.part_file`), and asks for the others.
+Brokers drop queued messages silently when a queue overflows, so the receiver is responsible for
+completeness: it keeps the chunks that arrived (`fleet_protocol.part_file`), and requests the
+others.
 """
 
 import struct
@@ -39,11 +40,11 @@ BARE_OVERHEAD = _HEADER.size
 FRAME_OVERHEAD = _HEADER.size + _DIGEST_BYTES
 
 _PROBE_BYTES = 1024  # in the middle of a chunk
-# Share of a probe that packing may leave: graphs and manifests leave 0.15 to 0.64, weights and
+# Largest share of a probe after packing: graphs and manifests leave 0.15 to 0.64, weights and
 # updates 0.98.
 _WORTH = 0.7
-# Different values of a byte that a probe may have: blobs that are worth packing have up to 208,
-# weights from 225 on.
+# Most different byte values in a probe: blobs that are worth packing have up to 208, weights 225 or
+# more.
 _MANY_VALUES = 216
 
 
@@ -52,9 +53,9 @@ class Chunk:
     """One verified chunk.
 
     Attributes:
-        index: its place in the blob, from 0.
+        index: its position in the blob, from 0.
         size: bytes of the whole blob.
-        chunk_bytes: payload bytes of every chunk but the last.
+        chunk_bytes: payload bytes of every chunk except the last.
         payload: its part of the blob.
     """
 
@@ -81,19 +82,25 @@ def encode_chunk(
 
     Args:
         data: the whole blob.
-        index: of the chunk.
-        chunk_bytes: payload bytes of every chunk but the last.
+        index: index of the chunk.
+        chunk_bytes: payload bytes of every chunk except the last.
         digest: whether the frame has a digest of the chunk.
         pack: whether the payload may be packed if it has no digest.
     """
     payload = memoryview(data)[index * chunk_bytes : (index + 1) * chunk_bytes]
+    return frame_chunk(Chunk(index, len(data), chunk_bytes, payload), digest=digest, pack=pack)
+
+
+def frame_chunk(chunk: Chunk, *, digest: bool = True, pack: bool = False) -> bytes:
+    """Return the frame of a chunk; the options are those of `encode_chunk`."""
+    payload = chunk.payload
     magic = _WITH_DIGEST if digest else _BARE
     payload_digest = chunk_digest(payload) if digest else b""
     if pack and not digest and _is_worth_packing(payload):
         deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
         magic = _PACKED
         payload = memoryview(deflate.compress(payload) + deflate.flush())
-    header = _HEADER.pack(magic, index, len(data), chunk_bytes)
+    header = _HEADER.pack(magic, chunk.index, chunk.size, chunk.chunk_bytes)
     return b"".join((header, payload_digest, payload))
 
 
@@ -143,11 +150,11 @@ def decode_chunk(frame: bytes) -> Chunk:
     # Otherwise a few packed bytes could unpack into as many as the frame announces.
     if chunk_bytes > bounds.MOST_CHUNK_BYTES:
         raise BlobError(
-            f"a chunk says that it may have {chunk_bytes} bytes; {bounds.MOST_CHUNK_BYTES} are "
-            "taken"
+            f"a chunk announces a size of {chunk_bytes} bytes; at most "
+            f"{bounds.MOST_CHUNK_BYTES} are accepted"
         )
     payload = memoryview(frame)[start:]
-    # Negative for an index beyond the blob, which no payload matches.
+    # Negative for an index beyond the blob, which matches no payload.
     expected = min(chunk_bytes, size - index * chunk_bytes)
     if magic == _PACKED:
         payload = _unpack(payload, index, expected)
@@ -161,7 +168,7 @@ def decode_chunk(frame: bytes) -> Chunk:
 def _is_worth_packing(payload: memoryview) -> bool:
     start = max(0, (len(payload) - _PROBE_BYTES) // 2)
     probe = payload[start : start + _PROBE_BYTES]
-    # Counting values first: beginning to compress takes a dozen times as long.
+    # Counting values first: starting a compression takes a dozen times as long.
     counts = np.bincount(np.frombuffer(probe, np.uint8))
     if np.count_nonzero(counts) > _MANY_VALUES:
         return False
@@ -173,14 +180,14 @@ def _unpack(
     index: int,
     expected: int,
 ) -> memoryview:
-    """Unpack a payload, at most a byte more than expected, however much a stranger packed."""
+    """Unpack a payload, at most one byte more than expected, however much it would unpack to."""
     inflate = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
         payload = inflate.decompress(packed, max(0, expected) + 1)
     except zlib.error as error:
         raise BlobError(f"chunk {index} cannot be unpacked: {error}") from error
     if not inflate.eof or inflate.unused_data:
-        raise BlobError(f"chunk {index} is packed into another number of bytes than {expected}")
+        raise BlobError(f"chunk {index} does not unpack to {expected} bytes")
     return memoryview(payload)
 
 
@@ -201,7 +208,7 @@ def ranges_of(indices: Iterable[int]) -> Ranges:
 
 
 def indices_of(ranges: Ranges, count: int) -> set[int]:
-    """Return the indices of half-open ranges that lie in a blob of ``count`` chunks.
+    """Return the indices of half-open ranges that exist in a blob of ``count`` chunks.
 
     Example:
         >>> sorted(indices_of(((0, 2), (3, 9)), 5))

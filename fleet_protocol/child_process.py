@@ -1,7 +1,7 @@
-"""Starts processes that end when the one that started them does.
+"""Starts processes that end when the process that started them ends.
 
-The sign of the parent's end is the child's standard input, a pipe that the system closes however
-the parent ends.
+The child detects the parent's end by its standard input, a pipe that the system closes however the
+parent ends.
 
 ``python -m`` searches the working folder first, so that a user's ``models.py`` there would replace
 Shoal's package. Modules that start here do not search it, and find the code that started them even
@@ -47,13 +47,13 @@ def python_module(module: str, *arguments: str) -> list[str]:
 
 
 def child_module(module: str, *arguments: str) -> list[str]:
-    """Return the command for a module that does not read its input: it ends as by SIGTERM."""
+    """Return the command for a module that does not read its input: it ends as if by SIGTERM."""
     text = _START.format(root=_ROOT, before=_WATCH, module=module)
     return [sys.executable, "-c", text, *arguments]
 
 
 def child_program(program: str, *arguments: str) -> list[str]:
-    """Return the command for a program that is not ours and does not end with its input."""
+    """Return the command for an external program, which does not end with its input."""
     return python_module("fleet_protocol.held_program", program, *arguments)
 
 
@@ -61,7 +61,7 @@ def when_parent_ends(act: Callable[[], object]) -> None:
     """Call a function once standard input closes, which happens however the parent ends."""
 
     def watch() -> None:
-        # Not sys.stdin, for whose lock Python would wait when it exits, and abort.
+        # Not sys.stdin: Python would wait for its lock when it exits, and abort.
         while os.read(0, 4096):
             pass
         act()
@@ -70,23 +70,25 @@ def when_parent_ends(act: Callable[[], object]) -> None:
 
 
 def terminate_with_parent() -> None:
-    """End this process as by SIGTERM, which it may handle, once its parent has ended."""
+    """End this process as if by SIGTERM, which it may handle, once its parent has ended."""
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 class ChildProcess(subprocess.Popen[bytes]):
-    """A process that is started, watched and ended by this one, and does not outlive it.
+    """A process that this process starts, watches and ends, and that does not outlive it.
 
-    It has a session of its own: Ctrl-C in a terminal reaches this process only, which ends its
-    children in the right order.
+    It has its own session: Ctrl-C in a terminal reaches only this process, which ends its children
+    in the right order.
 
     Args:
-        command: what runs; it must end when its standard input closes, as receivers and workers
-            do that read their orders there, and commands of `child_module` and `child_program`.
-        output: where its standard output goes, as of ``subprocess``; None for that of this process.
-        errors: where its standard error goes.
+        command: the command; the process must end when its standard input closes, like receivers
+            and workers, which read their orders there, and commands of `child_module` and
+            `child_program`.
+        output: destination of its standard output, as in ``subprocess``; None for that of this
+            process.
+        errors: destination of its standard error.
         environment: its variables; None for those of this process.
-        bufsize: of the pipes to it, as of ``subprocess``.
+        bufsize: buffer size of the pipes to it, as in ``subprocess``.
     """
 
     def __init__(
@@ -109,15 +111,15 @@ class ChildProcess(subprocess.Popen[bytes]):
         )
 
     def request_end(self) -> None:
-        """Close its standard input, upon which it ends; twice is no error."""
+        """Close its standard input, which ends it; may be called repeatedly."""
         if self.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.stdin.close()
 
     def end(self, timeout_seconds: float = END_SECONDS) -> int:
-        """Let it end, and return its exit code; ending it twice is no error.
+        """Let it end, and return its exit code; may be called repeatedly.
 
-        What has not ended in time is killed, with all processes of its session.
+        If it has not ended in time, it is killed with all processes of its session.
         """
         self.request_end()
         try:
@@ -136,7 +138,7 @@ class ChildProcess(subprocess.Popen[bytes]):
 
 
 def end_children(children: Iterable[ChildProcess], timeout_seconds: float = END_SECONDS) -> None:
-    """End children side by side, within one deadline."""
+    """End children in parallel, within one deadline."""
     waiting = list(children)
     for child in waiting:
         child.request_end()

@@ -1,7 +1,7 @@
 """Events of a server about its runs.
 
-Events travel on ``Topics.server_events``; the same events reach an in-process caller as values, so
-that a progress display is written once.
+Events are sent on ``Topics.server_events``; the same events reach an in-process caller as values,
+so that a progress display is written only once.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ class VersionEvaluation(Evaluation):
     """Loss and accuracy of a global version.
 
     Attributes:
-        tiers: of further tiers by id, each as the model that its devices are sent.
+        tiers: evaluations of further tiers by id, each as the model that is sent to its devices.
     """
 
     tiers: Mapping[str, Evaluation] = Field(default_factory=dict)
@@ -32,17 +32,17 @@ class VersionEvaluation(Evaluation):
         tiers = [f"{tier} {evaluation.shown:.4f}" for tier, evaluation in self.tiers.items()]
         return f"{self.text()}; {', '.join(tiers)}" if tiers else self.text()
 
-    def of(self, tier: str) -> "VersionEvaluation | None":
+    def of_tier(self, tier: str) -> "VersionEvaluation | None":
         """Return the evaluation of a further tier; None if there is none."""
         return VersionEvaluation(**dict(self.tiers[tier])) if tier in self.tiers else None
 
 
 class _RunEvent(FrozenModel):
-    """What every event carries.
+    """The common fields of events.
 
     Attributes:
         run: id of the run.
-        seconds: since the run started, or was resumed.
+        seconds: seconds since the run started or was resumed.
     """
 
     run: Name
@@ -50,14 +50,14 @@ class _RunEvent(FrozenModel):
 
 
 class RunStarted(_RunEvent):
-    """A run begins, or goes on after a restart of the server.
+    """A run begins, or continues after a restart of the server.
 
     Attributes:
-        request: the request it answers, if any.
+        request: id of the request that started the run, if any.
         arch: name of the architecture.
         strategy: name of the strategy.
-        rounds: rounds to close.
-        closed: rounds that were closed before.
+        rounds: number of rounds that the run should close.
+        closed: number of rounds that were already closed.
     """
 
     type: Literal["run-started"] = "run-started"
@@ -69,12 +69,12 @@ class RunStarted(_RunEvent):
 
 
 class RunRejected(FrozenModel):
-    """A request was not taken.
+    """A request was refused.
 
     Attributes:
-        request: the request.
-        detail: why, and what to do.
-        exit_code: what a command line that asked for it ends with.
+        request: id of the refused request.
+        detail: why the request was refused, and what to do.
+        exit_code: exit code of the command that sent the request.
     """
 
     type: Literal["run-rejected"] = "run-rejected"
@@ -84,11 +84,11 @@ class RunRejected(FrozenModel):
 
 
 class RunSteered(_RunEvent):
-    """The server does what an operator asked for.
+    """The server carries out an operator's request.
 
     Attributes:
-        request: what it answers.
-        wish: see `SteerRequest`.
+        request: id of the operator's request.
+        wish: what the operator wants; see `SteerRequest`.
     """
 
     type: Literal["run-steered"] = "run-steered"
@@ -97,12 +97,12 @@ class RunSteered(_RunEvent):
 
 
 class FleetChanged(_RunEvent):
-    """Devices came or went while a round waits for them.
+    """Devices came online or went offline while a round was waiting for devices.
 
     Attributes:
         online: ids of the devices that are connected.
-        eligible: how many of them can take part.
-        needed: how many the next round waits for.
+        eligible: number of connected devices that can take part in the round.
+        needed: number of devices for which the next round waits.
     """
 
     type: Literal["fleet-changed"] = "fleet-changed"
@@ -112,13 +112,13 @@ class FleetChanged(_RunEvent):
 
 
 class RoundStarted(_RunEvent):
-    """Offers of a round go out, or go out again after a restart of the server.
+    """The server sends the offers of a round, or sends them again after it was restarted.
 
     Attributes:
-        round: number of the round, from 1; abandoned rounds count.
-        version: global version the weights were cut from.
-        devices: asked devices to their tiers.
-        deadline_seconds: time until it closes.
+        round: number of the round, counted from 1; abandoned rounds count as well.
+        version: number of the global version from which the server cut the weights.
+        devices: the selected devices, with the tier of each.
+        deadline_seconds: seconds until the round closes.
     """
 
     type: Literal["round-started"] = "round-started"
@@ -129,13 +129,13 @@ class RoundStarted(_RunEvent):
 
 
 class DeviceAccepted(_RunEvent):
-    """A device took a task.
+    """A device accepted a task.
 
     Attributes:
         round: number of the round.
-        device: id.
+        device: id of the device.
         kind: kind of the task.
-        tier: what it trains.
+        tier: id of the tier that the device trains.
     """
 
     type: Literal["device-accepted"] = "device-accepted"
@@ -146,14 +146,14 @@ class DeviceAccepted(_RunEvent):
 
 
 class DeviceProgressed(_RunEvent):
-    """A device tells how far it is.
+    """A device reports its progress.
 
     Attributes:
         round: number of the round.
-        device: id.
-        epoch: finished epochs.
-        epochs: epochs in all.
-        step: finished steps.
+        device: id of the device.
+        epoch: number of finished epochs.
+        epochs: total number of epochs in the task.
+        step: number of finished steps.
         loss: mean training loss of the last finished epoch.
     """
 
@@ -167,15 +167,15 @@ class DeviceProgressed(_RunEvent):
 
 
 class UpdateReceived(_RunEvent):
-    """An update is checked and on the server's disk.
+    """An update has been checked and is on the server's disk.
 
     Attributes:
         round: number of the round.
-        device: id.
+        device: id of the device.
         kind: kind of the task.
-        tier: what it trained.
-        size: bytes of the update.
-        metrics: what the device measured.
+        tier: id of the tier that the device trained.
+        size: size of the update in bytes.
+        metrics: measurements of the device.
     """
 
     type: Literal["update-received"] = "update-received"
@@ -191,11 +191,11 @@ class UpdateRefused(_RunEvent):
     """The server refused a message or update, or a device refused its task.
 
     Attributes:
-        round: number of the round, None if what came belongs to none.
-        device: id, as far as it is known.
-        by: who refused.
-        reason: counted under this name.
-        detail: for the log.
+        round: number of the round; None if the message belongs to no round.
+        device: id of the device, if known.
+        by: the side that refused.
+        reason: name under which the refusal is counted.
+        detail: details of the refusal, for the log.
     """
 
     type: Literal["update-refused"] = "update-refused"
@@ -207,11 +207,11 @@ class UpdateRefused(_RunEvent):
 
 
 class StatisticsStarted(_RunEvent):
-    """The server asks devices for batch norm statistics of the new global version.
+    """The server requests batch norm statistics of the new global version from the devices.
 
     Attributes:
         round: number of the round.
-        devices: ids of the asked devices.
+        devices: ids of the selected devices.
     """
 
     type: Literal["statistics-started"] = "statistics-started"
@@ -225,15 +225,17 @@ class RoundClosed(_RunEvent):
     Attributes:
         round: number of the round.
         version: number of the new global version.
-        merged: devices whose updates are in it, to their tiers.
-        missing: asked devices whose updates are not.
-        evaluation: of the new version on the server's test set, if it was evaluated; None also
-            where that goes on while the next round trains, see `RoundJudged`.
-        note: why it was not evaluated, if it should have been.
-        round_seconds: from the offers to here.
-        wire_bytes: of the server's connection in the run so far.
-        payload_bytes: see ``broker_server.rounds.accounting``, in the run so far.
-        epsilon: of a device's part in the run so far, None where nothing hides that.
+        merged: the devices whose updates the version includes, with the tier of each.
+        missing: selected devices whose updates the version does not include.
+        evaluation: evaluation of the new version on the server's test set, if it was evaluated;
+            also None if the evaluation runs while the next round trains, see `RoundJudged`.
+        note: why the version was not evaluated, if an evaluation was due.
+        round_seconds: seconds from the offers until the round closed.
+        wire_bytes: bytes that passed the server's connection in the run so far; see
+            `broker_server.rounds.accounting`.
+        payload_bytes: bytes of payload in the run so far; see `broker_server.rounds.accounting`.
+        epsilon: privacy loss (epsilon) of a device's participation in the run so far; None if no
+            noise is added.
     """
 
     type: Literal["round-closed"] = "round-closed"
@@ -250,13 +252,13 @@ class RoundClosed(_RunEvent):
 
 
 class RoundJudged(_RunEvent):
-    """What was found about the version of a closed round while the next one went on.
+    """The evaluation of a closed round's version, made while the next round was training.
 
     Attributes:
         round: number of the closed round.
-        version: number of its global version.
-        evaluation: of that version on the server's test set.
-        note: why there is none.
+        version: number of the global version that the round made.
+        evaluation: evaluation of that version on the server's test set.
+        note: why there is no evaluation; None if there is one.
     """
 
     type: Literal["round-judged"] = "round-judged"
@@ -271,8 +273,8 @@ class RoundAbandoned(_RunEvent):
 
     Attributes:
         round: number of the round.
-        reason: why.
-        again: whether another round is tried.
+        reason: why the round was abandoned.
+        again: whether the server will try another round.
     """
 
     type: Literal["round-abandoned"] = "round-abandoned"
@@ -282,18 +284,19 @@ class RoundAbandoned(_RunEvent):
 
 
 class RunFinished(_RunEvent):
-    """A run is over.
+    """A run has ended.
 
     Attributes:
-        status: how it ended.
-        version: last global version.
-        rounds: rounds closed.
-        evaluation: of the last version, if it was evaluated.
-        wire_bytes: of the server's connection in the whole run.
-        payload_bytes: see ``broker_server.rounds.accounting``.
-        error: what failed, if it did.
-        early: why it finished before its last round, if it did.
-        exit_code: what a command line that waited for it ends with.
+        status: how the run ended.
+        version: number of the last global version.
+        rounds: number of closed rounds.
+        evaluation: evaluation of the last version, if it was evaluated.
+        wire_bytes: bytes that passed the server's connection in the whole run; see
+            `broker_server.rounds.accounting`.
+        payload_bytes: bytes of payload in the whole run; see `broker_server.rounds.accounting`.
+        error: what failed, if anything did.
+        early: why the run finished before its last round, if it did.
+        exit_code: exit code of a command that waited for the run.
     """
 
     type: Literal["run-finished"] = "run-finished"

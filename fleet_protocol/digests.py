@@ -1,7 +1,7 @@
 """Names of blobs by their content, in two forms, so that blobs of earlier versions keep theirs.
 
 New blobs are named by BLAKE3 (O'Connor, Aumasson, Neves and Wilcox-O'Hearn 2020), written as a
-multihash: ``1e20``, for BLAKE3 with 32 bytes, and 64 hexadecimal digits. 64 digits alone are a
+multihash: ``1e20``, for BLAKE3 with 32 bytes, and 64 hexadecimal digits. Just 64 digits are a
 sha256: files of artifact sets, which keep their names from export to export, and blobs of stores
 from before.
 """
@@ -27,6 +27,7 @@ class _Hasher(Protocol):
 
 
 def _pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    # The sentinel ends the iteration at the end of the file.
     return iter(lambda: file.read(_READ_BYTES), b"")
 
 
@@ -43,7 +44,7 @@ def blob_digest(*parts: bytes | memoryview) -> str:
 
 
 def chunk_digest(payload: bytes | memoryview) -> bytes:
-    """Return the digest that a chunk travels with: 32 bytes of BLAKE3."""
+    """Return the digest that is sent with a chunk: 32 bytes of BLAKE3."""
     return blake3(payload).digest()
 
 
@@ -57,7 +58,9 @@ def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
 
     The bytes are hashed once for each form of the digests.
     """
+    # One digest is usual; a blob with several names is hashed once for each form.
     candidates = set(digests)
+    # Hashing is the cost, so a form that no candidate has is skipped.
     if any(map(_is_blake3, candidates)):
         name = blob_digest(data)
         if name in candidates:
@@ -70,7 +73,7 @@ def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
 
 
 def file_matches(path: Path, digest: str) -> bool:
-    """Return whether a digest of either form names a file, which is read piece by piece.
+    """Return whether a digest of either form names a file, which is read in pieces.
 
     Raises:
         OSError: it cannot be read.
@@ -80,7 +83,7 @@ def file_matches(path: Path, digest: str) -> bool:
 
 
 def file_digest(path: Path) -> str:
-    """Return the name of a file's content as a new blob; the file is read piece by piece.
+    """Return the name of a file's content as a new blob; the file is read in pieces.
 
     Raises:
         OSError: it cannot be read.
@@ -93,7 +96,7 @@ def file_digest(path: Path) -> str:
 
 
 def pieces_match(pieces: Iterable[bytes], digest: str) -> bool:
-    """Return whether a digest of either form names some bytes, which come piece by piece."""
+    """Return whether a digest of either form names some bytes, which arrive in pieces."""
     is_new = _is_blake3(digest)
     hasher: _Hasher = blake3() if is_new else hashlib.sha256()
     for piece in pieces:
@@ -107,8 +110,9 @@ def blob_path(digest: str) -> Path:
     There is a folder for each two first digits of the digests, of either form.
 
     Raises:
-        ValueError: the text is no digest, so that it becomes no path.
+        ValueError: the text is not a digest, so it is not used in a path.
     """
     if not re.fullmatch(DIGEST_PATTERN, digest):
-        raise ValueError(f"{digest!r} is no digest of a blob")
+        raise ValueError(f"{digest!r} is not a digest of a blob")
+    # The last 64 digits are the hash in both forms; its first two name the folder.
     return Path(digest[-64:-62], digest)

@@ -10,18 +10,19 @@ from fleet_protocol.errors import ConfigError
 
 
 def modules_of(package: str) -> Iterator[ModuleType]:
-    """Import the modules that lie directly in a package, in the order of their names.
+    """Import the modules directly in a package, in the order of their names.
 
     Its program (``__main__``) is left out.
     """
     path = importlib.import_module(package).__path__
+    # Sorted, so that the order does not depend on the file system.
     for name in sorted(module.name for module in pkgutil.iter_modules(path)):
         if name != "__main__":
             yield importlib.import_module(f"{package}.{name}")
 
 
 def discover(package: str, constant: str) -> Mapping[str, Any]:
-    """Join the mappings that modules of a package have under the name of one constant.
+    """Join the mappings that modules of a package define under one constant's name.
 
     The entries are in the order of the modules' names.
 
@@ -35,6 +36,7 @@ def discover(package: str, constant: str) -> Mapping[str, Any]:
     entries: dict[str, Any] = {}
     owners: dict[str, str] = {}
     for module in modules_of(package):
+        # A module without the constant has no entries.
         for name, entry in getattr(module, constant, {}).items():
             if name in entries:
                 raise ConfigError(

@@ -8,19 +8,28 @@ from pathlib import Path
 
 from fleet_protocol.errors import StorageError
 
+_REMEDIES = {
+    errno.EEXIST: "; move the file of this name away, or choose another folder",
+    errno.ENOTDIR: "; a file has the name of a folder above it: choose another folder",
+    errno.EACCES: "; give this user access to it, or choose another folder",
+    errno.EROFS: "; choose a folder on a file system that can be written",
+}
+
 
 def storage_error(
     action: str,
     path: Path,
     error: OSError,
 ) -> StorageError:
-    """Return the explanation of a failed disk operation, of which `action` is the verb."""
+    """Return the explanation of a failed disk operation; `action` is its verb."""
+    # A full disk and a full quota have the same remedy.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
             f"the disk is full: cannot {action} {path}; free some space, nothing already stored "
             "is lost"
         )
-    return StorageError(f"cannot {action} {path}: {error.strerror or error}")
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return StorageError(f"cannot {action} {path}: {error.strerror or error}{remedy}")
 
 
 @contextmanager
@@ -39,7 +48,7 @@ def write_all(
 ) -> None:
     """Write a whole buffer at a position of a file.
 
-    A disk with little room may accept only a part of it before it refuses.
+    A nearly full disk may accept only a part of it before it refuses.
     """
     left = memoryview(data)
     while left:

@@ -1,4 +1,4 @@
-"""The exceptions of Shoal, all of one root, each with the exit code the command line ends with.
+"""Shoal's exceptions, all with one base class, each with the exit code of the command line.
 
 A message says what failed, for which device, round or tensor, and what to do next.
 """
@@ -6,23 +6,23 @@ A message says what failed, for which device, round or tensor, and what to do ne
 from enum import Enum
 from unicodedata import category
 
-_LONGEST_LINE = 8000  # characters of a text that a stranger wrote
+_LONGEST_LINE = 8000  # characters of a text from an untrusted source
 
 
 class ShoalError(Exception):
-    """Root of every error that is not a bug in Shoal."""
+    """Base class of every error that is not a bug in Shoal."""
 
     exit_code = 1
 
 
 class ConfigError(ShoalError):
-    """A file, option or setting the user gave is wrong."""
+    """A file, option or setting that the user gave is wrong."""
 
     exit_code = 2
 
 
 class PlanError(ShoalError):
-    """A tier or plan the model cannot have, found before any training starts."""
+    """A tier or plan that is impossible for the model, detected before any training starts."""
 
     exit_code = 2
 
@@ -40,7 +40,7 @@ class DataError(ShoalError):
 
 
 class MismatchError(DataError):
-    """Valid data that does not fit the contract of the fleet."""
+    """Valid data that does not match the contract of the fleet."""
 
 
 class DataChangedError(DataError):
@@ -48,7 +48,7 @@ class DataChangedError(DataError):
 
 
 class TransportError(ShoalError):
-    """The broker cannot be reached, or a wait for the other side ran out."""
+    """The broker cannot be reached, or the other side did not answer in time."""
 
     exit_code = 5
 
@@ -66,7 +66,7 @@ class BrokerRefusedError(TransportError):
 
 
 class BlobError(ShoalError):
-    """Bytes that are truncated, corrupted or not what was asked for."""
+    """Bytes that are truncated or corrupt, or that differ from the requested ones."""
 
     exit_code = 6
 
@@ -78,7 +78,7 @@ class StorageError(ShoalError):
 
 
 class RefusalReason(str, Enum):
-    """Why one side of the protocol refuses what the other side sent; counted under these names."""
+    """Why one side of the protocol refuses a message of the other; counted under these names."""
 
     MALFORMED = "malformed"
     UNKNOWN_DEVICE = "unknown-device"
@@ -114,7 +114,8 @@ class RefusalReason(str, Enum):
 
 
 def single_line(text: str) -> str:
-    """Return the text of a stranger as one line of limited length, without control characters."""
+    """Return a text from an untrusted source as one short line without control characters."""
+    # First, because checking a long text takes as long.
     text = text[:_LONGEST_LINE]
     if text.isprintable():
         return text
@@ -132,6 +133,7 @@ def visible(text: str, *, lines: bool = True) -> str:
         >>> visible("board\x1b[2J 7")
         'board\\x1b[2J 7'
     """
+    # Most texts need no change.
     if text.isprintable():
         return text
     kept = "\n\t" if lines else ""
@@ -141,14 +143,16 @@ def visible(text: str, *, lines: bool = True) -> str:
 
 
 def _is_shown(letter: str) -> bool:
+    # Other spaces than the usual one are not printable for Python, but harmless.
     return letter.isprintable() or category(letter) == "Zs"
 
 
 class RefusedError(ShoalError):
-    """A message or update that breaks the protocol; its reason is counted and logged."""
+    """A message or update that breaks the protocol; the reason is counted and logged."""
 
     exit_code = 8
 
     def __init__(self, reason: RefusalReason, message: str) -> None:
+        # Peers choose parts of the message, and it becomes one line of the log.
         super().__init__(single_line(message))
         self.reason = reason

@@ -1,4 +1,4 @@
-"""Folds log lines that repeat themselves, so that a condition that lasts does not fill the log."""
+"""Folds repeated log lines, so that a lasting condition does not fill the log."""
 
 import logging
 import time
@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 FIRST_SECONDS = 300.0  # after a line until its next one
-GROWTH = 4.0  # of that time with each line
+GROWTH = 4.0  # factor of that time with each line
 LONGEST_SECONDS = 3600.0
 
 
 @dataclass
 class _Repetition:
-    """One line that repeats itself.
+    """A repeated line.
 
     Attributes:
         due: time at which it is written again.
         pause: seconds from that line to the one after it.
-        left_out: lines since the last that was written.
+        left_out: number of lines since the last that was written.
         last: time of the newest line, written or not.
     """
 
@@ -28,7 +28,7 @@ class _Repetition:
 
 
 class FoldedLines:
-    """Writes lines to a log: each the first time, and then less and less often.
+    """Writes lines to a log: each line the first time, and repetitions less and less often.
 
     Args:
         log: where the lines are written.
@@ -47,11 +47,11 @@ class FoldedLines:
         self._write(logging.WARNING, key, text)
 
     def error(self, key: str, text: str) -> None:
-        """Write an error, see `warning`."""
+        """Write an error; see `warning`."""
         self._write(logging.ERROR, key, text)
 
     def info(self, key: str, text: str) -> None:
-        """Write something that is as it should be, see `warning`."""
+        """Write a line about normal operation; see `warning`."""
         self._write(logging.INFO, key, text)
 
     def _write(self, level: int, key: str, text: str) -> None:
@@ -60,10 +60,10 @@ class FoldedLines:
             self._log(level, line)
 
     def _admit(self, key: str, text: str) -> str:
-        """Return a line as it is to be written, or nothing if it is left out."""
+        """Return a line in its written form, or nothing if it is left out."""
         now = self._clock()
         repetition = self._repetitions.get(key)
-        # What has not come for so long is news again.
+        # A line that has not occurred for so long is new again.
         if repetition is None or now - repetition.last >= 2 * LONGEST_SECONDS:
             self._repetitions[key] = _Repetition(now + FIRST_SECONDS, FIRST_SECONDS, 0, now)
             return text

@@ -27,6 +27,7 @@ PIECE_BYTES = 1024 * 1024
 _ENTRY = b"PK\x01\x02"  # first bytes of each entry in the list of members
 _ENCRYPTED = 0x1
 _UNIX = 3  # the system whose file modes the upper half of `external_attr` holds
+# zipfile raises all of these for damaged archives.
 _BROKEN = (
     BadZipFile,
     EOFError,
@@ -94,14 +95,17 @@ class _Listing(io.RawIOBase):
 
     @override
     def read(self, size: int | None = -1, /) -> bytes:
+        # No more than the file has, whatever the archive claims.
         left = max(0, self._size - self._file.tell())
         wanted = left if size is None or size < 0 else min(size, left)
+        # Reads of contents are smaller than a piece; only the list is read at once.
         most = max(PIECE_BYTES, self._bounds.members * self._bounds.header_bytes)
         if wanted > most:
             raise BeyondBoundsError(
                 f"{self._source}: its list of members has {wanted:,} bytes; the limit is {most:,}"
             )
         data = self._file.read(wanted)
+        # Counted before zipfile makes an object for each entry.
         members = data.count(_ENTRY)
         if members > self._bounds.members:
             raise BeyondBoundsError(
@@ -131,11 +135,12 @@ class Archive:
         """Read a member piece by piece.
 
         Raises:
-            BlobError: there is no such member, or it is damaged.
+            BlobError: the member does not exist, or is damaged.
         """
         info = self._files.get(name)
         if info is None:
             raise BlobError(f"{self._source} has no member {quoted(name)}")
+        # The size in the list, which `_check_sizes` has bounded.
         left = info.file_size
         try:
             with self._archive.open(info) as member:
@@ -152,6 +157,7 @@ class Archive:
 
     def read(self, name: str, limit: int) -> bytes:
         """Read a whole member, up to a limit in bytes; errors are those of `pieces`."""
+        # Checked before any piece is read.
         if self.members.get(name, 0) > limit:
             raise BlobError(f"{quoted(name)} in {self._source} has more than {limit:,} bytes")
         return b"".join(self.pieces(name))
@@ -202,6 +208,7 @@ def _check_names(archive: ZipFile, source: Path) -> None:
                 f"{source} has a member {quoted(info.orig_filename)}, which is refused: {problem}"
             )
         seen.add(info.filename)
+    # Names that differ only in case or accents.
     alike = twins(seen)
     if alike is not None:
         first, second = map(quoted, alike)
@@ -215,8 +222,10 @@ def _member_problem(info: ZipInfo) -> str | None:
     problem = name_problem(info.orig_filename.removesuffix("/"))
     if problem is not None:
         return problem
+    # Other systems store no file mode there.
     mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
     kind = stat.S_IFMT(mode)
+    # 0: the archive does not state a mode.
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
         return "it is a link, a device or a pipe"
     if info.is_dir() and info.file_size:
@@ -239,6 +248,7 @@ def _check_sizes(
         raise BeyondBoundsError(
             f"{source} unpacks to {unpacked:,} bytes; the limit is {bounds.unpacked_bytes:,}"
         )
+    # A small archive that unpacks to much is an attack, or damaged.
     if unpacked > bounds.ratio * size:
         raise BeyondBoundsError(
             f"{source} has {size:,} bytes and unpacks to {unpacked:,}, more than "

@@ -18,11 +18,16 @@ from pydantic import AfterValidator
 from fleet_protocol.errors import BlobError, visible
 
 NAME_LIMIT = 1024
-"""Most bytes of a name in UTF-8."""
+"""Greatest length of a name, in bytes of UTF-8."""
 
 DOCUMENT_LIMIT = 64 * 1024 * 1024
-"""Most bytes of a document that is read as a whole, such as a manifest."""
+"""Greatest size in bytes of a document that is read as a whole, such as a manifest."""
 
+_HAS_FOLDERS = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
+# O_PATH needs no right to list the folder.
+_FOLDER_FLAGS = 0
+for _flag in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"):
+    _FOLDER_FLAGS |= getattr(os, _flag, 0)
 _PART_LIMIT = 255  # most bytes of one part of a name in file systems
 # Unicode categories of controls, direction marks, halves of letters, and line ends.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -81,14 +86,14 @@ MemberName = Annotated[str, AfterValidator(_checked_name)]
 
 def _checked_label(name: str) -> str:
     if len(name.encode(errors="replace")) > NAME_LIMIT:
-        raise ValueError(f"{quoted(name)} is too long: {NAME_LIMIT} bytes are the most")
+        raise ValueError(f"{quoted(name)} is too long: at most {NAME_LIMIT} bytes are allowed")
     if not is_seen(name):
         raise ValueError(f"{quoted(name)} has control characters")
     return name
 
 
 Label = Annotated[str, AfterValidator(_checked_label)]
-"""A name of something that is no file, such as a tensor: short, and without control characters."""
+"""A name of something other than a file, such as a tensor: short, without control characters."""
 
 
 def twins(names: Iterable[str]) -> tuple[str, str] | None:
@@ -142,7 +147,7 @@ def open_regular(path: Path, parent: int | None = None) -> BinaryIO:
     """Open a file for reading, without waiting for a pipe or following a link in its last part.
 
     Args:
-        path: of the file.
+        path: path of the file.
         parent: descriptor of the folder in which its last part is opened; by default the folder of
             the path.
 
@@ -164,6 +169,37 @@ def open_regular(path: Path, parent: int | None = None) -> BinaryIO:
         return file
     file.close()
     raise BlobError(f"{path} is not read: it is not a regular file")
+
+
+def open_real(path: Path) -> BinaryIO:
+    """Open a file as `open_regular` does, but refuse links in every part of its path.
+
+    A path from `path_within` had none when it was found, but the folders of a set may have been
+    replaced since.
+
+    Raises:
+        BlobError: the errors of `open_regular`; or a folder of the path is a link.
+        OSError: it cannot be opened.
+    """
+    if not _HAS_FOLDERS:
+        if path.resolve() != path:
+            raise BlobError(f"{path} is not read: a part of its path is a link")
+        return open_regular(path)
+    parent = os.open(path.anchor, _FOLDER_FLAGS)
+    try:
+        for number, folder_name in enumerate(path.parts[1:-1], 2):
+            try:
+                folder = os.open(folder_name, _FOLDER_FLAGS, dir_fd=parent)
+            except OSError as error:
+                if error.errno not in {errno.ENOTDIR, errno.ELOOP}:
+                    raise
+                link = Path(*path.parts[:number])
+                raise BlobError(f"{path} is not read: {link} is a link or not a folder") from error
+            os.close(parent)
+            parent = folder
+        return open_regular(path, parent)
+    finally:
+        os.close(parent)
 
 
 def file_state(file: BinaryIO) -> tuple[int, ...]:
@@ -195,7 +231,7 @@ def read_regular(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
     """Read a file as `open_regular` opens it, up to a limit in bytes.
 
     Raises:
-        BlobError: it is no regular file, or a link; or it is longer, or cannot be read.
+        BlobError: it is not a regular file, or is a link; or it is longer, or cannot be read.
     """
     try:
         with open_regular(path) as file:

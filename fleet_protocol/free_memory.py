@@ -11,6 +11,7 @@ def free_bytes(root: Path = Path("/")) -> int:
     Args:
         root: the folder that contains ``proc`` and ``sys``.
     """
+    # The tightest limit applies.
     return min([_available(root), *_limits(root)])
 
 
@@ -24,7 +25,9 @@ def _limits(root: Path) -> Iterator[int]:
     """Yield the limits of this process's control groups, version 2 and 1, and of their parents."""
     groups = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
+        # Fields may be missing in a damaged line.
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        # Version 2 has one hierarchy, without a list of controllers.
         if controllers == "":
             folder = groups
             name = "memory.max"
@@ -34,6 +37,7 @@ def _limits(root: Path) -> Iterator[int]:
         else:
             continue
         own = PurePosixPath(path.lstrip("/"))
+        # A limit of a parent group applies to its children.
         for group in (own, *own.parents):
             limit = _text(folder / group / name).strip()
             if limit.isdecimal():  # and not "max"

@@ -1,4 +1,4 @@
-"""The base of every value that is sent or stored.
+"""The base class of every value that is sent or stored.
 
 It is frozen, refuses unknown keys, and can be read from and written as JSON.
 """
@@ -67,14 +67,14 @@ class FrozenModel(BaseModel):
         """Refuse a key that is set although nothing uses it.
 
         Args:
-            info: of the validation; a stored value is accepted as it is.
+            info: result of the validation; a stored value is accepted as it is.
             key: its name.
-            used: whether something uses it.
+            used: whether anything uses it.
             where: the circumstances in which it has no effect, for the message.
             instead: what to set, for the message.
 
         Raises:
-            ValueError: it is not used, and has another value than its default.
+            ValueError: it is not used, and its value differs from its default.
         """
         is_default = getattr(self, key) == type(self).model_fields[key].default
         if not used and not is_default and info.context != STORED:
@@ -125,7 +125,7 @@ def problems(
     A stranger may have chosen a key: it is shown short, and without control characters.
 
     Args:
-        error: of the validation.
+        error: error of the validation.
         whole: place of a problem that concerns the whole value.
         most: problems that are described.
     """

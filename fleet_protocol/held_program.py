@@ -1,6 +1,6 @@
-"""Runs a program that is not ours, and ends it when standard input closes.
+"""Runs an external program, and ends it when standard input closes.
 
-``python -m fleet_protocol.held_program <program> <argument>...``; it passes SIGTERM and SIGHUP on.
+``python -m fleet_protocol.held_program <program> <argument>...``; it forwards SIGTERM and SIGHUP.
 """
 
 import signal
@@ -19,10 +19,10 @@ def _hold(command: list[str]) -> int:
         for program in running:
             program.send_signal(number)
 
-    # Before the program starts: without a handler a signal would end this process alone.
+    # Before the program starts: without a handler a signal would end only this process.
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGHUP, pass_on)
-    # Our input stays with us, so that it closes with the parent.
+    # The input stays with this process, so that it closes with the parent.
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603  (of our parent)
     running.append(program)
 

@@ -2,5 +2,5 @@
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address is reached from its own computer only."""
+    """Return whether a name or address can be reached only from its own computer."""
     return host == "localhost" or host.startswith("127.") or host == "::1"

@@ -1,10 +1,10 @@
-"""paho's client with a faster reader for many small packets and for large ones.
+"""A paho client with a faster reader for many small packets and for large ones.
 
-It passes on every reason code of a broker, also those that paho does not know, which would end the
+It forwards every reason code of a broker, including those unknown to paho, which would end the
 connection with an error.
 
-It overrides methods of paho and uses its private state, which stands in `PAHO_NAMES` alone; a test
-compares these names with the installed version of paho.
+It overrides methods of paho and uses its private state, all listed in `PAHO_NAMES`; a test compares
+these names with the installed version of paho.
 """
 
 import logging
@@ -45,7 +45,7 @@ PAHO_NAMES = frozenset(
 """Private names of `paho.mqtt.client.Client` that `LeanClient` uses."""
 
 _LOG = logging.getLogger(__name__)
-# Asked of the connection at once: many small packets, and little of a large one.
+# Bytes that are read at once: many small packets, and little of a large one.
 _READ_BYTES = 4096
 _READS_AT_ONCE = 16  # before something is written
 _PUBLISH_OF_QOS_1 = PacketTypes.PUBLISH << 4 | 2
@@ -53,21 +53,21 @@ _PUBLISH_FLAGS = 0xF6  # bits of the command without retained (1) and repeated (
 _ACKNOWLEDGEMENT = PacketTypes.PUBACK << 4
 # By code and name, the types of packets that may have it.
 _PAHO_REASONS: Mapping[int, Mapping[str, Iterable[int]]] = ReasonCode(PacketTypes.CONNACK).names
-_FIRST_FAILURE = 0x80  # of reason codes; paho knows this one in every packet
+_FIRST_FAILURE = 0x80  # of reason codes; paho accepts this one in every packet
 _NO_PROPERTIES = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
 
 
 class LeanClient(paho.Client):
-    """paho's client with its own reader.
+    """A paho client with its own reader.
 
-    What was read together is acknowledged together. A packet without properties needs no tables of
-    properties, and no packet is copied while it is written.
+    Messages that were read together are acknowledged together. A packet without properties needs no
+    tables of properties, and no packet is copied while it is written.
 
     Attributes:
         on_plain_message: receives topic, payload, and whether the message was retained.
         reasons: the codes of the newest CONNACK, SUBACK or DISCONNECT, for the callbacks of paho.
-            `on_publish` receives the code of a PUBACK in place of paho's object.
-        read_error: what ended the newest connection that could not be read, None if nothing did.
+            `on_publish` receives the code of a PUBACK instead of paho's object.
+        read_error: the error that ended the newest unreadable connection; None if there was none.
     """
 
     on_plain_message: Callable[[str, bytes, bool], None]
@@ -138,7 +138,7 @@ class LeanClient(paho.Client):
         self._acknowledgements = bytearray()
 
     def _process_packets(self) -> MQTTErrorCode:
-        """Process the packets that are whole, and make room for the rest of the next one."""
+        """Process the complete packets, and make room for the remainder of the next one."""
         buffer = self._buffer
         view = memoryview(buffer)
         start = 0
@@ -155,14 +155,14 @@ class LeanClient(paho.Client):
         if not start and end <= len(buffer):
             # The packet fits. A copy for each piece of a large packet would take quadratic time.
             return MQTTErrorCode.MQTT_ERR_SUCCESS
-        rest = buffer[start : self._filled]
+        incomplete = buffer[start : self._filled]
         self._buffer = bytearray(max(end - start, _READ_BYTES))
-        self._filled = len(rest)
-        self._buffer[: len(rest)] = rest
+        self._filled = len(incomplete)
+        self._buffer[: len(incomplete)] = incomplete
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _process_packet(self, command: int, body: memoryview) -> MQTTErrorCode:
-        """Process one packet here if it is of the two common kinds, else in paho."""
+        """Process one packet here if it is of the two common kinds, otherwise in paho."""
         if command & _PUBLISH_FLAGS == _PUBLISH_OF_QOS_1 and self._receive_plain(command, body):
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         if command == _ACKNOWLEDGEMENT and len(body) >= 2:
@@ -193,12 +193,12 @@ class LeanClient(paho.Client):
         topic = str(body[2:topic_end], errors="replace")
         self.on_plain_message(topic, bytes(body[payload_start:]), bool(command & 1))
         identifier = bytes(body[topic_end : topic_end + 2])
-        # Only now: a message that its receiver could not process comes again.
+        # Only now: if its receiver could not process the message, the broker sends it again.
         self._acknowledgements += struct.pack("!BB2s", _ACKNOWLEDGEMENT, 2, identifier)
         return True
 
     def _finish_message(self, identifier: int, reason: Any) -> MQTTErrorCode:
-        """Finish a message that the broker has acknowledged, or refused for a reason code."""
+        """Finish a message that the broker has acknowledged, or refused with a reason code."""
         with self._out_message_mutex:
             if identifier not in self._out_messages:
                 return MQTTErrorCode.MQTT_ERR_SUCCESS
@@ -217,7 +217,7 @@ class LeanClient(paho.Client):
         try:
             return super()._loop(timeout)
         except Exception:  # noqa: BLE001  (nobody would start the thread again)
-            _LOG.exception("the connection to the broker failed, and is made again")
+            _LOG.exception("the connection to the broker failed; connecting again")
             return self._loop_rc_handle(MQTTErrorCode.MQTT_ERR_UNKNOWN)
 
     def _packet_queue(
@@ -231,7 +231,7 @@ class LeanClient(paho.Client):
         return super()._packet_queue(command, view, *about)
 
     def _sock_close(self) -> None:
-        """Close the connection, and forget a packet that has arrived in part."""
+        """Close the connection, and forget a partially received packet."""
         self._filled = 0
         self._acknowledgements = bytearray()
         super()._sock_close()
@@ -244,7 +244,7 @@ def _packet_extent(
 ) -> tuple[int, int]:
     """Return where the body of a packet begins and ends.
 
-    As long as the length of the packet has not arrived, the end is beyond `filled`.
+    Until the length of the packet has arrived, the end is beyond `filled`.
 
     Raises:
         MalformedPacket: the length has more than four bytes.
@@ -258,11 +258,11 @@ def _packet_extent(
             return body, body + size
     if filled < start + 5:
         return filled, filled + 1
-    raise MalformedPacket("the length of a packet does not end")
+    raise MalformedPacket("the length field of a packet does not end")
 
 
 def _reason_places(packet_type: int, packet: bytearray) -> tuple[int, ...]:
-    """Return where the reason codes of a packet are, of the types that paho decodes."""
+    """Return where the reason codes of a packet are, for the types that paho decodes."""
     if packet_type == PacketTypes.CONNACK:
         return (1,) if len(packet) > 1 else ()
     if packet_type == PacketTypes.DISCONNECT:

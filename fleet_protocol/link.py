@@ -1,9 +1,10 @@
-"""The transport over MQTT 5, the same on a board and on the server: a thin shell around paho-mqtt.
+"""The transport over MQTT 5, for boards and the server: a thin layer around paho-mqtt.
 
-The network runs in paho's thread, which puts everything that happens into one inbox as a frozen
-event, so that the owner is a plain loop over a queue with deadlines. The link reconnects by itself
-(`fleet_protocol.backoff`), subscribes again, and counts the bytes of the packets it exchanges. What
-the broker refuses (`fleet_protocol.refusals`) is not sent again: it is an event, too.
+The network runs in paho's thread, which puts all events into one inbox as frozen values, so that
+the owner is a plain loop over a queue with deadlines. The link reconnects by itself
+(`fleet_protocol.attempts`), subscribes again, and counts the bytes of the packets it exchanges. A
+message or subscription that the broker refuses (`fleet_protocol.refusals`) is not sent again: the
+refusal is an event.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from shlex import quote
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -21,26 +23,21 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from fleet_protocol.backoff import Backoff
-from fleet_protocol.errors import BrokerRefusedError, TransportError
+from fleet_protocol.attempts import Attempts
+from fleet_protocol.errors import (
+    BrokerRefusedError,
+    RefusalReason,
+    RefusedError,
+    TransportError,
+)
 from fleet_protocol.folded_lines import FoldedLines
 from fleet_protocol.lean_client import LeanClient
 from fleet_protocol.outstanding import Outstanding, SentPacket
 from fleet_protocol.packets import PUBACK_BYTES, publish_packet_bytes
-from fleet_protocol.refusals import (
-    CERTIFICATE_REFUSED,
-    FIRST_FAILURE,
-    PACKET_TOO_LARGE,
-    Reaction,
-    explain,
-    is_certificate_alert,
-    is_refused_certificate,
-    refusal_of_code,
-    why_ended,
-    why_not_reached,
-)
+from fleet_protocol.refusals import FIRST_FAILURE, PACKET_TOO_LARGE, explain, why_ended
 from fleet_protocol.subscriptions import Subscriptions
 from fleet_protocol.tls_connection import tls_context
+from fleet_protocol.topics import may_be_retained
 from fleet_protocol.transport import (
     SEND_WINDOW,
     BrokerAddress,
@@ -48,22 +45,22 @@ from fleet_protocol.transport import (
     Disconnected,
     Event,
     Farewell,
-    LoginRefused,
     Received,
     Refused,
+    Rejected,
     WireCount,
 )
 
 _LOG = logging.getLogger(__name__)
-KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these
-# Without this a small message that waits for the other side's acknowledgement waits 40 ms longer.
+KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these intervals
+# Without this, a small message that waits for the other side's acknowledgement is delayed by 40 ms.
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class Link:
     """A `fleet_protocol.transport.Transport` over MQTT.
 
-    Arguments and errors are those of `open_transport`.
+    The arguments and errors are those of `open_transport`.
     """
 
     authentic = False
@@ -83,13 +80,8 @@ class Link:
         # Guards the state below that both threads use, and wakes the owner when it changes.
         self._changed = self._outstanding.changed
         self._subscriptions = Subscriptions(self._changed, self._request_subscription)
-        self._connected = False
-        self._was_connected = False
-        self._failure = "no answer"
-        self._is_answered = False  # the attempt to connect, whatever the answer
-        self._refused_for: int | None = None  # why the broker refuses this client
         self._lines = FoldedLines(lambda level, line: _LOG.log(level, "%s", line))
-        self._backoff = Backoff()
+        self._attempts = Attempts(address, self._changed, inbox, lines=self._lines, wait=self._wait)
         self._sent = 0
         self._received = 0
         self._session_expiry_seconds = session_expiry_seconds
@@ -122,70 +114,31 @@ class Link:
     # Methods that paho's thread calls.
 
     def _on_socket_open(self, _client: paho.Client, _data: object, connection: Any) -> None:
-        self._is_answered = False
+        self._attempts.begin()
         self._client.read_error = None
         connection.setsockopt(*_NO_DELAY)
 
     def _wait(self, seconds: float) -> None:
         """Set how long paho waits before the next attempt to connect."""
         delay: Any = seconds
+        # Equal bounds, because paho doubles its delay between them.
         self._client.reconnect_delay_set(delay, delay)
 
     def _on_connect(
         self, client: Any, _data: object, flags: Any, reason: Any, properties: Any
     ) -> None:
-        self._is_answered = True
         if reason.is_failure:
-            self._note_refused_connection(client.reasons[0])
+            self._attempts.note_refused_login(client.reasons[0])
             return
         self._outstanding.note_limit(getattr(properties, "MaximumPacketSize", sys.maxsize))
-        self._backoff.note_connection(time.monotonic())
-        with self._changed:
-            self._connected = True
-            self._was_connected = True
-            self._failure = ""
-            self._refused_for = None
-            self._changed.notify_all()
+        self._attempts.note_connection()
+        # Before the owner learns of the connection and relies on its subscriptions.
         self._subscriptions.renew()
         self._inbox.put(Connected(session_present=bool(flags.session_present)))
 
-    def _note_refused_connection(self, code: int) -> None:
-        """Note that the broker refuses this client, which is asked again less and less often."""
-        self._note_failure(f"the broker refuses it {explain(code)}")
-        refusal = refusal_of_code(code)
-        if refusal.connection is not Reaction.STOP:
-            self._wait(self._backoff.wait_lost(time.monotonic()))
-            return
-        self._wait(self._backoff.wait_refused())
-        with self._changed:
-            self._refused_for = refusal.code
-            self._changed.notify_all()
-        if self._was_connected:
-            self._inbox.put(LoginRefused(refusal.code))
-
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
         # paho calls this while it handles the error.
-        error = sys.exc_info()[1]
-        if is_certificate_alert(error):
-            self._note_refused_connection(CERTIFICATE_REFUSED)
-            return
-        self._note_failure(why_not_reached(error))
-        refused = is_refused_certificate(error)
-        self._wait(self._backoff.wait_refused() if refused else self._backoff.wait_unreached())
-
-    def _note_failure(self, why: str) -> None:
-        """Note what prevents a connection.
-
-        `connect` reports it for the first connection. For a later one nobody else does, so it is
-        logged.
-        """
-        with self._changed:
-            if self._was_connected and why != self._failure:
-                self._lines.warning(
-                    why, f"no connection to the broker at {self.address}: {why}; trying again"
-                )
-            self._failure = why
-            self._changed.notify_all()
+        self._attempts.note_error(sys.exc_info()[1])
 
     def _on_disconnect(
         self, client: Any, _data: object, flags: Any, reason: Any, _properties: Any
@@ -193,27 +146,15 @@ class Link:
         code: int | None = None
         if flags.is_disconnect_packet_from_server:
             code = client.reasons[0] if client.reasons else 0
-        with self._changed:
-            was_connected = self._connected
-            self._connected = False
-            self._changed.notify_all()
-        if not was_connected:
-            # One that the broker has refused was noted before.
-            if is_certificate_alert(client.read_error):
-                self._note_refused_connection(CERTIFICATE_REFUSED)
-            elif not self._is_answered:
-                self._note_failure("it ends the connection and gives no reason")
-                self._wait(self._backoff.wait_lost(time.monotonic()))
+        if not self._attempts.note_end():
+            self._attempts.note_end_of_attempt(client.read_error)
             return
+        limit = self._outstanding.packet_bytes
         dropped = self._outstanding.drop_refused(code)
-        if dropped:
-            # What the broker ended the connection for is not sent again.
-            client.forget_messages(dropped)
-            self._backoff.forgive()
-        delay = self._backoff.wait_lost(time.monotonic())
-        if code and refusal_of_code(code).connection is Reaction.STOP:
-            delay = self._backoff.wait_refused()
-        self._wait(delay)
+        # The message for which the broker ended the connection is not sent again.
+        client.forget_messages(dropped)
+        is_learnt = self._outstanding.packet_bytes < limit
+        self._attempts.wait_lost(code, forgiven=is_learnt)
         self._inbox.put(Disconnected(why_ended(code, reason), code))
         self._note_refusals(dropped.values())
 
@@ -236,6 +177,13 @@ class Link:
     ) -> None:
         self._received += publish_packet_bytes(topic, len(payload), qos)
         self._sent += PUBACK_BYTES if qos else 0
+        if retained and not may_be_retained(topic):
+            why = (
+                f"a message on {topic} that the broker has retained, so it may be old: delete it"
+                f" there (mosquitto_pub -r -n -t {quote(topic)})"
+            )
+            self._inbox.put(Rejected(topic, RefusedError(RefusalReason.REPLAYED, why)))
+            return
         self._inbox.put(Received(topic, payload, retained))
 
     def _on_publish(
@@ -246,7 +194,7 @@ class Link:
         self._note_refusals(dropped.values())
 
     def _note_refusals(self, refusals: Iterable[Refused]) -> None:
-        """Log what the broker refuses, and pass it on to the owner."""
+        """Log the broker's refusal, and forward it to the owner."""
         for refused in refusals:
             kind = "message" if refused.packet_bytes else "subscription"
             self._lines.error(
@@ -258,6 +206,7 @@ class Link:
     def _on_subscribe(
         self, client: Any, _data: object, mid: int, _reasons: Any, _properties: Any
     ) -> None:
+        # Codes below 0x80 are granted qualities of service, so the largest shows a failure.
         code = max(client.reasons, default=0)
         self._note_refusals(self._subscriptions.answer(mid, code))
 
@@ -265,12 +214,12 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker is there now."""
-        return self._connected
+        """Whether the broker is connected now."""
+        return self._attempts.connected
 
     @property
     def packet_bytes(self) -> int:
-        """Size of the largest packet that the broker takes, as far as is known."""
+        """Size of the largest packet that the broker accepts, as far as is known."""
         return self._outstanding.packet_bytes
 
     @property
@@ -281,6 +230,7 @@ class Link:
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time and start the network thread."""
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        # The broker keeps the subscriptions and messages of a connection that is lost for so long.
         properties.SessionExpiryInterval = self._session_expiry_seconds
         self._client.connect_async(
             self.address.host,
@@ -290,23 +240,11 @@ class Link:
             properties=properties,
         )
         self._client.loop_start()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._connected or self._refused_for is not None, timeout_seconds
-            )
-            if self._connected:
-                return
-            refused_for = self._refused_for
-            failure = self._failure
-        self.close()
-        if refused_for is not None:
-            raise BrokerRefusedError(
-                refused_for, f"cannot connect to the broker at {self.address}: {failure}"
-            )
-        raise TransportError(
-            f"cannot connect to the broker at {self.address} within {timeout_seconds:g} s: "
-            f"{failure}. Is it running, and are host and port right?"
-        )
+        try:
+            self._attempts.await_first(timeout_seconds)
+        except TransportError:
+            self.close()
+            raise
 
     def subscribe(
         self,
@@ -316,7 +254,7 @@ class Link:
     ) -> None:
         """Subscribe, now and after every reconnect, and wait until the broker has confirmed it."""
         code = self._subscriptions.add(
-            topic_filter, qos, timeout_seconds, lambda: not self._connected
+            topic_filter, qos, timeout_seconds, lambda: not self.connected
         )
         if code is None:
             raise TransportError(
@@ -329,7 +267,7 @@ class Link:
             )
 
     def _request_subscription(self, topic_filter: str, qos: int) -> int | None:
-        # Retained messages come once, and not again with every repetition of the subscription.
+        # Retained messages arrive once, and not again with every repetition of the subscription.
         options = SubscribeOptions(qos=qos, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
         result, packet = self._client.subscribe(topic_filter, options=options)
         return packet if result == paho.MQTT_ERR_SUCCESS else None
@@ -347,25 +285,34 @@ class Link:
         qos: int = 1,
         retain: bool = False,
     ) -> None:
-        """Hand a message to the network thread; while the broker is away it waits there."""
+        """Pass a message to the network thread; it waits there while the broker is unreachable."""
         size = publish_packet_bytes(topic, len(payload), qos)
         if size > self.packet_bytes:
             raise BrokerRefusedError(
                 PACKET_TOO_LARGE,
-                f"cannot send to {topic}: the broker at {self.address} takes packets of "
-                f"{self.packet_bytes:,} bytes, and this one has {size:,} "
+                f"cannot send to {topic}: the broker at {self.address} accepts packets of "
+                f"{self.packet_bytes:,} bytes, but this one has {size:,} "
                 f"{explain(PACKET_TOO_LARGE)}",
             )
-        info = self._client.publish(topic, payload, qos=qos, retain=retain)
+        packet = SentPacket(topic, size)
+        self._outstanding.begin(packet)
+        try:
+            info = self._client.publish(topic, payload, qos=qos, retain=retain)
+        except ValueError:
+            # A topic or payload that paho does not accept is never in transit.
+            self._outstanding.cancel(packet)
+            raise
         if info.rc not in {paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_NO_CONN}:
+            self._outstanding.cancel(packet)
             raise TransportError(f"cannot send to {topic}: {paho.error_string(info.rc)}")
         self._sent += size
         self._received += PUBACK_BYTES if qos else 0
-        refused = self._outstanding.add(info.mid, SentPacket(topic, size))
+        refused = self._outstanding.add(info.mid, packet)
+        self._client.forget_messages(refused)
         self._note_refusals(refused.values())
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
-        """Send many payloads without ever holding more than a window of them in memory."""
+        """Send many payloads with at most a window of them in memory."""
         count = 0
         for topic, payload in messages:
             self.drain(deadline, SEND_WINDOW - 1)
@@ -385,7 +332,8 @@ class Link:
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
         """Disconnect for good."""
-        if farewell is not None and self._connected:
+        # A clean disconnect prevents the will, so its message is sent here.
+        if farewell is not None and self.connected:
             with contextlib.suppress(TransportError):
                 self.publish(farewell.topic, farewell.payload, retain=True)
                 self.drain(time.monotonic() + timeout_seconds)

@@ -1,6 +1,6 @@
 """Locks between processes, on a file or a folder.
 
-The system lets go when all processes that hold one are dead.
+The system releases a lock when all processes that hold it have ended.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ LOCKS = fcntl is not None
 _LOOK_SECONDS = 0.05
 _LOCKS_FILE = Path("/proc/locks")
 _FILE_IN_FOLDER = ".lock"
-"""The file that stands for a folder where the file system locks only what is open for writing."""
+"""The file that represents a folder if the file system locks only files open for writing."""
 _LOOK_PATIENCE_SECONDS = 0.25
-"""How long a lock is always waited for: `is_held` holds it for an instant."""
+"""Minimal waiting time for a lock: `is_held` holds it for an instant."""
 
 
 def hold(path: Path) -> int:
     """Lock an existing file or folder, and return a descriptor that holds the lock until it closes.
 
-    NFS locks only what is open for writing, which a folder never is. There a file in the folder is
-    locked in its place.
+    NFS locks only files open for writing, which a folder never is. In that case a file in the
+    folder is locked instead.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -43,27 +43,31 @@ def hold(path: Path) -> int:
     try:
         return _lock(path, os.O_RDONLY)
     except OSError as error:
+        # NFS answers a lock on a folder with EBADF.
         if error.errno != errno.EBADF:
             raise
     return _lock(path / _FILE_IN_FOLDER, os.O_RDWR | os.O_CREAT)
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a process holds the lock on a folder or file; None if that cannot be known.
+    """Return whether a process holds the lock on a folder or file; None if that is unknown.
 
-    The answer may be out of date as soon as it is there.
+    The answer may be out of date immediately.
     """
     if not LOCKS:
         return None
+    # Either may hold the lock, depending on the file system.
     places = [path]
     stand_in = path / _FILE_IN_FOLDER
     if stand_in.exists():
         places.append(stand_in)
     try:
         for place in places:
+            # A shared lock, so that two programs that look do not see each other.
             os.close(_lock(place, os.O_RDONLY, exclusive=False))
     except BlockingIOError:
         return True
+    # A file system without locks answers with another error.
     except OSError:
         return None
     return False
@@ -90,23 +94,24 @@ def held(
     seconds: float = 0.0,
     error: type[ShoalError] = ConfigError,
 ) -> Iterator[None]:
-    """Hold the lock on a folder, or on a file, which is made if it is missing.
+    """Hold the lock on a folder, or on a file, which is created if it is missing.
 
     On a system without such locks nothing is held.
 
     Args:
-        path: of the folder or file.
-        busy: what it means that another process holds the lock.
+        path: path of the folder or file.
+        busy: meaning of the situation that another process holds the lock.
         seconds: how long to wait for it.
-        error: raised if another process still holds it; its message says `busy`, and on Linux which
-            process it is.
+        error: raised if another process still holds it; its message contains `busy`, and on Linux
+            the process.
 
     Raises:
-        StorageError: it cannot be made or opened.
+        StorageError: it cannot be created or opened.
     """
     if not LOCKS:
         yield
         return
+    # Even without patience, because a program that only looks holds the lock for a moment.
     give_up = time.monotonic() + max(seconds, _LOOK_PATIENCE_SECONDS)
     while True:
         try:
@@ -127,7 +132,7 @@ def held(
 
 
 def _holder(path: Path) -> str:
-    """Return which process holds a lock, for a message; empty if the system does not say it.
+    """Return which process holds a lock, for a message; empty if the system does not report it.
 
     Lines read ``1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF``.
     """

@@ -14,7 +14,7 @@ from typing_extensions import override
 from fleet_protocol.errors import visible
 
 IDS = ("device", "round", "task")
-"""Attributes of a log record, set by ``extra``, that say what a line is about."""
+"""Attributes of a log record, set by ``extra``, that name the subject of a line."""
 
 _JOURNAL = "/run/systemd/journal/socket"
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4}  # of syslog
@@ -68,7 +68,7 @@ class _Json(logging.Formatter):
 class _Journald(logging.Handler):
     """Sends each line to systemd's journal, with its level and ids as fields.
 
-    They serve to select lines: ``journalctl -p warning SHOAL_ROUND=3``.
+    They can select lines: ``journalctl -p warning SHOAL_ROUND=3``.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Journald(logging.Handler):
             data = str(value).encode()
             # With its length a value may contain line ends.
             datagram += b"%s\n%s%s\n" % (name.encode(), struct.pack("<Q", len(data)), data)
-        with contextlib.suppress(OSError):  # the journal is starting anew
+        with contextlib.suppress(OSError):  # the journal is restarting
             self._socket.send(datagram)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -24,12 +24,21 @@ from fleet_protocol.recipe_spec import ExtendedSpec, RecipeSpec
 FORMAT_VERSION = 2
 DocumentT = TypeVar("DocumentT", bound=FrozenModel)
 
-Parts = tuple[Mapping[str, int], Mapping[str, int]]
-"""Numbers of each input of a sample, and of each of its targets, in order.
 
-Empty for a single one.
-"""
-NO_PARTS: Parts = (MappingProxyType({}), MappingProxyType({}))
+class SampleSizes(NamedTuple):
+    """How many numbers each input of a sample has, and each of its targets, in order.
+
+    Attributes:
+        inputs: the inputs by name; empty for a single array, which has no name.
+        targets: alike.
+    """
+
+    inputs: Mapping[str, int]
+    targets: Mapping[str, int]
+
+
+UNNAMED = SampleSizes(MappingProxyType({}), MappingProxyType({}))
+"""For samples that are one array, with targets that are one array."""
 
 BASE = "base"
 """Key of the file of frozen tensors among the files of a set."""
@@ -41,9 +50,9 @@ class TensorSpec(FrozenModel):
     """One input or output of a graph.
 
     Attributes:
-        name: the name in the graph.
+        name: name of the tensor in the graph.
         dtype: numpy name of the element type.
-        shape: sizes; a string names a dynamic dimension (``batch``).
+        shape: sizes of the tensor; a string names a dynamic dimension (``batch``).
     """
 
     name: Label
@@ -55,14 +64,14 @@ class ParameterSpec(FrozenModel):
     """One parameter of the sub-model, in the order of the weights blob.
 
     Attributes:
-        name: as in ``torch.nn.Module.named_parameters``.
-        shape: local sizes, after the cut.
+        name: name of the parameter, as in ``torch.nn.Module.named_parameters``.
+        shape: sizes of the parameter in this tier, after the cut.
         dtype: numpy name of the element type.
-        axes: one axis per dimension; ``conv2.out*16`` means 16 consecutive positions per index of
-            ``conv2.out``, ``3*h`` three maps of ``h`` one behind the other, ``a + b`` a
+        axes: axis of each dimension. ``conv2.out*16`` means 16 consecutive positions per index of
+            ``conv2.out``, ``3*h`` means three consecutive maps of ``h``, and ``a + b`` means a
             concatenation.
-        block: ``stem``, ``head`` or ``block<i>``.
-        offset: where its bytes start in the data section of the weights blob, in bytes.
+        block: block of the parameter: ``stem``, ``head`` or ``block<i>``.
+        offset: offset of the parameter's first byte in the data section of the weights blob.
     """
 
     name: Label
@@ -79,14 +88,15 @@ class ParameterSpec(FrozenModel):
 
 
 class StateSpec(FrozenModel):
-    """One tensor of the optimizer's state. A device knows nothing else of an optimizer.
+    """One tensor of the optimizer's state. A device knows nothing else about an optimizer.
 
     Attributes:
-        name: as the graph has it behind ``state.``; unlike any other. An optimizer may have any
-            number of states for a parameter, and some for none, such as a counter of steps.
-        shape: local sizes; empty for a single number.
+        name: unique name of the state; in the graph, ``state.`` precedes this name. An optimizer
+            may have any number of states per parameter, and states that belong to no parameter,
+            such as a step counter.
+        shape: sizes of the state in this tier; empty for a single number.
         dtype: numpy name of the element type.
-        initial: what every element is when a task begins.
+        initial: value of every element of the state when a task begins.
     """
 
     name: Label
@@ -100,8 +110,8 @@ class StatisticSpec(FrozenModel):
 
     Attributes:
         name: path of the norm module.
-        channels: local number of channels.
-        axis: the axis the vectors lie along.
+        channels: number of channels in this tier.
+        axis: axis of the mean and the variance.
     """
 
     name: Label
@@ -114,8 +124,8 @@ class NoiseSpec(FrozenModel):
 
     Attributes:
         name: path of the layer.
-        shape: of the noise of one sample; the graph takes float32 ``[batch, *shape]``, uniform in
-            [0, 1).
+        shape: shape of the noise of one sample; the graph takes float32 ``[batch, *shape]``,
+            uniform in [0, 1).
     """
 
     name: Label
@@ -126,9 +136,9 @@ class FileSpec(FrozenModel):
     """A file of the set by content.
 
     Attributes:
-        path: path within the folder of the set, see `fleet_protocol.foreign_files`.
-        digest: of the content; see `fleet_protocol.digests`.
-        size: bytes.
+        path: path of the file within the folder of the set; see `fleet_protocol.foreign_files`.
+        digest: digest of the file's content; see `fleet_protocol.digests`.
+        size: size of the file in bytes.
     """
 
     path: MemberName
@@ -140,10 +150,10 @@ class GraphSpec(FileSpec):
     """An ONNX graph with its signature.
 
     Attributes:
-        inputs: in graph order.
-        outputs: in graph order.
-        mixed: outputs that the exporter found to depend on the batch only through losses, gradients
-            and statistics; a board finds out for itself (`fleet_protocol.graphs`).
+        inputs: the inputs in graph order.
+        outputs: the outputs in graph order.
+        mixed: outputs that, according to the exporter, depend on the batch only through losses,
+            gradients and statistics; a board checks this itself (`fleet_protocol.graphs`).
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -152,17 +162,18 @@ class GraphSpec(FileSpec):
 
 
 class CheckSpec(FrozenModel):
-    """What the comparison with PyTorch found at export.
+    """The result of the comparison with PyTorch at export.
 
     Attributes:
         graph: key of the graph in the manifest.
-        runtime: package and version that ran it.
-        steps: training steps (or batches) compared.
-        batch_sizes: samples per batch, in the order used.
+        runtime: package and version that ran the graph.
+        steps: number of training steps (or batches) that were compared.
+        batch_sizes: number of samples in each batch, in order.
         worst_absolute: largest absolute difference over all tensors and steps.
-        worst_relative: largest difference relative to the largest value of its tensor, at most 1e-4
-            unless PyTorch itself rounds by more; then the difference is that from float64.
-        worst_tensor: where ``worst_relative`` was found.
+        worst_relative: largest difference relative to the largest value of its tensor, at most
+            1e-4. If PyTorch's own rounding error is larger than that, the difference from a
+            computation in float64 counts instead.
+        worst_tensor: name of the tensor with the difference ``worst_relative``.
     """
 
     graph: Label
@@ -180,41 +191,49 @@ class Manifest(ExtendedSpec):
     Attributes:
         format_version: version of this schema.
         arch: name of the architecture.
-        settings: the builder's settings, so that the set can be traced back to its module.
+        settings: the builder's settings, from which the set can be traced back to its module.
         tier: id of the tier.
         width: width ratio in (0, 1].
-        depth: number of blocks kept.
+        depth: number of blocks that the tier keeps.
         classes: number of labels; the label mask has this length.
         input_shape: shape of one sample.
         input_dtype: element type of the samples.
-        label_shape: shape of the labels of one sample: empty for one label, ``(T,)`` for one per
-            token. Of several, a negative label counts for nothing.
-        recipe: what the train graph does.
-        parameters: in the order of the weights blob.
-        states: of the optimizer; empty if it has none.
-        states_in_place: the step graphs may be given one buffer for a state and its next value.
-        parameters_in_place: the same for a parameter.
-        statistics: static batch norms whose mean and variance the eval and infer graphs take.
-        noise: layers that need random numbers in training, in the order they are drawn in; the
-            other graphs draw none.
-        base: frozen tensors, which the graphs take as they take parameters and never return. They
-            lie in the file ``base``, which all tiers share.
-        graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``,
-            ``ort-training/step``, ``ort-training/training_model``, ``ort-training/eval_model``,
+        label_shape: shape of the labels of one sample: empty for one label, ``(T,)`` for one label
+            per token. If a sample has several labels, a negative label does not count.
+        recipe: the computation of the train graph.
+        parameters: the parameters in the order of the weights blob.
+        states: states of the optimizer; empty if the optimizer has none.
+        states_in_place: whether the step graphs may use the same buffer for a state and its next
+            value.
+        parameters_in_place: whether the step graphs may use the same buffer for a parameter and its
+            next value.
+        statistics: static batch norms whose mean and variance are inputs of the eval and infer
+            graphs.
+        noise: layers that need random numbers in training, in the order in which the numbers are
+            drawn. Graphs for evaluation and prediction need none.
+        frozen: names of parameters that this tier contains but only other tiers train. These
+            parameters come with the weights of each task; the graphs take them and never return
+            them, and no update contains them.
+        base: tensors that no tier trains; the graphs take them like parameters and never return
+            them. They are in the file ``base``, which all tiers share.
+        graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, the step in two
+            parts (`fleet_protocol.graph_parts`), ``ort-training/step``,
+            ``ort-training/training_model``, ``ort-training/eval_model``,
             ``ort-training/optimizer_model``, ``executorch/train``, ``executorch/eval``,
             ``executorch/infer``.
         files: further files, by the same kind of key (``ort-training/checkpoint``), and ``base``.
         flops_per_sample: floating point operations of one forward pass of one sample.
-        flops_per_step_sample: the same for forward, backward and update (update spread over
-            nothing: per sample).
-        peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch
-            32.
-        checks: figures of the comparison with PyTorch.
-        skipped: formats that were asked for and that the model cannot have, each with the reason.
-        versions: exporter packages and their versions.
+        flops_per_step_sample: floating point operations of a training step for one sample, without
+            the optimizer's update.
+        peak_memory_bytes: estimated peak memory of one training process, in bytes, beyond the
+            runtime itself, for batches of 32.
+        checks: results of comparing the graphs with PyTorch.
+        skipped: requested formats that the model does not support, each with the reason.
+        versions: packages that exported the set, with their versions.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"base"})
+    # Not written if they are empty, so that manifests from before them keep their digests.
+    later: ClassVar[frozenset[str]] = frozenset({"base", "frozen"})
 
     format_version: Literal[2] = 2
     arch: Label
@@ -233,6 +252,7 @@ class Manifest(ExtendedSpec):
     parameters_in_place: bool = False
     statistics: tuple[StatisticSpec, ...] = ()
     noise: tuple[NoiseSpec, ...] = ()
+    frozen: tuple[Label, ...] = ()
     base: tuple[TensorSpec, ...] = ()
     graphs: Mapping[Label, GraphSpec]
     files: Mapping[Label, FileSpec] = Field(default_factory=dict)
@@ -245,8 +265,16 @@ class Manifest(ExtendedSpec):
 
     @model_validator(mode="after")
     def _base_has_a_file(self) -> "Manifest":
+        # A device could not build its graphs' inputs.
         if self.base and BASE not in self.files:
-            raise ValueError("there are frozen tensors and no file of them")
+            raise ValueError("there are frozen tensors but no file with them")
+        return self
+
+    @model_validator(mode="after")
+    def _frozen_parameters_exist(self) -> "Manifest":
+        unknown = set(self.frozen).difference(spec.name for spec in self.parameters)
+        if unknown:
+            raise ValueError(f"{min(unknown)} is frozen but is not one of the parameters")
         return self
 
     @model_validator(mode="after")
@@ -263,19 +291,30 @@ class Manifest(ExtendedSpec):
         return (*self.graphs.values(), *self.files.values())
 
     @property
-    def parts(self) -> Parts:
+    def sample_sizes(self) -> SampleSizes:
         """Numbers of each input and of each target, if a sample has several."""
         shapes: Any = self.settings.get("input_shape")
         # A model of a single input has a list as its shape.
         inputs = {}
         if isinstance(shapes, Mapping):
             inputs = {name: math.prod(shape) for name, shape in shapes.items()}
-        return inputs, self.recipe.loss.parts
+        return SampleSizes(inputs, self.recipe.loss.parts)
+
+    @property
+    def trained(self) -> tuple[ParameterSpec, ...]:
+        """The parameters that a step changes, and that updates contain, in manifest order."""
+        frozen = frozenset(self.frozen)
+        return tuple(spec for spec in self.parameters if spec.name not in frozen)
 
     @property
     def parameter_count(self) -> int:
         """Number of scalars in the sub-model."""
         return sum(math.prod(spec.shape) for spec in self.parameters)
+
+    @property
+    def trained_count(self) -> int:
+        """Number of scalars that a step changes."""
+        return sum(math.prod(spec.shape) for spec in self.trained)
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON of this manifest, whose sha256 names the artifact set."""
@@ -287,7 +326,7 @@ def parse_manifest(data: bytes) -> Manifest:
     """Read ``manifest.json``.
 
     Raises:
-        BlobError: this software does not read its version; the message names the fields.
+        BlobError: this software does not support its version; the message names the fields.
     """
     return parse_document(Manifest, data, "an artifact manifest")
 
@@ -300,9 +339,9 @@ def parse_document(
     """Read a manifest of some kind.
 
     Args:
-        kind: of the manifest.
+        kind: kind of the manifest.
         data: the file.
-        what: name of it in an error, which is that of `parse_manifest`.
+        what: its name in an error, which is that of `parse_manifest`.
     """
     try:
         return kind.model_validate_json(data)
@@ -315,6 +354,7 @@ def parse_document(
 
 def digest_of(data: bytes | memoryview) -> str:
     """Return the sha256 of bytes in hexadecimal, which names a file of an artifact set."""
+    # Sha256, not BLAKE3: files of artifact sets keep their names from export to export.
     return hashlib.sha256(data).hexdigest()
 
 
@@ -336,6 +376,11 @@ def next_name(graph_input: str) -> str:
 def anchor_input(name: str) -> str:
     """Return the input of a train graph with a proximal term for the weights that were sent."""
     return f"anchor.{name}"
+
+
+def knob_input(name: str) -> str:
+    """Return the input of a train graph for a number of the loss that a task may set."""
+    return f"knob.{name}"
 
 
 def noise_input(layer: str) -> str:

@@ -4,11 +4,12 @@ import json
 import math
 import mmap
 import os
+import shlex
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,28 +30,34 @@ _FORMATS = {
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {name: np.dtype(form) for name, form in _FORMATS.items()}
 )
-"""Types that blobs carry, by their names in a file."""
+"""Types that blobs may contain, by their names in a file."""
 
 _LENGTH_BYTES = 8  # of the header's length, which a file begins with
 _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 _READ_BYTES = 1 << 20  # for a smaller file the pages of a map cost more than a copy
-# Files of torch.save begin so, in the new and the old format. 80 02 alone would not tell them from
-# safetensors with a header of 640 bytes.
+# Files of torch.save begin like this, in the new and the old format. 80 02 by itself would not
+# distinguish them from safetensors with a header of 640 bytes.
 _PICKLED = (b"PK\x03\x04", b"\x80\x02\x8a\n")
 
 
-def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
+def open_tensors(
+    path: Path, opener: Callable[[Path], BinaryIO] = open_regular
+) -> dict[str, NDArray[Any]]:
     """Map a file that was checked when it arrived, or read a small one.
+
+    Args:
+        path: path of the file.
+        opener: opens it, and refuses links where they matter.
 
     Returns:
         Read-only views by name, in the order of the file.
 
     Raises:
-        BlobError: the file is missing, is a link or no regular file, is truncated, has a header
-            that does not fit it, or is one of torch.save.
+        BlobError: the file is missing, is a link or not a regular file, is truncated, has a header
+            that does not fit it, or comes from torch.save.
     """
     try:
-        with open_regular(path) as file:
+        with opener(path) as file:
             is_small = os.fstat(file.fileno()).st_size <= _READ_BYTES
             if is_small:
                 data = np.frombuffer(file.read(), np.uint8)
@@ -62,12 +69,21 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
         raise BlobError(f"cannot read the tensors in {path}: {error!r}") from error
     if data[:4].tobytes().startswith(_PICKLED):
         raise BlobError(
-            f"{path} is a file of torch.save, which may run code when it is read; where torch is, "
-            'make it one of safetensors: python -c "import torch, safetensors.torch as s; '
-            f"s.save_file(torch.load('{path}', weights_only=True), "
-            f"'{path.with_suffix('.safetensors')}')\""
+            f"{path} is a file of torch.save, which may run code when it is read; on a "
+            f"machine with torch, convert it to safetensors: {_conversion(path)}"
         )
     return tensors_in(data, path)
+
+
+def _conversion(path: Path) -> str:
+    """Return the shell command that converts a file to safetensors, however it is named."""
+    source = json.dumps(str(path))
+    target = json.dumps(str(path.with_suffix(".safetensors")))
+    program = (
+        "import torch, safetensors.torch as s; "
+        f"s.save_file(torch.load({source}, weights_only=True), {target})"
+    )
+    return shlex.join(["python", "-c", program])
 
 
 def tensors_in(
@@ -83,9 +99,9 @@ def blob_in(
     source: object = "a blob",
     dtypes: Mapping[str, np.dtype[Any]] = DTYPES,
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Read a blob of any writer in place.
+    """Read a blob from any writer in place.
 
-    The library of safetensors makes a copy, and is not on boards.
+    The safetensors library makes a copy, and is not installed on boards.
 
     Args:
         blob: all of its bytes.
@@ -96,8 +112,8 @@ def blob_in(
         The strings in its header, and views by name, in the order of the blob.
 
     Raises:
-        BlobError: it is truncated, or has a header that does not fit it: tensors must lie one
-            behind the other and leave nothing over.
+        BlobError: it is truncated, or has a header that does not fit it: tensors must follow one
+            another without gaps or remaining bytes.
     """
     metadata, tensors, size = first_blob(blob, source, dtypes)
     if size != len(blob):
@@ -112,9 +128,9 @@ def first_blob(
     source: object = "a blob",
     dtypes: Mapping[str, np.dtype[Any]] = DTYPES,
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]], int]:
-    """Read the blob that some bytes begin with as `blob_in` does, and return its length, too.
+    """Read the blob at the beginning of some bytes as `blob_in` does; also return its length.
 
-    Errors are the same.
+    The errors are the same.
     """
     try:
         return _parse(np.frombuffer(blob, np.uint8), dtypes)
@@ -135,7 +151,7 @@ def first_blob(
 def _parse(
     data: NDArray[np.uint8], dtypes: Mapping[str, np.dtype[Any]]
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]], int]:
-    """Read a header and its tensors; any malformed header may raise another error."""
+    """Read a header and its tensors; a malformed header may raise any error."""
     (length,) = struct.unpack("<Q", data[:_LENGTH_BYTES].tobytes())
     if length > min(_HEADER_LIMIT, data.size - _LENGTH_BYTES):
         raise ValueError(f"the header claims {length} bytes")
@@ -147,22 +163,22 @@ def _parse(
     for name, entry in sorted(header.items(), key=_offsets_of):
         dtype = dtypes.get(entry["dtype"])
         if dtype is None:
-            raise ValueError(f"tensor {name} is of type {entry['dtype']}, which is not read")
+            raise ValueError(f"tensor {name} has the type {entry['dtype']}, which is not supported")
         first, last = entry["data_offsets"]
         shape = entry["shape"]
         count = math.prod(shape)
         is_exact = last - first == count * dtype.itemsize and min(shape, default=0) >= 0
         if first != end or not is_exact:
             raise ValueError(
-                f"tensor {name} of shape {shape} lies at {first} to {last}; the one before ends "
-                f"at {end}"
+                f"tensor {name} of shape {shape} is at {first} to {last}; the previous one "
+                f"ends at {end}"
             )
         tensors[name] = np.frombuffer(data, dtype, count, start + first).reshape(shape)
         end = last
     return metadata, tensors, start + end
 
 
-def _offsets_of(item: tuple[str, Any]) -> Any:
-    """Return where a tensor lies, by which the entries of a header are sorted."""
-    _, entry = item
+def _offsets_of(named_entry: tuple[str, Any]) -> Any:
+    """Return the offset of a tensor, by which the entries of a header are sorted."""
+    _, entry = named_entry
     return entry["data_offsets"]

@@ -1,7 +1,7 @@
 """Metrics as sums over samples, and the rules that compute numbers from the sums.
 
 Sums add up over batches and devices. A rule takes the sums that a metric names, in their order, as
-float64 arrays. Boards and servers have the same rules, so the sums of many devices give the metrics
+float64 arrays. Boards and servers use the same rules, so the sums of many devices give the metrics
 that one device with all samples would have.
 """
 
@@ -21,7 +21,7 @@ Sums = Mapping[str, Array]
 EXAMPLES = "examples"
 """The sum that no graph needs to return: the samples, or labels that count."""
 
-_LARGEST_EXPONENT = 60.0  # a larger perplexity says nothing, and would overflow
+_LARGEST_EXPONENT = 60.0  # a larger perplexity means nothing, and would overflow
 
 
 def _ratio(total: Array, count: Array) -> float:
@@ -65,14 +65,41 @@ def _matthews(
     predicted: Array,
     present: Array,
 ) -> float:
-    """Return Gorodkin's correlation for any number of classes; of two it is that of Matthews."""
+    """Return Gorodkin's correlation for any number of classes; for two it is that of Matthews."""
     total = float(present.sum())
     predicted_spread = total**2 - float(predicted @ predicted)
     present_spread = total**2 - float(present @ present)
     spread = predicted_spread * present_spread
-    if not spread > 0:  # also where it is not a number
+    if not spread > 0:  # also if it is NaN
         return 0.0
     return (float(hits.sum()) * total - float(predicted @ present)) / math.sqrt(spread)
+
+
+def _micro_f1(
+    hits: Array,
+    predicted: Array,
+    present: Array,
+) -> float:
+    """Return the F1 over all classes together."""
+    total = float(predicted.sum() + present.sum())
+    return 2.0 * float(hits.sum()) / total if total else 0.0
+
+
+def _pearson(  # noqa: PLR0913  (the sums of a correlation)
+    outputs: Array,
+    targets: Array,
+    squared_outputs: Array,
+    squared_targets: Array,
+    products: Array,
+    count: Array,
+) -> float:
+    """Return the mean correlation of the outputs; 0 for one whose outputs or targets are equal."""
+    spread = (count * squared_outputs - outputs**2) * (count * squared_targets - targets**2)
+    together = count * products - outputs * targets
+    is_spread = spread > 0
+    correlations = np.zeros(np.shape(spread))
+    np.divide(together, np.sqrt(np.where(is_spread, spread, 1.0)), correlations, where=is_spread)
+    return float(np.clip(correlations, -1.0, 1.0).mean())
 
 
 RULES: Mapping[str, Callable[..., float]] = MappingProxyType(
@@ -83,6 +110,8 @@ RULES: Mapping[str, Callable[..., float]] = MappingProxyType(
         "f1": _f1,
         "iou": _iou,
         "matthews": _matthews,
+        "micro-f1": _micro_f1,
+        "pearson": _pearson,
     }
 )
 
@@ -92,9 +121,9 @@ _CLASS_RULES = frozenset({"f1", "iou", "matthews"})
 
 def summed_outputs(recipe: RecipeSpec) -> tuple[str, ...]:
     """Return the outputs of an eval graph that was exported with a recipe."""
-    # In order and once each, since graphs name their outputs by these.
+    # In order and without repetition, because graphs name their outputs by these.
     outputs = list(recipe.loss.metrics)
-    for metric in recipe.metrics:
+    for metric in recipe.reported:
         outputs += [name for name in metric.sums if name != EXAMPLES]
     return tuple(dict.fromkeys(outputs))
 
@@ -109,12 +138,15 @@ def evaluation_of(
     Args:
         sums: all of :func:`summed_outputs`.
         examples: samples, or labels that count; at least one.
-        recipe: of the model.
+        recipe: recipe of the model.
     """
     # A metric may name the number of samples as one of its sums.
     known_sums = {**sums, EXAMPLES: np.asarray(float(examples))}
     metrics = []
-    for metric in recipe.metrics:
+    for metric in recipe.reported:
+        # A rule of a later version than this one.
+        if metric.rule not in RULES:
+            continue
         own_sums = [known_sums[name] for name in metric.sums]
         metrics.append(_measure(metric.name, metric.rule, own_sums))
     accuracy = float(sums["correct"]) / examples if "correct" in sums else None
@@ -177,7 +209,7 @@ def _join(metrics: Sequence[Measured]) -> float | None:
     for place in range(len(first.sums)):
         total = np.sum([metric.sums[place] for metric in metrics], axis=0)
         totals.append(total.reshape(()) if total.size == 1 else total)
-    # The sums of a device may be any numbers; numpy raises its errors of floats as
+    # The sums of a device may be any numbers; numpy raises its floating-point errors as
     # ArithmeticErrors.
     try:
         with np.errstate(all="raise"):

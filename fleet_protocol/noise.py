@@ -2,7 +2,7 @@
 
 The Gaussian mechanism of differential privacy: Dwork and Roth, 2014, "The Algorithmic Foundations
 of Differential Privacy", appendix A. In a fleet the bytes come from the operating system and are
-not stored, so nobody can draw them again.
+not stored, so they cannot be drawn again.
 """
 
 import hashlib
@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Draw = Callable[[int], bytes]
-"""Returns so many random bytes: ``os.urandom``, or in a simulation what :func:`seeded` returns."""
+"""Returns a number of random bytes: ``os.urandom``, or for simulations from :func:`seeded`."""
 
 Tensors = Mapping[str, NDArray[np.float32]]
 _PAIRS_AT_ONCE = 1 << 19
-_MARGIN = 1 - 1e-6  # what float32 may round up when an update is scaled to the bound
+_MARGIN = 1 - 1e-6  # margin for float32 rounding when an update is scaled to the bound
 
 
 def seeded(text: str) -> Draw:
     """Return a source of bytes that are the same for the same text.
 
-    It serves simulations only: who knows the text can draw the bytes again.
+    It is for simulations only: anyone who knows the text can draw the bytes again.
     """
     digest = hashlib.sha256(text.encode()).digest()
     seed = int.from_bytes(digest, "big")
@@ -54,10 +54,10 @@ def bounded(
     sent: Tensors,
     clip: float,
 ) -> dict[str, NDArray[np.float32]]:
-    """Return an update's difference to the weights that were sent, with a bounded norm.
+    """Return an update's difference from the weights that were sent, with a bounded norm.
 
-    It is scaled down if its Euclidean norm over all tensors exceeds `clip`. It is not finite where
-    the update is not, or is beyond all floats.
+    It is scaled down if its Euclidean norm over all tensors exceeds `clip`. It is not finite if the
+    update is not, or overflows.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         change = {name: value - sent[name] for name, value in update.items()}

@@ -27,7 +27,7 @@ _TRAINING_PACKAGE = "onnxruntime.training"
 
 @functools.cache
 def check_runtime() -> None:
-    """Check, without importing it, that onnxruntime is installed from one distribution at most.
+    """Check, without importing it, that at most one distribution of onnxruntime is installed.
 
     Raises:
         ConfigError: several are installed.

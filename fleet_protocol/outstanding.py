@@ -1,7 +1,7 @@
-"""The messages of a link that its broker has not acknowledged, and the packets it does not take.
+"""The messages of a link that its broker has not acknowledged, and the packets that it refuses.
 
-A broker names the largest packet that it takes when a client connects, or refuses a packet in its
-acknowledgement, or ends the connection. Whichever it does, the packet is not sent again.
+A broker announces the largest packet that it accepts when a client connects, or refuses a packet in
+its acknowledgement, or ends the connection. In each case the packet is not sent again.
 """
 
 import sys
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from fleet_protocol.refusals import FIRST_FAILURE, PACKET_TOO_LARGE
 from fleet_protocol.transport import Refused
 
-# Connections that end one after the other, each while the same packet is under way, after which the
-# broker counts as refusing the packet: some end the connection without a reason.
+# Number of connections that end one after the other, each with the same packet in transit, after
+# which the broker counts as refusing the packet: some end the connection without a reason.
 _SUSPICIOUS_LOSSES = 3
-_SMALL_BYTES = 4096  # packets that no broker takes for too large
+_SMALL_BYTES = 4096  # packets that no broker refuses for their size
 
 
 @dataclass(frozen=True)
 class SentPacket:
-    """A message under way.
+    """A message in transit.
 
     Attributes:
-        topic: of the message.
+        topic: topic of the message.
         size: bytes of its packet.
     """
 
@@ -35,17 +35,20 @@ class SentPacket:
 
 
 class Outstanding:
-    """Guards what the owner's thread and the thread of the network share.
+    """Guards the state that the owner's thread and the network's thread share.
 
     Attributes:
         changed: notified when a message is acknowledged, or the connection changes.
-        packet_bytes: size of the largest packet that the broker takes, as far as is known.
+        packet_bytes: size of the largest packet that the broker accepts, as far as is known.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.packet_bytes = sys.maxsize
         self._packets: dict[int, SentPacket] = {}  # by the id of their messages
+        # Packets that are being passed on. They have no id yet, but may be refused already, because
+        # the network's thread sends them before the owner's thread goes on.
+        self._passing: list[SentPacket] = []
         # Reasons of messages that were acknowledged before `add` was called for them.
         self._early: dict[int, int] = {}
         self._suspect: int | None = None  # id of the largest message at the last loss
@@ -54,19 +57,42 @@ class Outstanding:
     def __len__(self) -> int:
         return len(self._packets)
 
-    def add(self, message: int, packet: SentPacket) -> dict[int, Refused]:
-        """Note a message that was handed over; return its refusal if that has come already."""
+    def begin(self, packet: SentPacket) -> None:
+        """Record a message that is about to be passed on."""
         with self.changed:
-            self._packets[message] = packet
-            if message not in self._early:
-                return {}
-            return self._finish(message, self._early.pop(message))
+            self._passing.append(packet)
 
-    def acknowledge(self, message: int, code: int) -> dict[int, Refused]:
-        """Note the acknowledgement of a message.
+    def cancel(self, packet: SentPacket) -> None:
+        """Forget a message that could not be passed on."""
+        with self.changed:
+            self._passing.remove(packet)
+
+    def add(self, message: int, packet: SentPacket) -> dict[int, Refused]:
+        """Record the id of a message that was passed on.
+
+        Args:
+            message: its id.
+            packet: the packet with which `begin` was called.
 
         Returns:
-            The messages that are dropped because it is a refusal, by their ids.
+            The refusals of messages that have arrived already, by their ids; they are dropped.
+        """
+        with self.changed:
+            self._passing.remove(packet)
+            if message in self._early:
+                self._packets[message] = packet
+                return self._finish(message, self._early.pop(message))
+            if packet.size > self.packet_bytes:
+                # Meanwhile the broker has ended the connection for this packet or a smaller one.
+                return {message: packet.refused(PACKET_TOO_LARGE)}
+            self._packets[message] = packet
+            return {}
+
+    def acknowledge(self, message: int, code: int) -> dict[int, Refused]:
+        """Record the acknowledgement of a message.
+
+        Returns:
+            The messages that are dropped if it is a refusal, by their ids.
         """
         with self.changed:
             if message not in self._packets:
@@ -84,7 +110,7 @@ class Outstanding:
         return {message: packet.refused(code)} if code >= FIRST_FAILURE else {}
 
     def _drop_large(self, size: int) -> dict[int, Refused]:
-        """Drop all messages of so many bytes or more: they would be refused, too."""
+        """Drop all messages of at least this many bytes, because they would be refused, too."""
         self.packet_bytes = min(self.packet_bytes, size - 1)
         dropped: dict[int, Refused] = {}
         for message, packet in list(self._packets.items()):
@@ -95,7 +121,7 @@ class Outstanding:
         return dropped
 
     def note_limit(self, announced: int) -> None:
-        """Note the size that the broker announces with a connection."""
+        """Record the size that the broker announces with a connection."""
         with self.changed:
             self.packet_bytes = min(self.packet_bytes, announced)
 
@@ -106,14 +132,25 @@ class Outstanding:
             code: why the broker ended the connection; None if it gave no reason.
         """
         with self.changed:
+            if code == PACKET_TOO_LARGE:
+                size = self._largest_size()
+                return self._drop_large(size) if size else {}
             largest = self._largest()
-            if largest is None or not self._is_to_blame(largest, code):
+            if largest is None or code is not None or not self._is_suspicious(largest):
                 return {}
             self._suspect = None
             return self._drop_large(self._packets[largest].size)
 
+    def _largest_size(self) -> int:
+        """Return the bytes of the largest packet that a broker may refuse; 0 if there is none."""
+        size = 0
+        for packet in (*self._packets.values(), *self._passing):
+            if packet.size > max(size, _SMALL_BYTES):
+                size = packet.size
+        return size
+
     def _largest(self) -> int | None:
-        """Return the id of the largest message that some broker may take for too large."""
+        """Return the id of the largest message that some broker may refuse for its size."""
         largest = None
         size = _SMALL_BYTES
         for message, packet in self._packets.items():
@@ -122,10 +159,8 @@ class Outstanding:
                 size = packet.size
         return largest
 
-    def _is_to_blame(self, message: int, code: int | None) -> bool:
-        """Return whether a connection was ended because of a message."""
-        if code is not None:
-            return code == PACKET_TOO_LARGE
+    def _is_suspicious(self, message: int) -> bool:
+        """Return whether too many connections ended while a message was in transit."""
         self._losses = self._losses + 1 if message == self._suspect else 1
         self._suspect = message
         return self._losses >= _SUSPICIOUS_LOSSES

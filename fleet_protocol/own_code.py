@@ -1,6 +1,6 @@
 """Limits the Python files that a configuration may name to certain folders.
 
-These are its own folder, and folders that it lists.
+These are the configuration's own folder, and the folders that it lists.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from fleet_protocol.frozen import FrozenModel
 
 
 def python_files_in(value: object) -> Iterator[Path]:
-    """Yield the Python files that a configuration and the tables in it name."""
+    """Yield the Python files that a configuration and its tables name."""
     if isinstance(value, FrozenModel):
         yield from value.python_files()
         for _, inner in value:
@@ -51,6 +51,6 @@ def require_own_code(
         if code is not None:
             remedy += f', or list its folder: code = ["{real.parent}"]'
         raise ConfigError(
-            f"{path} names {file}, which is in {real.parent}: only Python files in the folder of"
-            f" the configuration, {own}, run. {remedy}"
+            f"{path} names {file}, which is in {real.parent}: only Python files in the "
+            f"folder of the configuration, {own}, are run. {remedy}"
         )

@@ -1,11 +1,11 @@
-"""The manifest of a pair: one graph trains a device's own model and the one that it was sent.
+"""The manifest of a pair: one graph trains a device's own model and the received one.
 
-Each of the two models has a manifest of its own inside, with its parameters, states, noise and
-forward graphs, so whatever evaluates a model of an ordinary set evaluates these too. The inputs and
-outputs of the step are those of a train graph with the model's side before them:
+It contains a manifest for each of the two models, with its parameters, states, noise and forward
+graphs, so that code that evaluates a model of an ordinary set can evaluate these too. The inputs
+and outputs of the step are those of a train graph prefixed with the model's side:
 ``own.param.<name>``, ``next.sent.state.<name>``, ``noise.own.<layer>``, ``own.loss``. The batch
 ``x``, ``y`` and the rate ``lr`` are shared; a routine may have further inputs of one number each.
-Specification section 5 has such a routine.
+Specification section 5 defines such a routine.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ SIDES: tuple[Side, ...] = ("own", "sent")
 
 
 class AdaptorSpec(FileSpec):
-    """Weights blob that the part of the sent model starts from which its device keeps."""
+    """Weights blob with which the parameters of the sent model start that stay on its device."""
 
     parameters: tuple[str, ...] = Field(min_length=1)  # their names, in the order of the model
 
@@ -38,18 +38,18 @@ class PairManifest(FrozenModel):
 
     Attributes:
         format_version: version of this schema.
-        kind: tells it from an ordinary manifest.
-        routine: what the step is for: the routine that trains with it.
+        kind: distinguishes it from an ordinary manifest.
+        routine: the routine that trains with the step.
         own: the model that stays on the device; its graphs are ``onnx/eval``, ``onnx/infer`` and,
             with static batch norm, ``onnx/stats``.
-        sent: the copy of the global model, likewise.
+        sent: the same for the copy of the global model.
         graph: the step of both.
-        own_init: weights blob that the device's own model starts from.
-        adaptor: what the sent model adds to the parameters that it shares with the fleet's model,
-            in a shape of its own; None where it is the fleet's model and starts wholly from what
-            the device is sent.
-        peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch
-            32.
+        own_init: initial weights blob of the device's own model.
+        adaptor: parameters that the sent model adds to those that it shares with the fleet's model,
+            with their own shape; None if it is the fleet's model and starts only from the sent
+            weights.
+        peak_memory_bytes: estimated peak memory of one training process beyond the runtime itself,
+            for batches of 32.
         checks: the comparison of the step with PyTorch.
         versions: exporter packages and their versions.
     """
@@ -72,7 +72,7 @@ class PairManifest(FrozenModel):
 
     @property
     def noise(self) -> tuple[NoiseSpec, ...]:
-        """What both models draw in a step, in the order it is drawn in.
+        """The random draws of both models in a step, in order.
 
         Named ``<side>.<layer>``.
         """
@@ -90,13 +90,13 @@ class PairManifest(FrozenModel):
 def parse_pair_manifest(data: bytes) -> PairManifest:
     """Read the ``manifest.json`` of a pair.
 
-    A BlobError names the fields where this software reads no such version.
+    A BlobError names the fields if this software does not support its version.
     """
     return parse_document(PairManifest, data, "a manifest of a pair")
 
 
 def side_name(side: Side, name: str) -> str:
-    """The name that a model's tensor or layer has in the step of a pair."""
+    """The name of a model's tensor or layer in the step of a pair."""
     return f"{side}.{name}"
 
 

@@ -1,4 +1,4 @@
-"""A file for a blob that is arriving, which keeps its chunks over restarts."""
+"""A file for an arriving blob, which keeps its chunks across restarts."""
 
 import os
 from pathlib import Path
@@ -13,11 +13,11 @@ _MARK = b"\x01"  # of a chunk that has been written
 
 
 class PartFile:
-    """A blob that is arriving, in a file whose folder exists.
+    """An arriving blob, in a file whose folder exists.
 
-    The file holds the bytes at their places and, behind the whole blob, a byte for each chunk,
-    which is set after its bytes were written. So a crash between the two costs one chunk. The file
-    of a blob of another size or cut is begun anew.
+    The file contains the bytes at their places and, behind the whole blob, a byte for each chunk,
+    which is set after the chunk's bytes were written. So a crash between the two costs one chunk.
+    A file for another blob size or chunk size is started again.
 
     Raises:
         StorageError: the file cannot be opened.
@@ -29,7 +29,7 @@ class PartFile:
         self._have: set[int] = set()
         with disk_errors("open", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            # Unbuffered: what a full disk did not accept must not be written again, and fail again,
+            # Unbuffered: if a full disk refuses data, it must not be written again, and fail again,
             # on closing.
             self._file = os.fdopen(descriptor, "r+b", buffering=0)
             size = self._file.seek(0, os.SEEK_END)
@@ -58,17 +58,18 @@ class PartFile:
         """Write a chunk, and return whether it was new.
 
         Raises:
-            BlobError: the chunk belongs to a blob of another size or cut.
+            BlobError: the chunk belongs to a blob of another size or chunk size.
             StorageError: the disk is full or cannot be written; other chunks stay.
         """
         if (chunk.size, chunk.chunk_bytes) != (self.ref.size, self.ref.chunk_bytes):
             raise BlobError(
-                f"a chunk of a blob of {chunk.size} bytes cut at {chunk.chunk_bytes} came for blob "
-                f"{self.ref.digest[:12]} of {self.ref.size} bytes cut at {self.ref.chunk_bytes}"
+                f"a chunk of a blob of {chunk.size} bytes in chunks of {chunk.chunk_bytes} "
+                f"arrived for blob {self.ref.digest[:12]} of {self.ref.size} bytes in chunks "
+                f"of {self.ref.chunk_bytes}"
             )
         if chunk.index in self._have:
             return False
-        # Noted after it was written, so that a full disk does not lose it.
+        # Recorded after it was written, so that a full disk does not lose it.
         self._write(chunk)
         self._have.add(chunk.index)
         return True
@@ -86,7 +87,7 @@ class PartFile:
 
         Raises:
             BlobError: chunks are missing, or the blob does not match its digest; then the file is
-                deleted, so that the next attempt starts anew.
+                deleted, so that the next attempt starts again.
         """
         self._cut_marks()
         with disk_errors("write", self.path):
@@ -96,10 +97,10 @@ class PartFile:
         self._require(is_intact)
         return self.path
 
-    def take(self) -> bytes:
+    def read_verified(self) -> bytes:
         """Verify the blob, close the file, and return its bytes.
 
-        The caller deletes the file. Errors are those of `finish`.
+        The caller deletes the file. The errors are those of `finish`.
         """
         self._cut_marks()
         with disk_errors("read", self.path):
@@ -111,7 +112,7 @@ class PartFile:
 
     def _cut_marks(self) -> None:
         if not self.complete:
-            raise BlobError(f"blob {self.ref.digest[:12]} still misses chunks {self.missing()}")
+            raise BlobError(f"blob {self.ref.digest[:12]} still lacks chunks {self.missing()}")
         with disk_errors("write", self.path):
             self._file.truncate(self.ref.size)
 

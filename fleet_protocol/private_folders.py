@@ -1,8 +1,9 @@
-"""Makes folders that only their owner may write, because their files are trusted or secret."""
+"""Creates folders that only their owner may write, because their files are trusted or secret."""
 
 import os
 import stat
 from pathlib import Path
+from shlex import quote
 
 from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import StorageError
@@ -14,16 +15,17 @@ _PRIVATE = 0o700
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for its owner alone, whatever the umask is.
+    """Create a folder for its owner only, whatever the umask is.
 
-    If it exists, nobody but its owner keeps the right to write. Rights to read stay, since somebody
-    may have wanted them.
+    If it exists, everybody else loses the right to write. Rights to read stay, because somebody may
+    have granted them on purpose.
 
     Args:
-        folder: its parent is made, too, with the usual rights.
+        folder: its parent is created, too, with the usual rights.
 
     Raises:
-        StorageError: it cannot be made; or others may write it, and its rights cannot be changed.
+        StorageError: it cannot be created; or others may write it, and its rights cannot be
+            changed.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +36,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Take the right to write a folder from everybody but its owner."""
+    """Remove the right to write a folder from everybody except its owner."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -45,8 +47,8 @@ def _close_to_others(folder: Path) -> None:
         is_shared = bool(status.st_mode & stat.S_ISVTX)  # such as /tmp
         if is_shared or status.st_uid != os.geteuid():
             raise StorageError(
-                f"others may write the folder {folder}, so its files are not safe: take another "
-                f"folder, or say `chmod go-w {folder}` as its owner"
+                f"others may write the folder {folder}, so its files are not safe: use "
+                f"another folder, or run `chmod go-w {quote(str(folder))}` as its owner"
             )
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~WRITABLE_BY_OTHERS)
     finally:

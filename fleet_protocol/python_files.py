@@ -3,13 +3,43 @@
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from fleet_protocol.errors import ConfigError
 
 MODULE_PREFIX = "shoal_file_"
-"""Beginning of the names of modules that are files of the user."""
+"""Prefix of the names of modules that are files of the user."""
+
+
+FUNCTION_PATTERN = r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$"
+"""Name of a function of the user in a configuration."""
+FUNCTION_RULE = "write file.py:function, as in my_data.py:load"
+
+_SIGNAL_CODES = 128
+"""Exit codes above this one are of signals, whose handlers end the process."""
+
+
+@contextmanager
+def refusing_exits() -> Iterator[None]:
+    """Turn an exit that the user's function asks for into an error.
+
+    Without it, ``sys.exit()`` in a function ends the command in silence, as if it had succeeded. A
+    handler of a signal may end the process.
+
+    Raises:
+        RuntimeError: the function asks for an exit.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.code, int) and error.code > _SIGNAL_CODES:
+            raise
+        text = f"it ends the process by sys.exit({error.code!r}); return or raise an error instead"
+        # With the user's frames, because messages name the line of the user's file.
+        raise RuntimeError(text).with_traceback(error.__traceback__) from error
 
 
 def run_file(path: Path, kind: str) -> ModuleType:
@@ -19,12 +49,13 @@ def run_file(path: Path, kind: str) -> ModuleType:
     comes first.
 
     Args:
-        path: of the file.
-        kind: what the file is for, as a part of the module's name.
+        path: path of the file.
+        kind: purpose of the file, as a part of the module's name.
 
     Raises:
-        ConfigError: its name does not end in ``.py``; or a file beside it has the name of one that
-            was imported from another folder, which Python would import instead.
+        ConfigError: its name does not end in ``.py``; it has a relative import; or a file beside it
+            has the name of one that was imported from another folder, which Python would import
+            instead.
         Exception: whatever the file raises.
     """
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
@@ -35,11 +66,19 @@ def run_file(path: Path, kind: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     folder = path.resolve().parent
     _check_beside(folder)
-    # Dataclasses and pickling look their module up by name, so it has to be there while it runs.
+    # Dataclasses and pickling look their module up by name, so it must be registered while it runs.
     sys.modules[name] = module
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        raise ConfigError(
+            "it runs as a script, so it cannot import with a dot: write `import parts` instead of "
+            "`from . import parts`"
+        ) from error
     return module
 
 
@@ -53,11 +92,13 @@ def _check_beside(folder: Path) -> None:
         imported = _file_of(file.stem)
         if imported.parent in other_folders:
             raise ConfigError(
-                f"{file} and {imported} have one name, and Python imports only the first of them: "
-                "rename one"
+                f"{file} and {imported} have the same module name, and Python imports only "
+                "the first of them: rename one"
             )
 
 
 def _file_of(name: str) -> Path:
     """Return the file of an imported module; an empty path for one without a file."""
-    return Path(getattr(sys.modules[name], "__file__", None) or "").resolve()
+    file = getattr(sys.modules[name], "__file__", None)
+    # An empty path is not resolved, because it would become the working folder.
+    return Path(file).resolve() if file else Path()

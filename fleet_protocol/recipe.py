@@ -1,7 +1,7 @@
-"""The table ``[model.recipe]``, which names what a training step does.
+"""The table ``[model.recipe]``, which defines a training step.
 
-It is in ``fleet.toml``, ``sim.toml`` and the demo. The exporter makes a recipe of it. A server only
-checks that the recipe that was exported is that of the table.
+It is in ``fleet.toml``, ``sim.toml`` and the demo. The exporter converts it to a recipe. A server
+only checks that the exported recipe matches the table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,15 +20,16 @@ from fleet_protocol.frozen import FiniteJson, FrozenModel
 from fleet_protocol.recipe_spec import RecipeSpec
 
 _Comparison = tuple[str, object, object]
-"""What is compared, its value in the export, and its value in the table."""
+"""The compared property, its value in the export, and its value in the table."""
 
 
-class Part(FrozenModel):
+class NamedComponent(FrozenModel):
     """An optimizer, loss or metric by name: ``"adamw"``, or ``{ name = "adamw", beta1 = 0.95 }``.
 
     Attributes:
-        name: of the record.
-        settings: its numbers; a missing one has its default.
+        name: name of the optimizer, loss or metric.
+        settings: parameters of the optimizer, loss or metric; missing parameters have their
+            defaults.
     """
 
     name: str
@@ -51,42 +52,45 @@ class RecipeTable(FrozenModel):
 
     Attributes:
         optimizer: the update rule.
-        loss: what is made small.
-        momentum: short for that number of the optimizer.
-        weight_decay: likewise.
-        clip_norm: bound of the global gradient norm; 0 for none.
-        clip_value: bound of each entry of the gradient, before that of the norm; 0 for none.
-        accumulate: whether devices can take a batch in pieces (``[train] micro_batch``).
-        proximal: whether the step has FedProx's proximal term.
-        metrics: what evaluations report beside loss and accuracy.
+        loss: the loss to minimise.
+        momentum: momentum of the optimizer, instead of this key in the optimizer's own table.
+        weight_decay: weight decay of the optimizer, instead of this key in the optimizer's own
+            table.
+        clip_norm: bound of the global gradient norm; 0 for no bound.
+        clip_value: bound of each entry of the gradient, applied before the bound of the norm; 0 for
+            no bound.
+        accumulate: whether devices can compute a batch in pieces (``[train] micro_batch``).
+        proximal: whether the training step has FedProx's proximal term.
+        metrics: metrics that evaluations report besides loss and accuracy.
     """
 
-    optimizer: Part = Part(name="sgd")
-    loss: Part = Part(name="masked-cross-entropy")
+    optimizer: NamedComponent = NamedComponent(name="sgd")
+    loss: NamedComponent = NamedComponent(name="masked-cross-entropy")
     momentum: float | None = None
     weight_decay: float | None = None
     clip_norm: float = Field(default=1.0, ge=0)
     clip_value: float = Field(default=0.0, ge=0)
     accumulate: bool = False
     proximal: bool = False
-    metrics: tuple[Part, ...] = ()
+    metrics: tuple[NamedComponent, ...] = ()
 
     @field_validator("loss")
     @classmethod
-    def _full_name(cls, loss: Part) -> Part:
-        """Return the cross entropy with a label mask, which is all ones for the plain one."""
+    def _full_name(cls, loss: NamedComponent) -> NamedComponent:
+        """Return the cross entropy with a label mask; the plain one has a mask of ones."""
         if loss.name != "cross-entropy":
             return loss
         return loss.model_copy(update={"name": "masked-cross-entropy"})
 
     @field_validator("metrics")
     @classmethod
-    def _once_each(cls, metrics: tuple[Part, ...]) -> tuple[Part, ...]:
+    def _once_each(cls, metrics: tuple[NamedComponent, ...]) -> tuple[NamedComponent, ...]:
         names = [metric.name for metric in metrics]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(
-                    f"{name} is listed twice, and reports know a metric by its name; list it once"
+                    f"{name} is listed twice, but reports identify a metric by its name; "
+                    "list it once"
                 )
         return metrics
 
@@ -103,7 +107,7 @@ class RecipeTable(FrozenModel):
 
     @property
     def optimizer_settings(self) -> dict[str, JsonValue]:
-        """The optimizer's numbers, those with a short form included."""
+        """The optimizer's settings, including those with a short form."""
         settings = dict(self.optimizer.settings)
         if self.momentum is not None:
             settings["momentum"] = self.momentum
@@ -112,7 +116,7 @@ class RecipeTable(FrozenModel):
         return settings
 
     def difference(self, spec: RecipeSpec) -> str:
-        """Return how a recipe that was exported differs from the table.
+        """Return how an exported recipe differs from the table.
 
         Keys that the table leaves out may have any value.
 
@@ -132,7 +136,7 @@ class RecipeTable(FrozenModel):
     def _compare_optimizer(self, spec: RecipeSpec) -> Iterator[_Comparison]:
         if "optimizer" in self.model_fields_set:
             yield "optimizer", spec.optimizer.name, self.optimizer.name
-        # Those of the table that the export lacks differ, too.
+        # Settings of the table that the export lacks differ, too.
         exported = spec.optimizer.settings
         for key, value in self.optimizer_settings.items():
             yield f"optimizer's {key}", exported.get(key), value
@@ -141,9 +145,9 @@ class RecipeTable(FrozenModel):
         if "loss" not in self.model_fields_set:
             return
         yield "loss", spec.loss.name, self.loss.name
-        exported = spec.loss.settings  # empty where all numbers have their defaults
+        exported = spec.loss.settings  # empty if all settings have their defaults
         for key, value in self.loss.settings.items():
-            # A setting that is zero or empty is taken for the default.
+            # A setting that is zero or empty counts as the default.
             default = "its default" if value else value
             yield f"loss's {key}", exported.get(key, default), value
 

@@ -12,8 +12,9 @@ class OptimizerSpec(FrozenModel):
     """The update rule that is baked into the train graph.
 
     Attributes:
-        name: of the rule.
-        settings: its numbers; the learning rate is an input of the graph.
+        name: name of the update rule.
+        settings: parameters of the update rule, except the learning rate, which is an input of the
+            graph.
     """
 
     name: str
@@ -23,7 +24,7 @@ class OptimizerSpec(FrozenModel):
 class ExtendedSpec(FrozenModel):
     """A value that is written without newer keys that are empty.
 
-    So files that were written before these keys existed keep their digests.
+    So files written before these keys existed keep their digests.
     """
 
     later: ClassVar[frozenset[str]]
@@ -37,25 +38,49 @@ class ExtendedSpec(FrozenModel):
         return written
 
 
-class LossSpec(ExtendedSpec):
-    """What training makes small, and what evaluation returns of it.
+class MetricSpec(FrozenModel):
+    """A number that an evaluation reports besides loss and accuracy.
 
     Attributes:
-        name: of the loss, such as the cross entropy of the logits times the label mask
-            (specification 1.5).
-        target: element type of ``y``; its shape for one sample is the manifest's ``label_shape``.
-        masked: whether the graphs take the label ``mask``.
-        metrics: outputs of the eval graph, sums over a batch; the first is that of the loss.
-        settings: its numbers; empty where all have their defaults.
-        ignored: label that counts for nothing, which boards and server hand to the graphs as -1.
-        bounds: where targets that are numbers must lie.
-        parts: numbers of each target of a sample, in order, where there are several.
-        whole: which of them are labels though they travel as float32, with the smallest and the
-            largest label that the loss takes, and one beyond them that counts for nothing, if there
-            is one; an empty name is the only target.
+        name: name of the metric.
+        rule: rule that computes the metric from its sums (`fleet_protocol.metrics`).
+        sums: outputs of the eval graph that the metric uses, or ``examples`` for the number of
+            samples.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"settings", "ignored", "bounds", "parts", "whole"})
+    name: str
+    rule: str
+    sums: tuple[str, ...]
+
+
+class LossSpec(ExtendedSpec):
+    """The loss that training minimises, and the outputs of evaluation for it.
+
+    Attributes:
+        name: name of the loss; ``masked-cross-entropy`` is the cross entropy of the logits times
+            the label mask (specification 1.5).
+        target: element type of ``y``; the shape of ``y`` for one sample is the manifest's
+            ``label_shape``.
+        masked: whether the graphs take the label ``mask``.
+        metrics: outputs of the eval graph, which are sums over a batch; the first output is the sum
+            of the loss.
+        settings: parameters of the loss; empty if all have their defaults.
+        ignored: label that does not count; boards and the server pass it to the graphs as -1.
+        bounds: allowed range of the targets, if the targets are numbers.
+        parts: number of values in each target of a sample, in order, if there are several targets.
+        whole: targets that are labels although they are stored as float32, by name; an empty name
+            stands for the only target. Each has the smallest and the largest label that the loss
+            accepts. A third number, if present, is a label outside this range that does not count.
+        knobs: numbers that a task may set, with their defaults; each is an input of the train
+            graph.
+        figures: metrics that an evaluation with this loss always reports besides loss and accuracy.
+        answer: if several outputs of the infer graph predict the same target, the outputs whose
+            mean is the model's prediction.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"settings", "ignored", "bounds", "parts", "whole", "knobs", "figures", "answer"}
+    )
 
     name: str = "masked-cross-entropy"
     target: Literal["float32", "int64"] = "int64"
@@ -66,37 +91,28 @@ class LossSpec(ExtendedSpec):
     bounds: tuple[float, float] | None = None
     parts: Mapping[str, int] = Field(default_factory=dict)
     whole: Mapping[str, tuple[int, ...]] = Field(default_factory=dict)
-
-
-class MetricSpec(FrozenModel):
-    """A metric that an evaluation reports beside loss and accuracy.
-
-    Attributes:
-        name: of the metric.
-        rule: that makes a number of its sums (`fleet_protocol.metrics`).
-        sums: outputs of the eval graph that it takes, or ``examples`` for the number of samples.
-    """
-
-    name: str
-    rule: str
-    sums: tuple[str, ...]
+    knobs: Mapping[str, float] = Field(default_factory=dict)
+    figures: tuple[MetricSpec, ...] = ()
+    answer: tuple[str, ...] = ()
 
 
 class RecipeSpec(ExtendedSpec):
     """The training recipe that is baked into the train graph; the learning rate is an input of it.
 
     Attributes:
-        optimizer: the update rule; what it keeps is listed in the manifest's ``states``.
-        loss: what is made small.
-        clip_norm: bound of the global gradient norm, or None.
-        proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the
-            train graph then takes ``anchor.<name>`` for every parameter, the weights the device was
-            sent, and the scalar ``mu``.
-        metrics: what an evaluation reports beside loss and accuracy.
-        clip_value: bound of each entry of the gradient, before that of its norm, or None.
-        accumulate: the train graph takes a batch in pieces: ``share``, the piece's share of the
-            batch's labels that count, and ``last``, 1 for the last piece, before which no parameter
-            moves; the states have a ``gradient_sum.<name>`` for every parameter.
+        optimizer: the update rule; its states are listed in the manifest's ``states``.
+        loss: the loss to minimise.
+        clip_norm: bound of the global gradient norm; None for no bound.
+        proximal: whether the gradient gains ``mu * (parameter - anchor)`` before clipping
+            (FedProx). The train graph then takes the scalar ``mu`` and, for every parameter,
+            ``anchor.<name>``, which holds the weights that were sent to the device.
+        metrics: metrics that an evaluation reports besides loss and accuracy.
+        clip_value: bound of each entry of the gradient, applied before the bound of the norm; None
+            for no bound.
+        accumulate: whether the train graph takes a batch in pieces. The graph's input ``share`` is
+            the piece's share of the labels in the batch that count. The input ``last`` is 1 for the
+            last piece; no parameter changes before that piece. The states then include a
+            ``gradient_sum.<name>`` for every parameter.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"metrics", "clip_value", "accumulate"})
@@ -108,3 +124,8 @@ class RecipeSpec(ExtendedSpec):
     metrics: tuple[MetricSpec, ...] = ()
     clip_value: float | None = Field(default=None, gt=0)
     accumulate: bool | None = None
+
+    @property
+    def reported(self) -> tuple[MetricSpec, ...]:
+        """Return what an evaluation reports besides loss and accuracy: metrics, then figures."""
+        return (*self.metrics, *self.loss.figures)

@@ -1,4 +1,4 @@
-"""Requests to a server over MQTT, with numbers and names, and with nothing to open or run.
+"""Requests to a server over MQTT, with numbers and names, but nothing to open or run.
 
 Their topic is ``Topics.server_control``.
 """
@@ -12,9 +12,10 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Ask
 from fleet_protocol.messages.parsing import reader
 from fleet_protocol.messages.values import Name
+from fleet_protocol.run_names import RunName
 
 Wish = Literal["go", "pause", "stop", "abandon"]
-"""What an operator wants of a run; see `SteerRequest`."""
+"""An operator's wish for a run; see `SteerRequest`."""
 
 Wanted = Literal[Wish, "start"]
 """The same, or another run with the same settings, which only the server's socket accepts."""
@@ -31,17 +32,18 @@ MOST_SETTINGS = 2000
 
 
 class RunRequest(FrozenModel):
-    """Request a run of its own configuration from a running server.
+    """Ask a running server to start a run of its own configuration.
 
     The request carries only numbers as values. The server compares its fingerprints with those of
     its own configuration, to check that both mean the same one.
 
     Attributes:
-        request: id chosen by the asker; the events that answer carry it.
+        request: id that the sender chose; the server's events about this request repeat it.
         fleet: name of the fleet.
         settings: numbers for the run; the server defines which numbers may be set, and their
             bounds.
-        others: fingerprints of the value of every other setting.
+        others: fingerprints of the values of all other settings, by name.
+        name: name of the run; None for the name in the server's own configuration.
     """
 
     type: Literal["run-request"] = "run-request"
@@ -52,17 +54,18 @@ class RunRequest(FrozenModel):
     others: Mapping[SettingName, Fingerprints] = Field(
         default_factory=dict, max_length=MOST_SETTINGS
     )
+    name: RunName | None = None
 
 
 class SteerRequest(FrozenModel):
-    """Ask a server to hold, end or go on with the run in progress.
+    """Ask a server to pause, stop or continue the run in progress.
 
     Attributes:
-        request: id chosen by the asker; the answer carries it.
+        request: id that the sender chose; the reply repeats it.
         fleet: name of the fleet.
-        run: id of the run, or its beginning; empty for the one in progress.
-        wish: ``go`` on, ``pause`` or ``stop`` after the round in progress, or ``abandon`` that
-            round and stop.
+        run: id of the run, a prefix of the id, or the run's name; empty for the run in progress.
+        wish: ``go`` continues the run, ``pause`` and ``stop`` take effect after the round in
+            progress, and ``abandon`` stops at once without finishing that round.
     """
 
     type: Literal["steer-request"] = "steer-request"

@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 Vector = NDArray[Any]
 
 LEVELS = {"int8": 127, "int4": 7, "topk": 127}
-"""The largest level of each encoding that loses so much that the loss matters."""
+"""The largest level of each encoding with a considerable loss."""
 
 HALVES = {"fp16": "float16", "bf16": "uint16"}
 """Types of the encodings of 16 bits."""
@@ -35,7 +35,7 @@ def count_blocks(size: int) -> int:
 
 
 def to_half(tensor: Floats, encoding: str) -> Vector:
-    """Round a tensor to 16 bits, to the nearest value and of two such to the even one."""
+    """Round a tensor to 16 bits, to the nearest value, or the even one of two."""
     if encoding == "fp16":
         with np.errstate(over="ignore"):
             return tensor.astype(np.float16)
@@ -59,7 +59,8 @@ def round_to_levels(
     Args:
         flat: tensors ``[N]`` by name.
         encoding: one of `LEVELS`.
-        at_random: whether to round at random; the numbers follow from the digest of the tensors.
+        at_random: whether to round at random; the random numbers follow from the digest of the
+            tensors.
 
     Returns:
         ``values`` of all tensors, and ``scales`` of their blocks.
@@ -97,10 +98,10 @@ def restore(
     sizes: Sequence[int],
     encoding: str,
 ) -> list[Floats]:
-    """Return flat tensors of some sizes from their values and scales.
+    """Return flat tensors of given sizes from their values and scales.
 
     Raises:
-        RefusedError: a part is missing, foreign, or of another type or length, or a scale is
+        RefusedError: a part is missing, unknown, or of another type or length, or a scale is
             negative or not finite.
     """
     count = sum(sizes)
@@ -113,7 +114,7 @@ def restore(
     if not (np.isfinite(scales) & (scales >= 0)).all():
         raise RefusedError(
             RefusalReason.NOT_FINITE,
-            f"what is in {encoding} has a scale that is negative or no number",
+            f"the data in {encoding} has a scale that is negative or not a number",
         )
     ends = _running_total(sizes)
     block_ends = _running_total(map(count_blocks, sizes))
@@ -122,7 +123,7 @@ def restore(
     for (start, stop), (first_block, last_block) in extents:
         tensor = widen(values[start:stop])
         if encoding in LEVELS:
-            # What is not finite then is refused where the whole update is checked.
+            # Values that are then not finite are refused where the whole update is checked.
             with np.errstate(over="ignore"):
                 tensor *= np.repeat(scales[first_block:last_block], _BLOCK)[: stop - start]
         tensors.append(tensor)
@@ -142,8 +143,8 @@ def require_finite(
     if not np.isfinite(values).all():
         raise RefusedError(
             RefusalReason.NOT_FINITE,
-            f"what is to be sent of tensor {name} is not finite, or too large for {encoding}; "
-            'train with a smaller learning rate, or take encoding = "fp32" in [upload] or '
+            f"the values of tensor {name} are not finite, or too large for {encoding}; train "
+            'with a smaller learning rate, or set encoding = "fp32" in [upload] or '
             "[download]",
         )
 
@@ -180,7 +181,7 @@ def _expected_parts(
     if encoding in LEVELS:
         expected["scales"] = ("float32", sum(map(count_blocks, sizes)))
     if encoding == "topk":
-        # Their number depends on the places, which are checked when they are read.
+        # Their number depends on the positions, which are checked when they are read.
         gap_count = parts["gaps"].size if "gaps" in parts else count
         expected["gaps"] = ("uint8", gap_count)
     return expected
@@ -190,13 +191,13 @@ def _check_parts(
     parts: Mapping[str, Vector], expected: Mapping[str, tuple[str, int]], encoding: str
 ) -> None:
     vectors = {}
-    for name, part in parts.items():
-        if part.ndim == 1:
-            vectors[name] = (part.dtype.name, part.size)
+    for name, vector in parts.items():
+        if vector.ndim == 1:
+            vectors[name] = (vector.dtype.name, vector.size)
     if vectors != expected or len(parts) != len(vectors):
         raise RefusedError(
             RefusalReason.BAD_SHAPE,
-            f"what is in {encoding} has {expected}, this {vectors}",
+            f"the data in {encoding} should have {expected}, but this has {vectors}",
         )
 
 

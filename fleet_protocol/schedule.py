@@ -13,16 +13,18 @@ from fleet_protocol.frozen import FrozenModel
 
 
 class RateSchedule(FrozenModel):
-    """``[train.rate]``: what the learning rate is multiplied with.
+    """``[train.rate]``: the multiplier of the learning rate.
 
     Attributes:
-        kind: ``constant``, ``cosine`` (Loshchilov, Hutter: "SGDR", ICLR 2017, without restarts),
-            ``linear``, or ``step``, all after the warm-up.
-        warmup: rounds in which the rate grows evenly to its full size; may be a part of one.
-        final: share of the rate that cosine and linear end with.
-        every: rounds between the steps of ``step``.
-        factor: of each such step.
-        per: whether it changes with every ``round``, or with every ``step`` of a device.
+        kind: course of the rate after the warm-up: ``constant``, ``cosine`` (Loshchilov, Hutter:
+            "SGDR", ICLR 2017, without restarts), ``linear``, or ``step``.
+        warmup: number of rounds, possibly fractional, over which the rate grows linearly to its
+            full value.
+        final: rate at the end of ``cosine`` and ``linear``, as a share of the full rate.
+        every: number of rounds between two reductions of the kind ``step``.
+        factor: factor by which each reduction of the kind ``step`` multiplies the rate.
+        per: how often the rate changes: with every ``round``, or with every training ``step`` of a
+            device.
     """
 
     kind: Literal["constant", "cosine", "linear", "step"] = "constant"
@@ -41,8 +43,8 @@ class RateSchedule(FrozenModel):
         """Return the multiplier of one round or step.
 
         Args:
-            position: rounds that are over, with the part of this one that is.
-            rounds: of the whole run.
+            position: number of finished rounds, including the finished part of this one.
+            rounds: number of rounds of the whole run.
             tick: part of a round for which the multiplier holds.
         """
         warm = min(1.0, (position + tick) / self.warmup) if self.warmup else 1.0
@@ -53,6 +55,6 @@ class RateSchedule(FrozenModel):
         if self.kind == "linear":
             return warm * (1 - (1 - self.final) * share)
         if self.kind == "step":
-            # The margin counts a step that floats place just before its round.
+            # The margin includes a step that floating-point error places just before its round.
             return warm * self.factor ** math.floor(over / self.every + 1e-9)
         return warm

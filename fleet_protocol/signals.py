@@ -11,7 +11,7 @@ from types import FrameType
 def on_signals(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
     """Call a function on SIGTERM and SIGINT while the block lasts.
 
-    Outside the main thread nothing happens, since only that one can handle signals.
+    Outside the main thread nothing happens, because only the main thread can handle signals.
 
     Args:
         handle: safe to call in a signal handler, as `threading.Event.set` is.

@@ -11,25 +11,24 @@ Combination = Literal["multiplicative", "additive"]
 Arm = Literal["full", "system", "training"]
 
 
-class SizingConstants(FrozenModel):
-    """The constants of the method.
+class SizingRules(FrozenModel):
+    """The constants of the method, without the utility at which the full model is chosen.
 
     The defaults are the released ones for the CNN on MNIST (specification 4.4).
 
     Attributes:
-        alpha: training counts as far from its target while the loss is at least this many times the
-            target.
-        target_loss: the target.
+        alpha: ratio of the loss to the target loss at which, and above which, training counts as
+            far from its target.
+        target_loss: target for the training loss.
         stall: delta, the largest change of the loss that counts as stalled.
-        step: beta, what a stalled round adds to or takes from the training efficiency.
-        gamma: how much training efficiency counts against system efficiency.
-        theta: the utility from which on the full model is chosen. 9 belongs to seconds, to the
-            processing time of the smallest model and to the transmission time of the FULL one.
-        efficiency: form of the system efficiency.
-        combination: form of the utility.
-        arm: ``full``, or an ablation: ``system`` holds TE at its neutral value, ``training`` holds
-            SE at `fixed`.
-        fixed: the system efficiency of the ``training`` arm.
+        step: beta, the amount by which a stalled round changes the training efficiency.
+        gamma: weight of the training efficiency relative to the system efficiency.
+        efficiency: formula of the system efficiency.
+        combination: formula of the utility.
+        arm: ``full`` for the whole method, or an ablation: ``system`` holds the training efficiency
+            (TE) at its neutral value, and ``training`` holds the system efficiency (SE) at
+            ``fixed``.
+        fixed: value of the system efficiency in the ``training`` arm.
     """
 
     alpha: float = Field(default=5.0, ge=1)
@@ -37,7 +36,6 @@ class SizingConstants(FrozenModel):
     stall: float = Field(default=0.5, ge=0)
     step: float = Field(default=0.2, gt=0)
     gamma: float = Field(default=2.5, gt=0)
-    theta: float = Field(default=9.0, gt=0)
     efficiency: Efficiency = "sum_of_reciprocals"
     combination: Combination = "multiplicative"
     arm: Arm = "full"
@@ -45,12 +43,29 @@ class SizingConstants(FrozenModel):
 
     @property
     def neutral(self) -> float:
-        """The training efficiency that leaves the system efficiency as it is."""
+        """The training efficiency at which the system efficiency does not change."""
         return 1.0 if self.combination == "multiplicative" else 0.0
 
 
-class Sizing(FrozenModel):
-    """The settings of the chooser that takes the tier by its utility (specification 4.2)."""
+class SizingConstants(SizingRules):
+    """The constants of the method, as a device needs them.
 
-    constants: SizingConstants  # of the method
-    full_bytes: int = Field(ge=1)  # size of the whole model, whose time on the link T_cm is
+    Attributes:
+        theta: the utility at which the full model is chosen. 9 belongs to seconds, to the
+            processing time of the smallest model and to the transmission time of the FULL one.
+    """
+
+    theta: float = Field(default=9.0, gt=0)
+
+
+class Sizing(FrozenModel):
+    """The settings of the chooser that selects the tier by its utility (specification 4.2).
+
+    Attributes:
+        constants: constants of the method.
+        transmitted_bytes: size of the model whose transfer time is T_cm. Messages call it
+            ``full_bytes``, because it was once always that of the whole model.
+    """
+
+    constants: SizingConstants
+    transmitted_bytes: int = Field(ge=1, alias="full_bytes")

@@ -1,4 +1,4 @@
-"""Selects the largest entries of tensors, and writes their places as gaps of a byte each.
+"""Selects the largest entries of tensors, and writes their positions as gaps of a byte each.
 
 Stich, Cordonnier and Jaggi, NeurIPS 2018, https://arxiv.org/abs/1809.07599; by tensor as Lin, Han,
 Mao, Wang and Dally, ICLR 2018, https://arxiv.org/abs/1712.01887.
@@ -15,7 +15,7 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 
 Places = NDArray[np.int64]
 
-_CONTINUED = 255  # so many entries, and the gap goes on in the next byte
+_CONTINUED = 255  # this many entries, and the gap continues in the next byte
 
 
 def count_kept(size: int, keep: float) -> int:
@@ -24,9 +24,10 @@ def count_kept(size: int, keep: float) -> int:
 
 
 def largest_places(tensor: NDArray[np.float32], count: int) -> Places:
-    """Return the places of the entries with the largest magnitude, in rising order.
+    """Return the positions of the entries with the largest magnitude, in ascending order.
 
-    Of equal entries the first are taken. NaN counts as largest, so that it is sent and refused.
+    If entries are equal, the first are selected. NaN counts as largest, so that it is sent and
+    refused.
     """
     if not count:
         return np.zeros(0, np.int64)
@@ -41,7 +42,7 @@ def largest_places(tensor: NDArray[np.float32], count: int) -> Places:
 
 
 def encode_gaps(places: Places) -> NDArray[np.uint8]:
-    """Return how many entries lie before each place and after the one before it."""
+    """Return how many entries are between each position and the previous one."""
     between = np.diff(places, prepend=-1) - 1
     ends = np.cumsum(between // _CONTINUED + 1)
     gaps = np.full(ends[-1] if ends.size else 0, _CONTINUED, np.uint8)
@@ -54,10 +55,10 @@ def decode_gaps(
     sizes: Sequence[int],
     kept: Sequence[int],
 ) -> Places:
-    """Return the places that `encode_gaps` has written.
+    """Return the positions from `encode_gaps`.
 
     Args:
-        gaps: what it returned.
+        gaps: output of `encode_gaps`.
         sizes: entries of each tensor.
         kept: entries of each tensor that are kept.
 
@@ -73,7 +74,7 @@ def decode_gaps(
     if counts != list(kept) or places.size != sum(kept) or is_cut_off:
         raise RefusedError(
             RefusalReason.BAD_SHAPE,
-            f"the gaps of what is in topk name {places.size} entries, {counts} of its tensors, "
-            f"where {list(kept)} of {list(sizes)} are kept",
+            f"the gaps of topk name {places.size} entries, {counts} of its tensors, but "
+            f"{list(kept)} of {list(sizes)} are kept",
         )
     return places

@@ -11,7 +11,7 @@ def closest(
     *,
     cutoff: float = 0.6,
 ) -> str | None:
-    """Return the known name that is most like another one; None if none is like it.
+    """Return the known name that is most similar to another one; None if no name is similar.
 
     Args:
         name: the unknown one.
@@ -33,6 +33,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def without_login(text: str) -> str:
     """Return a text without the logins of the addresses in it.
 
-    A login ends at the last ``@`` of an address, since a password may contain anything.
+    A login ends at the last ``@`` of an address, because a password may contain anything.
     """
     return re.sub(r"//\S*@", "//", text)

@@ -1,4 +1,4 @@
-"""The subscriptions of a link: which there are, and what the broker answers."""
+"""The subscriptions of a link, and the broker's answers."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _PENDING = -1
 
 
 class Subscriptions:
-    """The topic filters of a client, which are subscribed to anew with every connection.
+    """The topic filters of a client, which are subscribed to again with every connection.
 
     Args:
         changed: locks this state, and is notified of answers.
@@ -30,7 +30,8 @@ class Subscriptions:
     def renew(self) -> None:
         """Subscribe to all filters with a new connection.
 
-        Also if the broker knows the session: after a crash it may have restored an older state.
+        This includes sessions that the broker knows: after a crash it may have restored an older
+        state.
         """
         with self._changed:
             self._under_way.clear()
@@ -47,14 +48,14 @@ class Subscriptions:
         """Subscribe to a filter, and wait for the answer.
 
         Args:
-            topic_filter: of the topics.
+            topic_filter: filter of the topics.
             qos: quality of service.
             timeout_seconds: longest wait; with 0 there is none.
-            is_lost: whether there is no connection any more, after which no answer comes.
+            is_lost: whether the connection is lost, so that no answer can arrive.
 
         Returns:
-            The reason code of the answer; None if none came while there was a connection, and 0
-            where none is waited for.
+            The reason code of the answer; None if none arrived while there was a connection, and 0
+            without waiting.
         """
         with self._changed:
             self._filters[topic_filter] = qos
@@ -75,10 +76,9 @@ class Subscriptions:
             self._filters.pop(topic_filter, None)
 
     def answer(self, packet: int, code: int) -> tuple[Refused, ...]:
-        """Note the answer to a subscription.
+        """Record the answer to a subscription.
 
-        Returns:
-            The refusal of a subscription whose answer nobody waits for; nothing otherwise.
+        Returns: The refusal of a subscription whose answer nothing waits for; nothing otherwise.
         """
         with self._changed:
             topic_filter = self._under_way.pop(packet, None)
@@ -91,7 +91,7 @@ class Subscriptions:
         return (Refused(topic_filter, code),) if code >= FIRST_FAILURE else ()
 
     def _send(self, topic_filter: str) -> bool:
-        # The lock is held, so that no answer comes before the request is noted.
+        # The lock is held, so that no answer arrives before the request is recorded.
         packet = self._request(topic_filter, self._filters[topic_filter])
         if packet is None:
             return False

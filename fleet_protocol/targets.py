@@ -1,6 +1,6 @@
-"""Labels or numbers that samples have as targets, in the form that a loss takes.
+"""Targets of samples, labels or numbers, in the form that a loss expects.
 
-Boards and servers use the same functions of numpy.
+Boards and servers use the same numpy functions.
 """
 
 import numpy as np
@@ -46,19 +46,19 @@ def fit_targets(
     y: Targets,
     manifest: Manifest,
 ) -> Targets:
-    """Return targets in the type and shape that a model's loss takes.
+    """Return targets in the type and shape that a model's loss expects.
 
     Args:
-        source: where they came from, for messages.
+        source: their origin, for messages.
         y: int64 or float32 ``[n, ...]``.
-        manifest: of the model.
+        manifest: manifest of the model.
 
     Returns:
         Targets ``[n, *label_shape]``; labels that the loss ignores are -1.
 
     Raises:
-        DataError: another shape, labels that the model does not have, or numbers where labels or
-            other numbers are wanted.
+        DataError: they have another shape, labels that the model does not have, or numbers instead
+            of labels or other numbers.
     """
     loss = manifest.recipe.loss
     shape = tuple(manifest.label_shape)
@@ -74,12 +74,12 @@ def fit_targets(
             f"targets in {source} are not whole numbers, but {loss.name} takes labels; export "
             "with a loss of numbers, such as --loss mean-squared-error, or write labels from 0"
         )
-    # Without a copy where the type fits: targets may be large.
+    # Without a copy if the type fits: targets may be large.
     labels = y.astype(np.int64, copy=False)
     if loss.ignored is None:
         check_labels(source, labels, manifest.classes)
         return labels
-    # The ignored label may lie outside the classes.
+    # The ignored label may be outside the classes.
     is_ignored = labels == loss.ignored
     check_labels(source, np.where(is_ignored, 0, labels), manifest.classes)
     return np.where(is_ignored, -1, labels)
@@ -108,7 +108,7 @@ def _check_whole(
     y: Targets,
     loss: LossSpec,
 ) -> None:
-    """Check the targets that a loss takes as labels, which stay whole numbers as float32."""
+    """Check targets that a loss uses as labels, and which stay whole numbers in float32."""
     flat = y.reshape(len(y), -1)
     start = 0
     for name, size in (loss.parts or {"": flat.shape[1]}).items():
@@ -124,10 +124,10 @@ def _check_whole(
         first = wrong[0]
         target = f" for {name}" if name else ""
         raise DataError(
-            f"label {values[tuple(first)]:g} of sample {first[0]} in {source} is no whole number "
-            f"from {low} to {high}, as the loss {loss.name} takes{target} ({len(wrong)} such "
-            "labels); number labels from 0, give the model more `classes`, or declare targets "
-            "that are numbers as float32"
+            f"label {values[tuple(first)]:g} of sample {first[0]} in {source} is not a whole "
+            f"number from {low} to {high}, as the loss {loss.name} expects{target} "
+            f"({len(wrong)} such labels); number labels from 0, give the model more "
+            "`classes`, or declare targets that are numbers as float32"
         )
 
 

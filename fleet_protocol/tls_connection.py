@@ -1,4 +1,4 @@
-"""Connections to a broker over TLS, which are closed when their handshake fails."""
+"""Connections to a broker over TLS, which are closed if their handshake fails."""
 
 import ssl
 
@@ -9,9 +9,9 @@ from fleet_protocol.transport import BrokerAddress
 
 
 class _TlsSocket(ssl.SSLSocket):
-    """A connection that is closed where its handshake fails.
+    """A connection that is closed if its handshake fails.
 
-    paho leaves it to the garbage collector then, which warns of an open socket.
+    paho leaves it to the garbage collector, which warns of an open socket.
     """
 
     @override
@@ -21,6 +21,11 @@ class _TlsSocket(ssl.SSLSocket):
         except (OSError, ValueError):
             self.close()
             raise
+
+
+def refuse_passphrase() -> str:
+    """Raise an error for a key with a passphrase; OpenSSL would wait for it at the terminal."""
+    raise ValueError("the key has a passphrase; write it without one")
 
 
 def tls_context(address: BrokerAddress) -> ssl.SSLContext:
@@ -37,7 +42,7 @@ def tls_context(address: BrokerAddress) -> ssl.SSLContext:
         else:
             context.load_verify_locations(address.ca_file)
         if address.cert_file is not None:
-            context.load_cert_chain(address.cert_file, address.key_file)
+            context.load_cert_chain(address.cert_file, address.key_file, refuse_passphrase)
     except (OSError, ValueError) as error:
         files = (address.ca_file, address.cert_file, address.key_file)
         names = ", ".join(str(file) for file in files if file)

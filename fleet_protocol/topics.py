@@ -20,24 +20,42 @@ from typing import Literal
 from fleet_protocol.errors import ConfigError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+NAME_RULE = "use 1 to 64 letters, digits, '_', '-' or '.', with a letter or digit first"
+
+
+_RETAINED = frozenset({"status", "profile", "key", "papers"})
+"""Channels of devices and servers whose newest message a broker keeps."""
+
+
+def may_be_retained(topic: str) -> bool:
+    """Return whether a broker may have kept a message on a topic.
+
+    Shoal has nothing else kept: somebody who leaves a request, an offer or a chunk at the broker
+    would repeat it at every start of its receiver. Topics of other programs count as kept.
+
+    Example:
+        >>> may_be_retained("shoal/v1/lab/server/control")
+        False
+    """
+    parts = topic.split("/")
+    if parts[:2] != ["shoal", "v1"]:
+        return True
+    return parts[3:4] in (["devices"], ["server"]) and parts[-1] in _RETAINED
 
 
 def check_name(kind: str, name: str) -> str:
     """Return a name that topics, file names and client ids can carry.
 
-    A ConfigError has its kind.
+    A ConfigError names its kind.
     """
     if not re.fullmatch(NAME_PATTERN, name):
-        raise ConfigError(
-            f"{kind} name {name!r} is not usable: take 1 to 64 letters, digits, '_', '-' or '.', "
-            "a letter or digit first"
-        )
+        raise ConfigError(f"{kind} name {name!r} is not usable: {NAME_RULE}")
     return name
 
 
 @dataclass(frozen=True)
 class DeviceTopic:
-    """A topic of one device, by the id in it; who really sent the message is another question.
+    """A topic of one device, by the id in it; that does not prove who sent the message.
 
     ``status``, ``profile`` and ``reply`` come from the device, ``task``, ``key`` and ``papers`` go
     to it.
@@ -49,9 +67,9 @@ class DeviceTopic:
 
 @dataclass(frozen=True)
 class BlobTopic:
-    """The topic of one chunk on its way to the devices.
+    """The topic of one chunk that is sent to the devices.
 
-    Its index is text, and the chunk's frame says it again.
+    Its index is text, and the chunk's frame repeats it.
     """
 
     digest: str
@@ -60,7 +78,7 @@ class BlobTopic:
 
 @dataclass(frozen=True)
 class UploadTopic:
-    """The topic of one chunk on its way to the server, by the task whose update it is a part of.
+    """The topic of one chunk that is sent to the server, by the task whose update it belongs to.
 
     The index is text.
     """
@@ -71,7 +89,7 @@ class UploadTopic:
 
 @dataclass(frozen=True)
 class ServerTopic:
-    """A topic of the server: ``control`` goes to it, the other channels come from it."""
+    """A topic of the server: ``control`` carries messages to it, the other channels from it."""
 
     channel: Literal["status", "control", "events"]
 
@@ -83,7 +101,7 @@ Topic = DeviceTopic | BlobTopic | UploadTopic | ServerTopic
 class Topics:
     """The topics of the fleet ``fleet``.
 
-    With ``+`` for a device or a task, a subscription to those of all.
+    With ``+`` for a device or a task they are subscriptions to all.
 
     Example:
         >>> Topics("lab").task("pi-1")
@@ -101,11 +119,11 @@ class Topics:
         return f"shoal/v1/{self.fleet}"
 
     def status(self, device: str) -> str:
-        """Retained presence of a device."""
+        """Retained status of a device."""
         return f"{self.root}/devices/{device}/status"
 
     def profile(self, device: str) -> str:
-        """What a device is, retained."""
+        """The profile of a device, retained."""
         return f"{self.root}/devices/{device}/profile"
 
     def task(self, device: str) -> str:
@@ -117,15 +135,15 @@ class Topics:
         return f"{self.root}/devices/{device}/reply"
 
     def key(self, device: str) -> str:
-        """The key under which a device reads what is for all."""
+        """The key with which a device reads what is sent to all."""
         return f"{self.root}/devices/{device}/key"
 
     def papers(self, device: str) -> str:
-        """What the operator says to a device since it was enrolled."""
+        """The operator's statements for a device since it was enrolled."""
         return f"{self.root}/devices/{device}/papers"
 
     def blob(self, digest: str, index: int) -> str:
-        """One chunk of a blob on its way to the devices."""
+        """One chunk of a blob that is sent to the devices."""
         return f"{self.root}/blobs/{digest}/{index}"
 
     def blob_filter(self, digest: str) -> str:
@@ -133,12 +151,12 @@ class Topics:
         return f"{self.root}/blobs/{digest}/+"
 
     def upload(self, task: str, index: int | str) -> str:
-        """One chunk of an update on its way to the server."""
+        """One chunk of an update that is sent to the server."""
         return f"{self.root}/uploads/{task}/{index}"
 
     @property
     def server_status(self) -> str:
-        """Retained presence of the server."""
+        """Retained status of the server."""
         return f"{self.root}/server/status"
 
     @property
@@ -148,11 +166,11 @@ class Topics:
 
     @property
     def server_events(self) -> str:
-        """What a running server tells about its rounds, for anyone who watches."""
+        """A running server's reports about its rounds, for any reader."""
         return f"{self.root}/server/events"
 
     def parse(self, topic: str) -> Topic | None:
-        """What a full topic is for, None for one of another fleet or of no known form.
+        """Parse a full topic; None if it belongs to another fleet or is malformed.
 
         Example:
             >>> Topics("lab").parse("shoal/v1/lab/devices/pi-1/reply")

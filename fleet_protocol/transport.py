@@ -1,10 +1,11 @@
 """Transports of messages: their protocol, their events, and the address of a broker.
 
-MQTT 5 is one (`fleet_protocol.link`). Another one needs a module with a class of the same methods,
-and a row in `SCHEMES`.
+MQTT 5 is one (`fleet_protocol.link`). Another transport needs a module with a class of the same
+methods, and a row in `SCHEMES`.
 """
 
 import queue
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -16,7 +17,7 @@ from fleet_protocol.addresses import FORM, hide_login, split_address
 from fleet_protocol.errors import ConfigError, RefusedError
 from fleet_protocol.hosts import is_loopback
 
-# Chunks that may wait for the broker's acknowledgement: 1.5 MB of the default size.
+# Chunks that may wait for the broker's acknowledgement: 1.5 MB with the default size.
 SEND_WINDOW = 16
 
 BACKOFF_MAX_SECONDS = 30.0  # between attempts to reach a broker that does not answer
@@ -24,7 +25,7 @@ BACKOFF_MAX_SECONDS = 30.0  # between attempts to reach a broker that does not a
 
 @dataclass(frozen=True)
 class Scheme:
-    """A transport, which the first part of an address names.
+    """A transport, which the scheme of an address names.
 
     Its class is imported when it is used, and called like `open_transport`. The port applies if an
     address has none.
@@ -50,7 +51,7 @@ class BrokerAddress:
 
     host: str
     port: int
-    scheme: str = "mqtt"  # which transport, a row of `SCHEMES`
+    scheme: str = "mqtt"  # the transport, a row of `SCHEMES`
     username: str | None = None  # login, or None
     password: str | None = field(default=None, repr=False)
     ca_file: Path | None = None  # certificates to trust instead of the system's
@@ -68,23 +69,23 @@ class BrokerAddress:
     ) -> "BrokerAddress":
         """Read ``mqtt[s]://[user:password@]host[:port]``.
 
-        User and password are percent-encoded, as RFC 3986 says.
+        User and password are percent-encoded, according to RFC 3986.
 
         Raises:
-            ConfigError: it has another form.
+            ConfigError: it is malformed.
         """
         try:
-            parts = split_address(url, SCHEMES)
+            address = split_address(url, SCHEMES)
         except ValueError as error:
             raise ConfigError(
                 f"broker address {hide_login(url)!r} is not of the form {FORM}: {error}"
             ) from None  # the error of an address shows the address with its password
         return cls(
-            host=parts.host,
-            port=parts.port or SCHEMES[parts.scheme].port,
-            scheme=parts.scheme,
-            username=parts.username,
-            password=parts.password,
+            host=address.host,
+            port=address.port or SCHEMES[address.scheme].port,
+            scheme=address.scheme,
+            username=address.username,
+            password=address.password,
             ca_file=ca_file,
             cert_file=cert_file,
             key_file=key_file,
@@ -92,7 +93,7 @@ class BrokerAddress:
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether the broker is on this machine, so that nobody can listen in between."""
+        """Whether the broker is on this machine, so that messages cross no network."""
         return is_loopback(self.host)
 
     @property
@@ -105,7 +106,7 @@ class BrokerAddress:
 
 
 def bracket_host(host: str) -> str:
-    """Return a host as it stands before a port: an address of IPv6 in brackets."""
+    """Return a host as it is written before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -135,7 +136,7 @@ class Refused:
     """The broker refuses a message or a subscription; it is not sent again.
 
     Attributes:
-        topic: of the message, or the filter of the subscription.
+        topic: topic of the message, or the filter of the subscription.
         code: the reason, see `fleet_protocol.refusals`.
         packet_bytes: size of the packet with the message; 0 for a subscription.
     """
@@ -162,17 +163,21 @@ class LoginRefused:
 
 @dataclass(frozen=True)
 class Received:
-    """A message arrived; the broker may have retained it. A signer is a member of the fleet."""
+    """A message arrived; the broker may have retained it. A signer is a member of the fleet.
+
+    It arrived at a moment on the clock of ``time.monotonic()``.
+    """
 
     topic: str
     payload: bytes
     retained: bool = False
     signer: str | None = None
+    arrived_at: float = field(default_factory=time.monotonic, compare=False)
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A message arrived on a signed transport that is forged, or was received before.
+    """A message arrived that is forged, or was received before, or that the broker must not retain.
 
     The device in its topic need not be its sender.
     """
@@ -216,8 +221,8 @@ class Transport(Protocol):
 
     It delivers at least once, reconnects by itself, subscribes again with every connection, and
     puts every event into the inbox that it was opened with. It does not guarantee completeness,
-    since blobs have digests. What arrives on an `authentic` one was sent by a member, so that
-    chunks need no digests of their own. Operations that fail raise a TransportError.
+    since blobs have digests. Data on an `authentic` transport was sent by a member, so that chunks
+    need no digests. Operations that fail raise a TransportError.
     """
 
     authentic: bool
@@ -252,8 +257,9 @@ class Transport(Protocol):
     ) -> None:
         """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
 
-        Without a connection, or without a time to wait, the subscription is only noted. The broker
-        may refuse it, which raises a BrokerRefusedError, or with a later connection is an event.
+        Without a connection, or without a time to wait, the subscription is only recorded. If the
+        broker refuses it, a BrokerRefusedError is raised; with a later connection the refusal is an
+        event.
         """
 
     def unsubscribe(self, topic_filter: str) -> None:
@@ -267,7 +273,7 @@ class Transport(Protocol):
         qos: int = 1,
         retain: bool = False,
     ) -> None:
-        """Send a message; without a connection it waits here, unless no more can wait.
+        """Send a message; without a connection it waits, unless the queue is full.
 
         A packet that is larger than `packet_bytes` raises a BrokerRefusedError.
         """
@@ -280,7 +286,7 @@ class Transport(Protocol):
         """
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
-        """Wait until at most so many messages are not acknowledged.
+        """Wait until at most a given number of messages is unacknowledged.
 
         The deadline is on the clock of ``time.monotonic()``.
         """
@@ -293,8 +299,8 @@ def import_needed(what: str, name: str) -> ModuleType:
     """Import a module whose packages may be missing.
 
     Args:
-        what: needs the module, for the message.
-        name: of the module.
+        what: the part that needs the module, for the message.
+        name: name of the module.
 
     Raises:
         ConfigError: a package is not installed.
@@ -303,8 +309,8 @@ def import_needed(what: str, name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{error.name} is not installed here, which {what} needs: "
-            "pip install 'shoal[device]' on a board, 'shoal[server]' for a server"
+            f"{error.name} is not installed here, but {what} needs it: pip install "
+            "'shoal[device]' on a board, 'shoal[server]' for a server"
         ) from error
 
 
@@ -320,8 +326,8 @@ def open_transport(  # noqa: PLR0913  (options by keyword)
     """Return the transport that an address names; it is not connected yet.
 
     Args:
-        address: of the broker.
-        client_id: of this connection alone.
+        address: address of the broker.
+        client_id: id of this connection only.
         inbox: receives all events.
         will: published, retained, by the broker when the connection is lost.
         session_expiry_seconds: how long the broker keeps the session after that.

@@ -9,8 +9,8 @@ from models.cut import Cut as Cut
 from models.dims import Dim as Dim
 from models.draws import Window as Window
 from models.layout import Layout as Layout
-from models.layout import Parameter as Parameter
-from models.layout import Statistic as Statistic
+from models.parameters import Parameter as Parameter
+from models.parameters import Statistic as Statistic
 from models.plan import Plan as Plan
 from models.plan import compile_plan as compile_plan
 from models.plan import make_plan as make_plan

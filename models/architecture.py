@@ -11,7 +11,9 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.python_files import refusing_exits
 from fleet_protocol.spelling import did_you_mean
+from models.axes import Rounding
 from models.conversion_switch import unconverted
 from models.cut import Cut
 from models.inputs import Row
@@ -23,10 +25,18 @@ Dtype = Literal["float32", "int64"]
 
 _INPUT_SHAPE = "input_shape"  # the setting that every architecture has
 
+_ROUNDING = "rounding"
+_COMMON: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        _ROUNDING: get_args(Rounding),
+    }
+)
+"""Settings that every architecture takes and no builder does, with their values, default first."""
+
 
 @dataclass(frozen=True)
 class Architecture:
-    """A builder of modules, with what is known of it before it is called."""
+    """A builder of modules, with the properties that are known before its call."""
 
     name: str  # its id, the name of the builder
     # called with a `Cut` and the settings as keywords; returns a torch module
@@ -34,16 +44,16 @@ class Architecture:
     # ``float32``, or ``int64`` for tokens; of several inputs also by name
     input_dtype: Dtype | Mapping[str, Dtype]
     defaults: Mapping[str, Any]  # every setting with its default
-    choices: Mapping[str, tuple[Any, ...]]  # of settings whose annotation is a `Literal`
-    paper: str = ""  # where it was described, for people
+    choices: Mapping[str, tuple[Any, ...]]  # allowed values of settings with a `Literal` annotation
+    paper: str = ""  # its publication
 
     def settings(self, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Complete settings with the defaults.
 
-        Lists become tuples, and so does a single value where the default is a tuple.
+        Lists become tuples; a single value becomes a tuple if the default is one.
 
         Raises:
-            ConfigError: if the architecture does not have a setting, or a choice for it.
+            ConfigError: the architecture does not have the setting, or its value is not allowed.
         """
         overrides = dict(overrides or {})
         for name, value in overrides.items():
@@ -55,23 +65,28 @@ class Architecture:
                 settings[name] = (frozen[name],)
         return MappingProxyType(settings)
 
-    def _check_setting(self, name: str, value: Any) -> None:
-        if name not in self.defaults:
+    def _check_setting(
+        self,
+        name: str,
+        value: Any,
+    ) -> None:
+        names = (*self.defaults, *_COMMON)
+        if name not in names:
             raise ConfigError(
                 f"architecture {self.name} has no setting {name!r}"
-                f"{did_you_mean(name, self.defaults)}; its settings are {', '.join(self.defaults)}"
+                f"{did_you_mean(name, names)}; its settings are {', '.join(names)}"
             )
-        choices = self.choices.get(name)
+        choices = {**_COMMON, **self.choices}.get(name)
         if choices is not None and value not in choices:
             listed = " or ".join(map(repr, choices))
             raise ConfigError(f"architecture {self.name} has no {name} {value!r}; choose {listed}")
 
     def row(self, settings: Mapping[str, Any] | None = None) -> Row:
-        """Return what one sample is; the single input of a model without names has the name "".
+        """Return the layout of a sample; a single unnamed input has the name "".
 
         Raises:
-            ConfigError: if a shape is not one, if inputs have no names, or if a dtype is for an
-                input that does not exist.
+            ConfigError: a shape is invalid, inputs have no names, or a dtype names an unknown
+                input.
         """
         shapes = self._input_shapes(self.settings(settings)["input_shape"])
         dtypes = self.input_dtype
@@ -80,8 +95,8 @@ class Architecture:
         for name in dtypes:
             if name not in shapes:
                 raise ConfigError(
-                    f"{self.name}: input_dtype names {name!r}, and input_shape names "
-                    f"{', '.join(shapes)}"
+                    f"{self.name}: input_dtype names {name!r}, but input_shape names"
+                    f" {', '.join(shapes)}"
                 )
         return Row(shapes, {name: dtypes.get(name, "float32") for name in shapes})
 
@@ -91,38 +106,50 @@ class Architecture:
         if isinstance(default, Mapping) and not isinstance(input_shape, Mapping):
             example = json.dumps({name: list(shape) for name, shape in default.items()})
             raise ConfigError(
-                f"{self.name}: input_shape = {input_shape} names no inputs; give, for example, "
-                f"{example}"
+                f"{self.name}: input_shape = {input_shape} does not name the inputs; use, for"
+                f" example, {example}"
             )
-        shapes = dict(input_shape) if isinstance(input_shape, Mapping) else {"": input_shape}
+        # The only input of a model has no name.
+        shapes = {"": input_shape}
+        if isinstance(input_shape, Mapping):
+            shapes = dict(input_shape)
         for shape in shapes.values():
             if not _is_shape(shape):
                 raise ConfigError(
-                    f"{self.name}: input_shape = {shape!r} is no list of whole numbers above 0"
+                    f"{self.name}: input_shape = {shape!r} is not a list of positive integers"
                 )
         return shapes
 
 
 def _is_shape(shape: Any) -> bool:
     # True is an int in Python, but not a size.
-    return isinstance(shape, tuple) and all(type(size) is int and size >= 1 for size in shape)
+    if not isinstance(shape, tuple):
+        return False
+    return all(type(size) is int and size >= 1 for size in shape)
 
 
 def architecture(
-    *, input_dtype: Dtype | Mapping[str, Dtype] = "float32", paper: str = ""
+    *without_parentheses: object,
+    input_dtype: Dtype | Mapping[str, Dtype] = "float32",
+    paper: str = "",
 ) -> Callable[[Callable[..., Any]], Architecture]:
     """Turn a builder into an `Architecture` of the same name.
 
-    The builder takes a `Cut` and then keyword settings, all with defaults, ``input_shape`` among
-    them; one that learns labels has ``classes``, too. Nothing is registered anywhere: a registry
-    finds the architecture in the module that defines it. A model of several inputs has as
-    ``input_shape`` their shapes by the names of ``forward``'s arguments.
+    The builder takes a `Cut` and then keyword settings, all with defaults, including
+    ``input_shape``; a model for labels also has ``classes``. There is no registration: a registry
+    finds the architecture in the module that defines it. For several inputs, ``input_shape`` maps
+    the names of ``forward``'s arguments to shapes.
 
     Args:
-        input_dtype: dtype of one sample; of several inputs also by name, float32 for those left
-            out.
-        paper: where the architecture was described.
+        without_parentheses: the builder, if the decorator was written without parentheses.
+        input_dtype: dtype of one sample; for several inputs also by name, float32 by default.
+        paper: publication of the architecture.
+
+    Raises:
+        ConfigError: the decorator has no parentheses.
     """
+    if without_parentheses:
+        raise ConfigError("the decorator needs parentheses: write @architecture()")
 
     def decorate(builder: Callable[..., Any]) -> Architecture:
         name = getattr(builder, "__name__", "")
@@ -140,33 +167,43 @@ def architecture(
     return decorate
 
 
+_NOT_POSITIONAL = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+"""Kinds of parameters to which a cut cannot be passed."""
+
+
 def _settings_of(name: str, builder: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a builder behind its cut, each with a default that can be stored."""
+    """Return the parameters of a builder after its cut, each with a storable default."""
     parameters = list(inspect.signature(builder).parameters.values())
     settings = parameters[1:]
+    takes_cut = bool(parameters) and parameters[0].kind not in _NOT_POSITIONAL
     without: list[str] = []
     for setting in settings:
         if setting.default is inspect.Parameter.empty:
             without.append(setting.name)
-    if not parameters or without:
-        problem = f"{', '.join(without)} has none" if without else "it takes no cut"
+    if not takes_cut or without:
+        problem = f"{', '.join(without)} has no default" if takes_cut else "it does not take a cut"
         raise ConfigError(
-            f"architecture {name} must take a cut, then keyword settings with defaults, but "
-            f"{problem}"
+            f"architecture {name} must take a cut and then keyword settings with defaults, but"
+            f" {problem}"
         )
     names = {setting.name for setting in settings}
     if _INPUT_SHAPE not in names:
         raise ConfigError(
-            f"architecture {name} lacks the setting {_INPUT_SHAPE}, which every one must have: the "
-            f"shape of one sample, as in {_INPUT_SHAPE}: tuple[int] = (30,)"
+            f"architecture {name} lacks the required setting {_INPUT_SHAPE}, the shape of one"
+            f" sample, as in {_INPUT_SHAPE}: tuple[int] = (30,)"
         )
     for setting in settings:
+        if setting.name in _COMMON:
+            raise ConfigError(
+                f"architecture {name}: {setting.name} is a setting of every architecture, which"
+                " its builder does not receive; rename the builder's"
+            )
         try:
             json.dumps(setting.default)
         except TypeError as error:
             raise ConfigError(
-                f"architecture {name}: the default of {setting.name} cannot be stored: {error}; "
-                "take a number, text, list or table, and choose by that"
+                f"architecture {name}: the default of {setting.name} cannot be stored: {error};"
+                " use a number, text, list or table"
             ) from error
     return settings
 
@@ -176,8 +213,8 @@ def _check_dtypes(name: str, input_dtype: Dtype | Mapping[str, Dtype]) -> None:
     for dtype in dtypes:
         if dtype not in get_args(Dtype):
             raise ConfigError(
-                f"architecture {name}: input_dtype {dtype!r} is none of "
-                f"{', '.join(get_args(Dtype))}"
+                f"architecture {name}: input_dtype {dtype!r} is not one of"
+                f" {', '.join(get_args(Dtype))}"
             )
 
 
@@ -194,14 +231,14 @@ def build(
     Args:
         arch: the architecture.
         tier: the sub-model, or its width.
-        depth: its blocks; those of the tier, or all, if omitted.
+        depth: number of its blocks; by default those of the tier, or all.
         settings: settings that differ from the defaults.
-        convert: whether a builder that converts its model may do so. Weights of `export-weights`
-            are loaded into unconverted models.
+        convert: whether a builder may convert its model. Weights of `export-weights` are loaded
+            into unconverted models.
 
     Raises:
-        ConfigError: if a setting is unknown or the builder fails on it.
-        PlanError: if the model cannot have this width or depth.
+        ConfigError: a setting is unknown, or the builder fails.
+        PlanError: the model does not support this width or depth.
     """
     if isinstance(tier, Tier):
         depth = tier.depth if depth is None else depth
@@ -220,21 +257,21 @@ def build(
     return module
 
 
-def needs_values(error: ConfigError) -> bool:
-    """Return whether a builder failed because it computes with values on torch's meta device."""
-    # These are words of PyTorch's errors about values of a tensor without memory.
-    return "meta tensor" in str(error.__cause__).lower()
-
-
-def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:
-    """Call a builder with a cut; errors as of `build`."""
+def call_builder(
+    arch: Architecture,
+    cut: Cut,
+    settings: Mapping[str, Any] | None,
+) -> Any:
+    """Call a builder with a cut; raises the errors of `build`."""
     try:
         row = arch.row(settings)
         keywords = dict(arch.settings(settings))
+        cut.round_units(keywords.pop(_ROUNDING, "ceil"))
         if row.named:
             # A module may keep the shapes, and only plain dictionaries can be copied.
             keywords["input_shape"] = dict(row.shapes)
-        module = arch.build(cut, **keywords)
+        with refusing_exits():
+            module = arch.build(cut, **keywords)
     except PlanError as error:
         raise PlanError(f"{arch.name}: {error}") from error
     except ConfigError as error:
@@ -243,7 +280,13 @@ def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
         raise ConfigError(
             f"{arch.name} cannot be built{at_line_of(error)}: {error!r}; check its settings"
         ) from error
-    # A builder may return something else than a module, which `ModelBuilder` refuses by name.
-    if row.named and hasattr(module, "register_forward_pre_hook"):
+    # By its methods, because this module does not import torch.
+    if isinstance(module, type) or not hasattr(module, "named_parameters"):
+        returned = repr(module) if isinstance(module, type) else type(module).__name__
+        raise ConfigError(
+            f"{arch.name} must return a torch module, not {returned}; end its builder with "
+            "`return` and the module"
+        )
+    if row.named:
         module.register_forward_pre_hook(row, with_kwargs=True)
     return module

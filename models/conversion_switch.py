@@ -1,4 +1,4 @@
-"""Switch off the conversion of models for the time of a ``with`` block; imports no torch."""
+"""Disables the conversion of models in a ``with`` block; does not import torch."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ _CLASSES: ContextVar[list[str] | None] = ContextVar("unconverted_classes", defau
 
 @contextmanager
 def unconverted() -> Iterator[Sequence[str]]:
-    """Let `models.zoo.conversion.convert` return modules as they are.
+    """Let `models.zoo.conversion.convert` return modules unchanged.
 
     Yields:
         The names of their classes, to which each call of `convert` appends one.
@@ -23,5 +23,5 @@ def unconverted() -> Iterator[Sequence[str]]:
 
 
 def unconverted_classes() -> list[str] | None:
-    """Return the list to append to within a block of `unconverted`, or None outside of one."""
+    """Return the list to append to within a block of `unconverted`; None outside a block."""
     return _CLASSES.get()

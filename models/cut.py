@@ -1,4 +1,4 @@
-"""The cut that a builder asks for every size that a tier may change, and so names the axes.
+"""The cut from which a builder takes all sizes that a tier may change; this names the axes.
 
 A builder is a plain function that builds a plain torch module::
 
@@ -12,26 +12,27 @@ A builder is a plain function that builds a plain torch module::
             nn.Linear(kept, cut.classes(classes)),
         )
 
-The layout of the global model is inferred from such calls: the model is rebuilt with each axis a
-little larger, and the dimensions that grow carry that axis; exchanging its units then proves it.
+The layout of the global model is inferred from such calls: the model is rebuilt with each axis
+slightly larger, and the dimensions that grow carry that axis; permuting its units then proves it.
 This module does not import torch.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from fleet_protocol.errors import ConfigError, PlanError
-from models.axes import Axis, AxisKind
+from models.axes import Axis, AxisKind, Rounding
 
 CLASSES = "classes"
-"""Name of the label axis, whose rows fall under the label rule."""
+"""Name of the label axis, to whose rows the label rule applies."""
 
 FIXED_PREFIX = "fixed."
-"""How the names of axes begin that no builder names, such as kernels and vocabularies."""
+"""Prefix of the names of axes that no builder names, such as kernels and vocabularies."""
 
 
 class Cut:
-    """Answers a builder's questions about sizes with those to build, and remembers what was asked.
+    """Gives a builder the sizes to build, and records the requested axes.
 
     Example:
         >>> cut = Cut(0.5)
@@ -48,14 +49,13 @@ class Cut:
         *,
         enlarge: Mapping[str, int] | None = None,
     ) -> None:
-        """Make a cut for one build.
+        """Create a cut for one build.
 
         Args:
             rate: width share of the sub-model, in (0, 1].
-            depth: blocks to keep; all if omitted. 0 builds the model without its blocks, to tell
-                them apart.
-            enlarge: by how many units to make each group of some axes larger than it should be, for
-                inferring layouts.
+            depth: number of blocks to keep; all if omitted. 0 builds the model without its blocks,
+                to identify them.
+            enlarge: number of extra units in each group of some axes, for inferring layouts.
         """
         self._rate = rate
         self._depth = depth
@@ -64,90 +64,134 @@ class Cut:
         self._labels: dict[str, None] = {}  # a set in the order of the calls
         self._blocks: int | None = None
         self._declared: Axis | None = None
+        self._joined: dict[str, str] = {}
+        self._rounding: Rounding = "ceil"
 
     def forget(self) -> None:
-        """Forget what was asked, for a builder that is called once more."""
+        """Reset the records, for another call of the builder."""
         self._axes.clear()
         self._labels.clear()
         self._blocks = None
 
-    def declare(self, axis: Axis) -> None:
-        """Use an axis instead of the one of its name that the builder asks for.
+    def round_units(self, rounding: Rounding) -> None:
+        """Choose what becomes of a part of a unit on all axes that are requested afterwards."""
+        self._rounding = rounding
 
-        It has as many units, or a unit for each group of them.
+    def declare(self, axis: Axis) -> None:
+        """Use an axis instead of the requested one of the same name.
+
+        It has the same number of units, or one unit for each group of them.
         """
         self._declared = axis
 
+    def join(
+        self,
+        names: Iterable[str],
+        name: str,
+    ) -> None:
+        """Take some axes for one of another name, as if the builder requested it for all of them.
+
+        They have the same number of units.
+        """
+        self._joined.update(dict.fromkeys(names, name))
+
     @property
     def rate(self) -> float:
-        """Width share of this build relative to the global model, which a Scaler divides by."""
+        """Return the width share of this build, by which a Scaler divides."""
         return self._rate
 
     @property
     def axes(self) -> Mapping[str, Axis]:
-        """The axes asked for so far, in order."""
+        """Return the axes requested so far, in order."""
         return MappingProxyType(self._axes)
 
     @property
     def label_axes(self) -> tuple[str, ...]:
-        """Names of the axes whose rows fall under the label rule, in order."""
+        """Return the names of the axes to whose rows the label rule applies, in order."""
         return tuple(self._labels)
 
     @property
     def is_bare(self) -> bool:
-        """Whether this build has no blocks, as one build has while a layout is inferred."""
+        """Return whether this build has no blocks, as in one step of inferring a layout."""
         return self._depth == 0
 
     @property
     def blocks(self) -> int | None:
-        """Blocks of the global model; None if the builder did not ask for a depth."""
+        """Return the blocks of the global model; None if the builder did not request a depth."""
         return self._blocks
 
-    def width(self, name: str, size: int, *, leading: bool = False) -> int:
+    def width(
+        self,
+        name: str,
+        size: int,
+        *,
+        leading: bool = False,
+    ) -> int:
         """Name an axis that a tier's width cuts.
 
         Args:
-            name: unique in the model; layers that add to one another (a residual stream) share one
+            name: unique in the model; layers whose outputs are added (a residual stream) share one
                 name.
             size: units in the global model.
             leading: whether its units are not interchangeable (places of a rotation or of a fixed
-                table), but the leading ones alone make a model. That is not proved; rolling and
+                table), but the leading ones are a valid model. This is not proved; rolling and
                 random plans refuse the axis.
 
         Raises:
-            ConfigError: if the name is taken by an axis of another size or kind.
+            ConfigError: the name belongs to an axis of another size or kind.
         """
-        return self._kept(Axis(name, size, leading=leading))
+        return self._kept(Axis(name, size, leading=leading, rounding=self._rounding))
 
-    def widths(self, name: str, sizes: Iterable[int]) -> tuple[int, ...]:
-        """Name the axes of layers in a row, `name` and a number from 1, each as of `width`."""
-        return tuple(self.width(f"{name}{number}", size) for number, size in enumerate(sizes, 1))
+    def widths(
+        self,
+        name: str,
+        sizes: Iterable[int],
+        *,
+        leading: bool = False,
+    ) -> tuple[int, ...]:
+        """Name the axes of consecutive layers, `name` with a number from 1; see `width`."""
+        kept: list[int] = []
+        for number, size in enumerate(sizes, 1):
+            kept.append(self.width(f"{name}{number}", size, leading=leading))
+        return tuple(kept)
 
-    def heads(self, name: str, heads: int, head_dim: int, *, leading: bool = False) -> int:
-        """Name an axis of equal groups (attention heads); every group stays and becomes thinner.
+    def heads(
+        self,
+        name: str,
+        heads: int,
+        head_dim: int,
+        *,
+        leading: bool = False,
+    ) -> int:
+        """Name an axis of equal groups (attention heads); all groups stay and become smaller.
 
-        Queries, keys and values may be fused, one behind the other or head by head. A residual
-        stream that layers of torch split into heads themselves is ``cut.heads("embed", 4, 16) *
-        4``.
+        Queries, keys and values may be fused, one after another or head by head. A residual stream
+        that torch's layers split into heads is ``cut.heads("embed", 4, 16) * 4``.
 
         Args:
             name: unique in the model.
             heads: number of heads.
             head_dim: dimensions of each head in the global model.
-            leading: as for `width`.
+            leading: whether the leading units are kept, as for `width`.
 
         Returns:
             Dimensions of each head to build; the projection has `heads` times as many rows.
 
         Raises:
-            ConfigError: if the name is taken by an axis of another size or kind.
+            ConfigError: the name belongs to an axis of another size or kind.
         """
-        return self._kept(Axis(name, heads * head_dim, groups=heads, leading=leading)) // heads
+        # Whole heads stay, so each of them gives up the same share of its dimensions.
+        axis = Axis(name, heads * head_dim, groups=heads, leading=leading, rounding=self._rounding)
+        return self._kept(axis) // heads
 
-    def groups(self, name: str, groups: int) -> int:
-        """Name an axis of groups that are kept or left out as a whole.
+    def groups(
+        self,
+        name: str,
+        groups: int,
+    ) -> int:
+        """Name an axis of groups that are kept or removed as a whole.
 
-        Such are the groups of a norm or of a grouped convolution, and heads that rotate.
+        Examples are the groups of a norm or of a grouped convolution, and rotary heads.
 
         Example:
             >>> groups = Cut(0.5).groups("conv1", 8)
@@ -159,18 +203,17 @@ class Cut:
             groups: number of groups in the global model.
 
         Returns:
-            Number of groups to build; the channels are that many times those of a group, which is
-            not cut.
+            Number of groups to build; multiply it by the channels of a group, which are not cut.
 
         Raises:
-            ConfigError: if the name is taken by an axis of another size or kind.
+            ConfigError: the name belongs to an axis of another size or kind.
         """
         return self.width(name, groups)
 
     def whole(self) -> "Cut":
-        """Return a cut that leaves every width as it is.
+        """Return a cut that does not change any width.
 
-        It is for a part that is the same in every tier, such as a frozen model. Depth and labels
+        Use it for a part that is the same in every tier, such as a frozen model. Depth and labels
         are those of this cut.
         """
         return _WholeCut(self)
@@ -179,28 +222,33 @@ class Cut:
         """Name the rows of the classifier, one for each label. They are never cut.
 
         Raises:
-            ConfigError: if it was called before with another number.
+            ConfigError: it was called before with another number.
         """
         return self.labels(CLASSES, n)
 
-    def labels(self, name: str, n: int) -> int:
+    def labels(
+        self,
+        name: str,
+        n: int,
+    ) -> int:
         """Name another axis with a row for each label, such as a token embedding. It is never cut.
 
-        Under the label rule a device changes the rows of its own labels alone, on every such axis.
+        Under the label rule, a device changes only the rows of its own labels on every such axis.
 
         Args:
             name: unique in the model.
-            n: number of rows: the labels first, then rows that belong to none.
+            n: number of rows: first those of the labels, then rows without a label.
 
         Raises:
-            ConfigError: if the name is taken by an axis of another size or kind.
+            ConfigError: the name belongs to an axis of another size or kind.
         """
+        # Fixed: a width never removes the row of a label.
         kept = self._kept(Axis(name, n, AxisKind.FIXED))
         self._labels[name] = None
         return kept
 
     def depth(self, blocks: int) -> int:
-        """Ask how many of the model's equal blocks to build, from the bottom.
+        """Return how many of the model's equal blocks to build, from the bottom.
 
         Args:
             blocks: number of blocks in the global model.
@@ -210,11 +258,14 @@ class Cut:
             loop.
 
         Raises:
-            ConfigError: if it is called twice in one build, or with less than 1 block.
-            PlanError: if the tier asks for more blocks than there are.
+            ConfigError: it is called twice in one build, or with less than 1 block.
+            PlanError: the tier has more blocks than the model.
         """
+        # The record of the first call would be lost.
         if self._blocks is not None:
-            raise ConfigError("cut.depth was called twice in one build; a model has one depth unit")
+            raise ConfigError(
+                "cut.depth was called twice in one build; a model can have only one depth unit"
+            )
         if blocks < 1:
             raise ConfigError(
                 f"cut.depth({blocks}): a model with a depth unit has at least 1 block"
@@ -229,36 +280,47 @@ class Cut:
         return self._depth
 
     def _kept(self, axis: Axis) -> int:
+        # Inference names the axes that it adds itself with this prefix.
         if axis.name.startswith(FIXED_PREFIX):
             raise ConfigError(
-                f"axis {axis.name}: names that start with {FIXED_PREFIX!r} are taken; choose "
-                "another"
+                f"axis {axis.name}: names that start with {FIXED_PREFIX!r} are reserved; choose"
+                " another name"
             )
-        units = 1  # of the axis that the builder asked for, for each unit of the one used
+        if axis.name in self._joined:
+            axis = replace(axis, name=self._joined[axis.name])
+        units = 1  # units of the requested axis for each unit of the used one
         if self._declared is not None and self._declared.name == axis.name:
             units = axis.size // self._declared.size
             axis = self._declared
+        # A name that is requested again must mean the same axis, as in a residual stream.
         first = self._axes.setdefault(axis.name, axis)
         if first != axis:
             raise ConfigError(
-                f"axis {axis.name} was named twice, as {first.size} units in {first.groups} groups "
-                f"and as {axis.size} in {axis.groups}; give different layers different names"
+                f"axis {axis.name} was requested twice, with {first.size} units in"
+                f" {first.groups} groups and with {axis.size} in {axis.groups}; give different"
+                " layers different names"
             )
+        # One more unit for each group, so that groups stay equal.
         enlarged = axis.groups * self._enlarge.get(axis.name, 0)
         return (axis.kept(self._rate) + enlarged) * units
 
 
 class _WholeCut(Cut):
-    """Answers for a part of a model that no width cuts."""
+    """Gives the sizes of a part of a model that no width cuts."""
 
     def __init__(self, cut: Cut) -> None:
         super().__init__()
+        # Its own sizes are those of the whole model.
         self._cut = cut
 
     def depth(self, blocks: int) -> int:
         return self._cut.depth(blocks)
 
-    def labels(self, name: str, n: int) -> int:
+    def labels(
+        self,
+        name: str,
+        n: int,
+    ) -> int:
         return self._cut.labels(name, n)
 
     def _kept(self, axis: Axis) -> int:

@@ -1,10 +1,10 @@
-"""Dimensions: which entries of a tensor's dimension belong to which unit of which axis.
+"""Dimensions: the assignment of a dimension's entries to the units of axes.
 
-An axis may have many entries for each unit, and they may lie in any of the orders that tensor
-programs produce: side by side (a flattened feature map), one map of all units behind the other (the
-gates of a recurrent layer, fused queries, keys and values, a map flattened with its channels last).
-Maps of several axes may follow one another (a concatenation). All of these are loops around one
-another, and slicing knows no other form.
+An axis may have several entries for each unit, in any order that tensor programs produce: side by
+side (a flattened feature map), or one map of all units after another (the gates of a recurrent
+layer, fused queries, keys and values, a map flattened with its channels last). Maps of several axes
+may follow each other (a concatenation). All of these are nested loops, and slicing supports no
+other form.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ _LOOPS = ("inner", "outer")
 class Dim:
     """One dimension of a tensor.
 
-    The entries of an axis are counted by two loops: `outer` times over its units, `inner` entries
-    for each. So a flattened feature map of 25 places is ``Dim("conv", inner=25)``, with channels
-    last ``Dim("conv", outer=25)``, and ``cat([x, y])`` of two axes ``Dim("x", more=(Dim("y"),))``.
+    Two loops enumerate the entries of an axis: `outer` times over its units, with `inner` entries
+    each. So a flattened feature map of 25 places is ``Dim("conv", inner=25)``, with channels last
+    ``Dim("conv", outer=25)``, and ``cat([x, y])`` of two axes ``Dim("x", more=(Dim("y"),))``.
 
     Example:
         >>> axes = {"hidden": Axis("hidden", 3)}
@@ -34,26 +34,33 @@ class Dim:
         array([0, 2, 3, 5])
     """
 
-    axis: str  # name of the axis it carries; of a concatenation, the first
+    axis: str  # name of its axis; for a concatenation, the first
     inner: int = 1  # consecutive entries of each unit
-    outer: int = 1  # maps of the whole axis, one behind the other
-    # whether the units are counted by their place in a group alone, for a grouped axis: each map
-    # has an entry for each place. So are the inputs of a grouped convolution, and maps that lie
+    outer: int = 1  # maps of the whole axis, one after another
+    # for a grouped axis, whether only the place in a group identifies a unit, so that each map has
+    # one entry for each place. Examples are the inputs of a grouped convolution, and maps that lie
     # within or across the groups
     shared: bool = False
-    more: "tuple[Dim, ...]" = ()  # what follows in the same dimension, each without more of its own
+    more: "tuple[Dim, ...]" = ()  # following parts of the dimension, each without further parts
 
     @property
     def segments(self) -> "tuple[Dim, ...]":
-        """The dimensions of one axis that it is a concatenation of."""
-        return (replace(self, more=()), *self.more) if self.more else (self,)
+        """Return the concatenated parts, each of one axis."""
+        if not self.more:
+            return (self,)
+        first = replace(self, more=())
+        return (first, *self.more)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it carries one axis, with the entries of each unit side by side."""
+        """Return whether it carries one axis, with the entries of each unit side by side."""
         return self == Dim(self.axis, self.inner)
 
-    def length(self, axes: Mapping[str, Axis], width: float) -> int:
+    def length(
+        self,
+        axes: Mapping[str, Axis],
+        width: float,
+    ) -> int:
         """Count its entries in a sub-model of a width."""
         length = 0
         for segment in self.segments:
@@ -68,10 +75,10 @@ class Dim:
 
         Args:
             axes: all axes of the dimension.
-            kept: units of axes; axes that are not named are whole.
+            kept: kept units by axis; other axes are whole.
 
         Raises:
-            PlanError: if groups that share their entries do not keep the same places.
+            PlanError: groups that share entries keep different places.
         """
         entries = []
         start = 0
@@ -99,7 +106,7 @@ class Dim:
         """
         if isinstance(value[0], str):  # a plain dimension; others are lists of segments
             axis, inner = value
-            return cls(axis, int(inner))
+            return cls(axis, _whole(inner))
         first, *more = map(_segment_from_json, value)
         return replace(first, more=tuple(more))
 
@@ -107,26 +114,39 @@ class Dim:
         return " + ".join(map(_text, self.segments))
 
 
-def _count(segment: Dim, kept: int, axis: Axis) -> int:
+def _count(
+    segment: Dim,
+    kept: int,
+    axis: Axis,
+) -> int:
     """Count the entries of a segment with some number of units of its axis."""
     units = kept // axis.groups if segment.shared else kept
     return units * segment.inner * segment.outer
 
 
-def _entries_of_units(segment: Dim, axis: Axis, units: NDArray[np.int64]) -> NDArray[np.int64]:
+def _entries_of_units(
+    segment: Dim,
+    axis: Axis,
+    units: NDArray[np.int64],
+) -> NDArray[np.int64]:
     """List the entries of some units within a segment."""
     map_size = axis.size
     if segment.shared:
         rows = units.reshape(axis.groups, -1)
         map_size = axis.group_size
-        if (rows != rows[0] + np.arange(axis.groups)[:, None] * map_size).any():
+        first_entries = np.arange(axis.groups)[:, None] * map_size
+        expected = rows[0] + first_entries
+        if (rows != expected).any():
             raise PlanError(
-                f"axis {axis.name}: its {axis.groups} groups share entries, so each must keep the "
-                "same places of its own; choose a window whose heads are 'preserving'"
+                f"axis {axis.name}: its {axis.groups} groups share entries, so all must keep the"
+                " same places; choose a window with heads = 'preserving'"
             )
         units = rows[0]
-    starts = (np.arange(segment.outer)[:, None] * map_size + units).reshape(-1, 1)
-    return (starts * segment.inner + np.arange(segment.inner)).reshape(-1)
+    # Repetitions of the axis outside, units within, and then the entries of one unit.
+    first_units = np.arange(segment.outer)[:, None] * map_size
+    starts = (first_units + units).reshape(-1, 1)
+    entries = starts * segment.inner + np.arange(segment.inner)
+    return entries.reshape(-1)
 
 
 def _segment_to_json(segment: Dim) -> dict[str, Any]:
@@ -140,8 +160,20 @@ def _segment_to_json(segment: Dim) -> dict[str, Any]:
 
 
 def _segment_from_json(record: Any) -> Dim:
-    inner, outer = (int(record.get(loop, 1)) for loop in _LOOPS)
-    return Dim(str(record["axis"]), inner, outer, bool(record.get("shared", False)))
+    inner, outer = (_whole(record.get(loop, 1)) for loop in _LOOPS)
+    return Dim(
+        str(record["axis"]),
+        inner,
+        outer,
+        bool(record.get("shared", False)),
+    )
+
+
+def _whole(value: Any) -> int:
+    """Return a whole number from 1 on; a ValueError for others, such as the infinity of 1e999."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is not a whole number from 1 on")
+    return value
 
 
 def _text(segment: Dim) -> str:

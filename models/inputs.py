@@ -1,8 +1,8 @@
-"""Models of several inputs: a sample is one row of numbers, which is split before the module runs.
+"""Models with several inputs: a sample is one row of numbers, split before the module runs.
 
-Graphs, boards and server handle samples of one tensor. The inputs of a sample lie in it one behind
-the other, in the order of ``input_shape``, each flattened; whole numbers beside others are float32,
-exact up to 2^24.
+Graphs, boards and server handle samples of one tensor. A row contains the flattened inputs of a
+sample in the order of ``input_shape``; integers next to floats are stored as float32, exact up to
+2^24.
 """
 
 import math
@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Row:
-    """How a row of numbers is split into inputs, by their names.
+    """The layout of a row of numbers: its inputs by name.
 
-    As a forward pre-hook of a module it makes a row the keywords of ``forward``.
+    As a forward pre-hook of a module, it converts a row into the keywords of ``forward``.
 
     Attributes:
         shapes: shapes of one sample.
@@ -28,22 +28,24 @@ class Row:
     @property
     def dtype(self) -> Literal["float32", "int64"]:
         """The dtype of the whole row."""
+        # One float among the inputs makes the whole row float32.
         return "int64" if set(self.dtypes.values()) == {"int64"} else "float32"
 
     @property
     def named(self) -> bool:
-        """Whether there are several inputs, or one with a name."""
+        """Return whether there are several inputs, or a named one."""
+        # A single input without a name is the row itself.
         return "" not in self.shapes
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a sample: of a row, or of the single input as it is."""
+        """Return the shape of a sample: of a row, or of the single input."""
         if self.named:
             return (sum(map(math.prod, self.shapes.values())),)
         return self.shapes[""]
 
     def places(self) -> Iterator[tuple[str, slice]]:
-        """Yield each input with its place in a row."""
+        """Yield each input with its position in a row."""
         start = 0
         for name, shape in self.shapes.items():
             end = start + math.prod(shape)
@@ -59,18 +61,24 @@ class Row:
 
     def parts(self, x: Any) -> dict[str, Any]:
         """Split rows [batch, *shape] into inputs, whole numbers as int64."""
+        # A row of one number may come without its dimension.
         flat = x.flatten(1) if x.dim() > 1 else x[:, None]
-        # All are cut out before any is converted: a graph keeps this order of operations.
+        # All are sliced before any is converted, because a graph keeps this order of operations.
         inputs: dict[str, Any] = {}
         for name, place in self.places():
-            inputs[name] = flat[:, place].reshape(x.shape[0], *self.shapes[name])
+            columns = flat[:, place]
+            inputs[name] = columns.reshape(x.shape[0], *self.shapes[name])
         for name, value in inputs.items():
             if self.dtypes[name] == "int64":
                 inputs[name] = value.long()
         return inputs
 
-    def with_tokens(self, x: Any, vocabulary: int) -> Any:
-        """Make random numbers whole where a row has tokens, in place.
+    def with_tokens(
+        self,
+        x: Any,
+        vocabulary: int,
+    ) -> Any:
+        """Convert random numbers to token ids where a row has tokens, in place.
 
         Args:
             x: float [batch, *shape].
@@ -82,5 +90,6 @@ class Row:
         for name, place in self.places():
             if self.dtypes[name] == "int64":
                 tokens = x[:, place] if self.named else x
+                # Any real number becomes a token id below the vocabulary.
                 tokens[:] = (tokens.abs() * 1000).floor() % vocabulary
         return x

@@ -1,20 +1,19 @@
-"""Layouts: which axis every dimension of every parameter of a global model carries.
+"""Layouts: the axes of all dimensions of all parameters of a global model.
 
-A layout is all the server needs to cut and merge a model; it is written beside the graphs as
-``layout.json`` and read back without torch.
+The server needs only the layout to cut and merge a model; it is stored beside the graphs as
+``layout.json`` and can be read without torch.
 """
 
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
     PlainSerializer,
-    PlainValidator,
     TypeAdapter,
     ValidationError,
 )
@@ -23,66 +22,37 @@ from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.foreign_files import Label
 from fleet_protocol.frozen import problems
 from models.axes import Axis, AxisKind
+from models.block_names import HEAD, block_names
 from models.dims import Dim
-from models.tier import Tier
+from models.parameters import Parameter, Statistic
+from models.tier import WHOLE_SHARE, Tier
 
 FORMAT_VERSION = 1
-STEM = "stem"
-HEAD = "head"
-
-
-def block_name(number: int) -> str:
-    """Return the name of the depth unit with a number, from 1, as parameters have it."""
-    return f"block{number}"
-
-
-def _block_names(depth: int) -> frozenset[str]:
-    """Name all blocks of a model of some depth."""
-    return frozenset({STEM, HEAD, *map(block_name, range(1, depth + 1))})
+_MOST_ENTRIES = 2**25
+"""The most units of all axes, and the most entries of a dimension; as int64 they have 256 MB."""
 
 
 def freeze(value: Any) -> Any:
-    """Make a JSON value immutable: its lists become tuples, and its objects read-only mappings."""
+    """Make a JSON value immutable: lists become tuples, and objects read-only mappings."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: freeze(entry) for key, entry in value.items()})
-    return tuple(map(freeze, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(freeze, value))
+    return value
 
 
 def thaw(value: Any) -> Any:
-    """Turn the result of `freeze` back into plain dictionaries and lists."""
+    """Convert the result of `freeze` back into plain dictionaries and lists."""
     if isinstance(value, Mapping):
         return {key: thaw(entry) for key, entry in value.items()}
-    return list(map(thaw, value)) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return list(map(thaw, value))
+    return value
 
 
 # A file has the axes as a list, in their order.
 _BY_NAME = BeforeValidator(lambda axes: {str(axis["name"]): axis for axis in axes})
-_LISTED = PlainSerializer(lambda axes: [asdict(axis) for axis in axes.values()])
-_Dim = Annotated[Dim, PlainValidator(Dim.from_json), PlainSerializer(Dim.to_json)]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A trained tensor of the global model."""
-
-    name: Label  # dotted path
-    shape: tuple[int, ...]  # in the global model
-    dims: tuple[_Dim, ...]
-    block: Label  # ``stem``, ``block1`` ..., or ``head``
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """A static batch norm, whose mean and variance vectors are computed after training."""
-
-    name: Label
-    dims: tuple[_Dim, ...]
-    block: Label
-
-    @property
-    def tensors(self) -> tuple[str, str]:
-        """The names of the mean and the variance vector among the tensors of a graph."""
-        return f"stat.{self.name}.mean", f"stat.{self.name}.var"
+_LISTED = PlainSerializer(lambda axes: [axis.to_json() for axis in axes.values()])
 
 
 @dataclass(frozen=True)
@@ -93,19 +63,17 @@ class Layout:
         arch: name of the architecture.
         settings: settings it was built with, JSON values (sequences as tuples).
         axes: every axis by name.
-        parameters: in the order the module registers them.
+        parameters: the parameters in the order the module registers them.
         statistics: its static batch norms, in module order; empty if it has none.
         depth: number of blocks; 1 if the model has no depth unit.
-        depths: the depths a tier may ask for, ascending.
-        label_axes: axes whose rows a device may only change for labels it has seen (the label
-            rule).
+        depths: the depths that a tier may have, ascending.
+        label_axes: axes whose rows a device may change only for its own labels (the label rule).
         input_shape: shape of one sample, without the batch.
         input_dtype: ``float32``, or ``int64`` for tokens.
         classes: number of labels.
-        heads: tiers with a head of their own, which no other tier shares, by id: the number of
-            their labels.
+        heads: number of labels of tiers with a separate head, by tier id.
         base: frozen tensors, in module order. They are the same in all rounds, so weights, plans
-            and merges do not have them: graphs take them from a file, which is one for all tiers
+            and merges do not contain them. Graphs read them from a file, which all tiers share
             unless a width cuts some of them.
     """
 
@@ -129,11 +97,17 @@ class Layout:
         object.__setattr__(self, "axes", MappingProxyType(dict(self.axes)))
         _check(self)
 
-    def tier(self, width: float, depth: int | None = None) -> Tier:
-        """Make a tier of this model, by default of all its blocks.
+    def tier(
+        self,
+        width: float,
+        depth: int | None = None,
+        trained: float = WHOLE_SHARE,
+    ) -> Tier:
+        """Return a tier of this model, by default with all its blocks, all of them trained.
 
         Raises:
-            PlanError: if the model cannot have the width or the depth; it names those it can have.
+            PlanError: the model does not support the width or the depth; the message lists the
+                valid ones.
         """
         chosen = self.depth if depth is None else depth
         if chosen not in self.depths:
@@ -141,15 +115,15 @@ class Layout:
             raise PlanError(
                 f"{self.arch} has no sub-model of depth {chosen}; its depths are {allowed}"
             )
-        return Tier(width, chosen)
+        return Tier(width, chosen, trained)
 
     def blocks(self, tier: Tier) -> frozenset[str]:
-        """Name the blocks a tier keeps: stem, head and lowest units.
+        """Return the names of the blocks that a tier keeps: stem, head and lowest units.
 
         Raises:
             PlanError: if the model does not have the depth.
         """
-        return _block_names(self.tier(tier.width, tier.depth).depth)
+        return block_names(self.tier(tier.width, tier.depth).depth)
 
     def base_of(self, tier: Tier) -> dict[str, tuple[int, ...]]:
         """Return the local shapes of the frozen tensors of a tier, in registration order."""
@@ -162,9 +136,9 @@ class Layout:
 
     @property
     def labelled(self) -> frozenset[str]:
-        """The label axes that have a row for each label.
+        """Return the label axes that have a row for each label.
 
-        Of a smaller axis, every row is updated by every device.
+        For a smaller axis, every device updates every row.
         """
         names: set[str] = set()
         for name in self.label_axes:
@@ -174,14 +148,14 @@ class Layout:
 
     @property
     def cut_base(self) -> str | None:
-        """The name of the first frozen tensor that a width cuts, or None."""
+        """Return the name of the first frozen tensor that a width cuts, or None."""
         for tensor in self.base:
             if any(map(self.is_cut, tensor.dims)):
                 return tensor.name
         return None
 
     def kept(self, tier: Tier) -> tuple[Parameter, ...]:
-        """List the parameters a tier keeps, in registration order; errors as of `blocks`."""
+        """Return the parameters that a tier keeps in registration order; errors as in `blocks`."""
         blocks = self.blocks(tier)
         kept: list[Parameter] = []
         for parameter in self.parameters:
@@ -189,7 +163,11 @@ class Layout:
                 kept.append(parameter)
         return tuple(kept)
 
-    def local_shape(self, dims: Iterable[Dim], width: float) -> tuple[int, ...]:
+    def local_shape(
+        self,
+        dims: Iterable[Dim],
+        width: float,
+    ) -> tuple[int, ...]:
         """Compute the shape of a tensor with these dimensions in a sub-model of this width."""
         return tuple(dim.length(self.axes, width) for dim in dims)
 
@@ -206,7 +184,7 @@ class Layout:
         return self.heads.get(tier.id, self.classes)
 
     def own_head(self, tier: Tier) -> tuple[Parameter, ...]:
-        """List the parameters of a tier's separate head; none if it shares the model's."""
+        """Return the parameters of a tier's separate head; empty if it shares the model's."""
         if tier.id not in self.heads:
             return ()
         head: list[Parameter] = []
@@ -216,9 +194,9 @@ class Layout:
         return tuple(head)
 
     def shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
-        """Return the local shapes of the parameters a tier keeps, in registration order.
+        """Return the local shapes of the parameters that a tier keeps, in registration order.
 
-        Errors as of `blocks`.
+        It raises the errors of `blocks`.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         for parameter in self.kept(tier):
@@ -232,7 +210,7 @@ class Layout:
         return shapes
 
     def parameter_count(self, tier: Tier) -> int:
-        """Count the scalar parameters of a tier; errors as of `blocks`."""
+        """Count the scalar parameters of a tier; raises the errors of `blocks`."""
         return sum(math.prod(shape) for shape in self.shapes(tier).values())
 
     def to_json(self) -> str:
@@ -250,7 +228,7 @@ class Layout:
         """Read an equal layout back from JSON text.
 
         Raises:
-            ConfigError: if the text is not a layout of this format version.
+            ConfigError: the text is not a layout of this format version.
         """
         try:
             return _read(json.loads(text))
@@ -271,18 +249,19 @@ _STORED = TypeAdapter(Layout)
 def _read(document: Mapping[str, Any]) -> Layout:
     if document["version"] != FORMAT_VERSION:
         raise ValueError(
-            f"format version {document['version']}, this release reads {FORMAT_VERSION}"
+            f"its format version is {document['version']}, but this release reads {FORMAT_VERSION}"
         )
     return _STORED.validate_python(document)
 
 
 def _check(layout: Layout) -> None:
-    """Refuse a layout that contradicts itself, before anything is cut by it."""
+    """Refuse an inconsistent layout before it is used."""
     if layout.input_dtype not in ("float32", "int64"):
         raise PlanError(
             f"{layout.arch}: input dtype {layout.input_dtype!r} is neither float32 nor int64"
         )
     _check_depths(layout)
+    _check_sizes(layout)
     names = [parameter.name for parameter in (*layout.parameters, *layout.base)]
     if len(set(names)) != len(names):
         raise PlanError(f"{layout.arch}: two parameters share a name")
@@ -302,6 +281,32 @@ def _check(layout: Layout) -> None:
         _check_head(layout, Tier.parse(tier_id), classes)
 
 
+def _check_sizes(layout: Layout) -> None:
+    """Refuse a layout whose plans take more memory than any model's.
+
+    A plan lists the units of every axis and the entries of every dimension.
+    """
+    units = sum(axis.size for axis in layout.axes.values())
+    if units > _MOST_ENTRIES:
+        raise PlanError(
+            f"{layout.arch}: its axes have {units:,} units; {_MOST_ENTRIES:,} are the most"
+        )
+    tensors: list[Parameter | Statistic] = [
+        *layout.parameters,
+        *layout.base,
+        *layout.statistics,
+    ]
+    for tensor in tensors:
+        for dim in tensor.dims:
+            is_known = all(segment.axis in layout.axes for segment in dim.segments)
+            length = dim.length(layout.axes, 1.0) if is_known else 0
+            if length > _MOST_ENTRIES:
+                raise PlanError(
+                    f"{layout.arch}: a dimension of {tensor.name} has {length:,} entries;"
+                    f" {_MOST_ENTRIES:,} are the most"
+                )
+
+
 def _check_depths(layout: Layout) -> None:
     depths = list(layout.depths)
     is_ascending = depths == sorted(set(depths))
@@ -312,8 +317,8 @@ def _check_depths(layout: Layout) -> None:
 
 
 def _check_references(layout: Layout, tensors: Iterable[Parameter | Statistic]) -> None:
-    """Refuse tensors of axes or blocks that the layout does not have."""
-    blocks = _block_names(layout.depth)
+    """Refuse tensors with axes or blocks that the layout does not have."""
+    blocks = block_names(layout.depth)
     for tensor in tensors:
         for dim in tensor.dims:
             for segment in dim.segments:
@@ -328,33 +333,38 @@ def _check_references(layout: Layout, tensors: Iterable[Parameter | Statistic]) 
 
 
 def _check_labels(layout: Layout, tensors: Iterable[Parameter | Statistic]) -> None:
-    """Refuse label axes that the label rule cannot be applied to."""
+    """Refuse label axes to which the label rule cannot be applied."""
     for tensor in tensors:
         for dim in tensor.dims:
             if not dim.is_plain and layout.has_labels(dim):
                 raise PlanError(
-                    f"{layout.arch}: {tensor.name} has rows of labels among others; give them a "
-                    "tensor alone"
+                    f"{layout.arch}: {tensor.name} mixes rows of labels with others; put the"
+                    " rows of labels into a separate tensor"
                 )
     for name in layout.label_axes:
         if name not in layout.axes or layout.axes[name].kind is not AxisKind.FIXED:
             raise PlanError(f"{layout.arch}: label axis {name} is not one of its fixed axes")
 
 
-def _check_head(layout: Layout, tier: Tier, classes: int) -> None:
-    """Refuse a separate head of a tier that is cut by width or shares what goes with labels."""
+def _check_head(
+    layout: Layout,
+    tier: Tier,
+    classes: int,
+) -> None:
+    """Refuse a separate head of a tier that is cut by width or shares parameters of labels."""
     layout.tier(tier.width, tier.depth)
-    if classes < 1 or tier.width != 1.0 or tier == layout.tier(1.0):
+    is_cut_by_depth = tier.width == 1.0 and tier.depth < layout.depth
+    if classes < 1 or not is_cut_by_depth or tier.trained != WHOLE_SHARE:
         raise PlanError(
-            f"{layout.arch}: {tier.id} cannot have a head of its own with {classes} labels; "
-            "shallower tiers of width 1 can, and the head of the whole model is that of its "
-            "setting `classes`"
+            f"{layout.arch}: {tier.id} cannot have its own head with {classes} labels: only"
+            " shallower tiers of width 1 can, if they train everything, and the whole model takes"
+            " its labels from the setting `classes`"
         )
     for parameter in (*layout.parameters, *layout.base):
         trains_in_head = parameter.block == HEAD and parameter not in layout.base
         has_labels = any(dim.axis in layout.label_axes for dim in parameter.dims)
         if has_labels and not trains_in_head:
             raise PlanError(
-                f"{layout.arch}: {parameter.name} goes with the labels but is not part of a head "
-                "that trains, so no tier can have labels of its own"
+                f"{layout.arch}: {parameter.name} depends on the labels but is not part of a"
+                " trainable head, so no tier can have its own labels"
             )

@@ -1,4 +1,4 @@
-"""Describe the state of a user's own class, so that weights of a run load into it.
+"""Describes the state of a user's class, so that weights of a run load into it.
 
 A run stores the tensors of the exported model. The user's class may have others: `convert` renames
 parameters of attention and recurrent layers, batch norm keeps its statistics in buffers, and
@@ -22,6 +22,7 @@ from fleet_protocol.errors import BlobError, ConfigError
 from fleet_protocol.foreign_files import Label, is_seen, quoted, read_within
 from fleet_protocol.frozen import FiniteJson, FrozenModel, problems
 from fleet_protocol.mapped_tensors import DTYPES, blob_in
+from models.package_form import PackageBuild, PackageForm
 from models.slicing import Tensors
 
 OWN_CLASS = "own_class.safetensors"
@@ -31,23 +32,24 @@ SPECTRAL_STEPS = 8
 """Steps of the power iteration of a spectral norm, which starts from the norms of the rows."""
 
 FILE_LIMIT = 512 * 1024 * 1024
-"""Most bytes of the file; its content is in a graph, too, and boards accept no larger ones."""
+"""Size limit of the file; its content is also in a graph, and boards accept no larger graphs."""
 
 ENTRIES_LIMIT = 100_000
-"""Most tensors in the state of a class."""
+"""Largest number of tensors in the state of a class."""
 
 USES_LIMIT = 64
-"""How often a state may have what the run's tensors have, as layers that share weights do."""
+"""Limit of a state's size as a multiple of the run's tensors, because layers may share weights."""
 
-_PATH_LIMIT = 4096  # characters of the path of a user's file
-_DIMENSIONS = 64  # the most that an array of numpy has
+_PATH_LIMIT = 4096  # largest length of the path of a user's file
+_DIMENSIONS = 64  # numpy's limit on dimensions
+# Types of buffers that weights of a run never have.
 _OF_CONSTANTS = {"BOOL": "?", "I16": "<i2", "I32": "<i4", "U64": "<u8", "C64": "<c8"}
 _DTYPES = {**DTYPES, **{name: np.dtype(kind) for name, kind in _OF_CONSTANTS.items()}}
 
 Kind = Literal["parameter", "mean", "variance", "count", "left", "right", "constant"]
 
 _HEADER = "own_class"
-_NAMED = 3  # missing entries that a message names
+_NAMED = 3  # number of missing entries in a message
 _ONE_SOURCE = frozenset(["mean", "variance", "left", "right"])
 _FROM_FILE = frozenset(["count", "constant"])
 _VECTORS = frozenset(["left", "right"])
@@ -55,6 +57,7 @@ _VECTORS = frozenset(["left", "right"])
 
 def is_identifier(text: str) -> bool:
     """Return whether a text is a name in Python, and not a keyword."""
+    # Names end up in lines of Python that a user runs, so nothing else may pass.
     return text.isidentifier() and not keyword.iskeyword(text) and len(text) <= _PATH_LIMIT
 
 
@@ -117,8 +120,9 @@ class Entry(FrozenModel):
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Names of the run's tensors that it is made of."""
+        """Return the names of the run's tensors that it needs."""
         if self.kind == "mean":
+            # The names under which a store keeps the statistics of a norm.
             return (f"stat.{self.sources[0]}.mean",)
         if self.kind == "variance":
             return (f"stat.{self.sources[0]}.var",)
@@ -134,7 +138,7 @@ class Builder(FrozenModel):
         file: path of the user's file, if any.
         name: name of the architecture in the module.
         settings: settings that differ from the architecture's defaults.
-        converts: whether it converts the model that it builds, so that the class is the original.
+        converts: whether it converts the built model, so that the class is the original one.
     """
 
     module: Annotated[str, AfterValidator(_module)]
@@ -145,19 +149,23 @@ class Builder(FrozenModel):
 
 
 class OwnClass(FrozenModel):
-    """The class of a tier as its author wrote it.
+    """The original class of a tier.
 
     Attributes:
         format_version: version of this schema.
         entries: entries in the order of the state.
         builder: the builder; None if no module has it under a name.
-        problem: why weights of a run cannot be loaded into the class; empty if they can.
+        problem: why weights of a run do not load into the class; empty if they do.
+        form: how the package that defines the class stores it; None if it has no such form.
+        package: how a package's class is built by its SPEC; None for other classes.
     """
 
     format_version: Literal[1] = 1
     entries: Annotated[tuple[Entry, ...], Field(max_length=ENTRIES_LIMIT)] = ()
     builder: Builder | None = None
     problem: str = ""
+    form: PackageForm | None = None
+    package: PackageBuild | None = None
 
     @model_validator(mode="after")
     def _entries_are_apart(self) -> "OwnClass":
@@ -178,7 +186,7 @@ class OwnClass(FrozenModel):
 
     @property
     def needed(self) -> frozenset[str]:
-        """The names of all tensors of a run that the state uses."""
+        """Return the names of all tensors of a run that the state uses."""
         names: set[str] = set()
         for entry in self.entries:
             names.update(entry.needed)
@@ -188,16 +196,23 @@ class OwnClass(FrozenModel):
         """Check that a run provides the whole state.
 
         Raises:
-            ConfigError: if entries are missing; it names some.
+            ConfigError: entries are missing; the message names some.
         """
         missing = self.missing(tensors)
         if missing:
-            more = f" and {len(missing) - _NAMED} more" if missing[_NAMED:] else ""
+            more = ""
+            if missing[_NAMED:]:
+                more = f" and {len(missing) - _NAMED} more"
             raise ConfigError(
                 f"the run has no values for {', '.join(missing[:_NAMED])}{more} of the class"
             )
 
-    def values(self, tensors: Tensors, constants: Tensors, steps: int) -> dict[str, NDArray[Any]]:
+    def values(
+        self,
+        tensors: Tensors,
+        constants: Tensors,
+        steps: int,
+    ) -> dict[str, NDArray[Any]]:
         """Build the state of the class.
 
         Args:
@@ -207,43 +222,44 @@ class OwnClass(FrozenModel):
             steps: number to add to the counts of batches in the constants.
 
         Raises:
-            ConfigError: if tensors are missing.
-            BlobError: if an entry cannot be made of them, or the state is far larger than they are.
+            ConfigError: tensors are missing.
+            BlobError: an entry cannot be built from them, or the state is much larger than they
+                are.
         """
+        # Checked before anything is built, so that an error names all that is missing.
         self.require(tensors)
         self._require_bounds(tensors)
         return {entry.name: _value(entry, tensors, constants, steps) for entry in self.entries}
 
     def _require_bounds(self, tensors: Tensors) -> None:
-        """Refuse a state that is far larger than the tensors that it is made of."""
-        # A file from elsewhere could name the largest tensor in each of its entries.
+        """Refuse a state that is much larger than its source tensors."""
+        # An untrusted file could use the largest tensor in each of its entries.
         most = USES_LIMIT * sum(tensor.size for tensor in tensors.values())
         size = 0
         for entry in self.entries:
             size += sum(tensors[name].size for name in entry.needed)
             if size > most:
                 raise BlobError(
-                    f"entry {quoted(entry.name)}: up to it the state takes more than {USES_LIMIT}"
-                    " times what the run's tensors have"
+                    f"entry {quoted(entry.name)}: up to this entry, the state needs more than"
+                    f" {USES_LIMIT} times the size of the run's tensors"
                 )
 
     def to_bytes(self, constants: Tensors | None = None) -> bytes:
         """Write the description as a file, including the constants."""
-        return save(
-            dict(constants or {}),
-            {_HEADER: self.model_dump_json(exclude_defaults=True)},
-        )
+        # Defaults are left out, so that a file stays the same when a field is added.
+        header = {_HEADER: self.model_dump_json(exclude_defaults=True)}
+        return save(dict(constants or {}), header)
 
 
 def read_own_class(folder: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
-    """Read what `OwnClass.to_bytes` wrote to the folder of a tier.
+    """Read the file of `OwnClass.to_bytes` from the folder of a tier.
 
     Returns:
         The description, and the constants by the names of the state.
 
     Raises:
-        BlobError: if the file is damaged, of another version, or lies elsewhere; the message names
-            it and the entry.
+        BlobError: the file is damaged, missing or of another version; the message names it and the
+            entry.
     """
     path = folder / OWN_CLASS
     data = read_within(folder, OWN_CLASS, FILE_LIMIT)
@@ -272,41 +288,74 @@ def read_own_class(folder: Path) -> tuple[OwnClass, dict[str, NDArray[Any]]]:
     return own, constants
 
 
-def _value(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
-    """Make the value of an entry; a BlobError if that fails, as where shapes do not join."""
+def _value(
+    entry: Entry,
+    tensors: Tensors,
+    constants: Tensors,
+    steps: int,
+) -> NDArray[Any]:
+    """Build the value of an entry; raises a BlobError if that fails, as for wrong shapes."""
     try:
         return _VALUES[entry.kind](entry, tensors, constants, steps)
     except (ValueError, LookupError, TypeError) as error:  # numpy's errors are some of these
         raise BlobError(
-            f"entry {quoted(entry.name)}, a {entry.kind}, cannot be made of the run's tensors: "
-            f"{error}"
+            f"entry {quoted(entry.name)}, a {entry.kind}, cannot be built from the run's"
+            f" tensors: {error}"
         ) from error
 
 
-def _joined(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
+def _joined(
+    entry: Entry,
+    tensors: Tensors,
+    constants: Tensors,
+    steps: int,
+) -> NDArray[Any]:
     del constants, steps
+    # A fused parameter of the class has its parts as separate parameters of the exported model.
     values = [tensors[name] for name in entry.needed]
-    return values[0] if len(values) == 1 else np.concatenate(values)
+    if len(values) == 1:
+        return values[0]
+    return np.concatenate(values)
 
 
-def _counted(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
+def _counted(
+    entry: Entry,
+    tensors: Tensors,
+    constants: Tensors,
+    steps: int,
+) -> NDArray[Any]:
     del tensors
     first = constants[entry.name]
-    with np.errstate(all="ignore"):  # a count beyond its type begins anew, as in PyTorch
+    with np.errstate(all="ignore"):  # a count beyond its type wraps around, as in PyTorch
         return np.asarray(first + np.asarray(steps).astype(first.dtype), first.dtype)
 
 
-def _constant(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
+def _constant(
+    entry: Entry,
+    tensors: Tensors,
+    constants: Tensors,
+    steps: int,
+) -> NDArray[Any]:
     del tensors, steps
     return constants[entry.name]
 
 
-def _left(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
+def _left(
+    entry: Entry,
+    tensors: Tensors,
+    constants: Tensors,
+    steps: int,
+) -> NDArray[Any]:
     del constants, steps
     return _singular_vectors(tensors[entry.sources[0]], entry.dim)[0]
 
 
-def _right(entry: Entry, tensors: Tensors, constants: Tensors, steps: int) -> NDArray[Any]:
+def _right(
+    entry: Entry,
+    tensors: Tensors,
+    constants: Tensors,
+    steps: int,
+) -> NDArray[Any]:
     del constants, steps
     return _singular_vectors(tensors[entry.sources[0]], entry.dim)[1]
 
@@ -317,8 +366,11 @@ def _singular_vectors(weight: NDArray[Any], dim: int) -> tuple[NDArray[Any], NDA
     Returns:
         The left one, float32 [rows], and the right one, float32 [columns].
     """
+    # The outputs become the rows, as the layer flattens its weight.
     moved = np.moveaxis(weight, dim, 0)
     rows = moved.reshape(len(moved), -1)
+    # As in the layer: the iteration starts from the norms of the rows and is short, so both must
+    # match.
     left = np.sqrt(np.square(rows).sum(1))
     right = np.zeros(rows.shape[1], rows.dtype)
     for _ in range(SPECTRAL_STEPS):
@@ -336,6 +388,7 @@ def _normal(vector: NDArray[Any]) -> NDArray[Any]:
 _VALUES: Mapping[Kind, Callable[[Entry, Tensors, Tensors, int], NDArray[Any]]] = MappingProxyType(
     {
         "parameter": _joined,
+        # The names of the sources differ, the way to a value is the same.
         "mean": _joined,
         "variance": _joined,
         "count": _counted,

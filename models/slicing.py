@@ -1,14 +1,15 @@
-"""Slicing: the boxes of a tensor that a sub-model keeps, and the copies that cut it out.
+"""Slicing: the boxes of a tensor that a sub-model keeps, and their copies.
 
 The kept units of a dimension are stored as runs of consecutive units. The boxes of a tensor are the
-products of the runs of its dimensions, so that a static plan moves one box and a rolling one at
-most two along each axis, each at the speed of memory.
+products of the runs of its dimensions: a static plan copies one box, a rolling plan at most two
+along each axis, each at memory speed.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from models.draws import Indices
 from models.layout import Layout
 
 MAX_BOXES = 128
-"""Boxes above which a tensor is moved by one fancy index.
+"""With more boxes than this, a tensor is copied by one fancy index.
 
 Each box costs about a microsecond, however small.
 """
@@ -29,7 +30,7 @@ Tensors = Mapping[str, NDArray[Any]]
 
 
 class Run(NamedTuple):
-    """Consecutive entries of one dimension that stay together."""
+    """A run of consecutive entries of one dimension."""
 
     start: int  # the first, in the global tensor
     local: int  # the same in the local tensor
@@ -48,7 +49,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CompiledTensor:
-    """What a plan keeps of one tensor."""
+    """The part of one tensor that a plan keeps."""
 
     name: str
     dims: tuple[Dim, ...]
@@ -60,15 +61,15 @@ class CompiledTensor:
 
 @dataclass(frozen=True, eq=False)
 class CompiledPlan:
-    """A plan made ready for many updates.
+    """A compiled plan for many updates.
 
-    Statistics may be absent from what is sliced or merged, parameters are required.
+    Statistics may be missing in sliced or merged weights; parameters are required.
     """
 
     title: str
     tensors: Mapping[str, CompiledTensor]  # parameters in registration order, then statistics
     required: frozenset[str]
-    label_axes: frozenset[str]  # whose rows a label rule may restrict
+    label_axes: frozenset[str]  # axes whose rows a label rule may restrict
 
     def slice(self, weights: Tensors) -> dict[str, NDArray[Any]]:
         """Cut the sub-model's tensors out of global ones; see `models.plan.slice_weights`."""
@@ -83,8 +84,22 @@ class CompiledPlan:
             cut[tensor.name] = _cut_out(tensor, source)
         return cut
 
+    def without(self, names: Collection[str]) -> "CompiledPlan":
+        """Return the plan of what is left when some parameters stay where they are."""
+        if not names:
+            return self
+        tensors: dict[str, CompiledTensor] = {}
+        for name, tensor in self.tensors.items():
+            if name not in names:
+                tensors[name] = tensor
+        return replace(
+            self,
+            tensors=MappingProxyType(tensors),
+            required=self.required.difference(names),
+        )
+
     def _present(self, weights: Tensors) -> list[CompiledTensor]:
-        """List the tensors that weights have; all required ones must be among them."""
+        """Return the tensors that weights have; all required ones must be present."""
         missing = self.required - weights.keys()
         if missing:
             first = next(name for name in self.tensors if name in missing)
@@ -110,12 +125,15 @@ def compile_tensor(
         layout: the global model.
         name: name of the tensor.
         dims: its dimensions.
-        units: for each dimension the kept units of its axes; axes that are not named are whole.
+        units: the kept units of its axes, for each dimension; other axes are whole.
     """
     shape = layout.local_shape(dims, 1.0)
     runs_of_dims: list[tuple[Run, ...]] = []
     for size, dim, kept in zip(shape, dims, units, strict=True):
-        runs = _runs(dim.entries(layout.axes, kept), 1) if kept else (Run(0, 0, size),)
+        runs: tuple[Run, ...] = (Run(0, 0, size),)
+        if kept:
+            entries = dim.entries(layout.axes, kept)
+            runs = _runs(entries, 1)
         runs_of_dims.append(runs)
     local_shape = tuple(map(_length, runs_of_dims))
     regions = _regions(shape, runs_of_dims)
@@ -129,14 +147,14 @@ def _length(runs: Sequence[Run]) -> int:
 def tensor_regions(
     tensor: CompiledTensor, rows: Mapping[str, Indices] | None = None
 ) -> tuple[Region, ...]:
-    """List the boxes of a tensor, restricted to some rows of its label axes.
+    """Return the boxes of a tensor, restricted to some rows of its label axes.
 
     Args:
         tensor: the tensor.
-        rows: ascending rows by label axis; axes that are not named are whole.
+        rows: ascending rows by label axis; other axes are whole.
 
     Raises:
-        PlanError: if a row lies outside its axis.
+        PlanError: a row is outside its axis.
     """
     if not rows:
         return tensor.regions
@@ -147,9 +165,8 @@ def tensor_regions(
         kept = rows[dim.axis]
         size = tensor.shape[position] // dim.inner
         if kept.size and not (kept[0] >= 0 and kept[-1] < size):
-            raise PlanError(
-                f"rows {kept[0]} to {kept[-1]} of {dim.axis} are outside 0 to {size - 1}"
-            )
+            last = size - 1
+            raise PlanError(f"rows {kept[0]} to {kept[-1]} of {dim.axis} are outside 0 to {last}")
         # A label axis is never cut, so its rows have the same numbers in the sub-model.
         label_runs: list[Run] = []
         for run in _runs(kept, dim.inner):
@@ -162,21 +179,31 @@ def _runs(units: Indices, inner: int) -> tuple[Run, ...]:
     """Group kept units, in local order, into runs of consecutive ones, counted in entries."""
     if not units.size:
         return ()
-    edges = [0, *(np.flatnonzero(np.diff(units) != 1) + 1).tolist(), units.size]
+    edges = [
+        0,
+        *(np.flatnonzero(np.diff(units) != 1) + 1).tolist(),
+        units.size,
+    ]
     runs: list[Run] = []
     for first, last in itertools.pairwise(edges):
-        runs.append(Run(int(units[first]) * inner, first * inner, (last - first) * inner))
+        runs.append(
+            Run(
+                int(units[first]) * inner,
+                first * inner,
+                (last - first) * inner,
+            )
+        )
     return tuple(runs)
 
 
 def _regions(shape: tuple[int, ...], runs: Sequence[tuple[Run, ...]]) -> tuple[Region, ...]:
     """Return the products of the runs of all dimensions."""
     if not runs:
-        # A scalar: an empty index would copy it out instead of pointing at it.
+        # A scalar: an empty index would copy it instead of giving a view.
         return (Region((...,), (...,)),)
     if math.prod(map(len, runs)) <= MAX_BOXES:
         return tuple(map(_box, itertools.product(*runs)))
-    # Trailing whole dimensions stay out of the mesh, so that their entries are still copied
+    # Trailing whole dimensions are not part of the mesh, so that their entries are still copied
     # together.
     depth = 0
     for position, (row, size) in enumerate(zip(runs, shape, strict=True), 1):
@@ -209,9 +236,9 @@ def _entries(start: int, length: int) -> Indices:
 
 
 def _cut_out(tensor: CompiledTensor, source: NDArray[Any]) -> NDArray[Any]:
-    """Return what is kept of a tensor.
+    """Return the kept part of a tensor.
 
-    It is a view of a read-only array, such as a mapped file, if that is possible, else a copy.
+    It is a view of a read-only array, such as a mapped file, if possible, otherwise a copy.
     """
     if len(tensor.regions) == 1 and not source.flags.writeable:
         view: NDArray[Any] = source[tensor.regions[0].whole]

@@ -1,4 +1,4 @@
-"""Locate the line of a user's file that an error came from; imports neither torch nor exporter."""
+"""Locates the line of a user's file that caused an error; imports neither torch nor exporter."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,14 +6,15 @@ from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
-_SHOAL = tuple(str(Path(__file__).parents[1] / name) for name in ("models", "trainer_export"))
+_PACKAGES = Path(__file__).parents[1]
+_SHOAL = (str(_PACKAGES / "models"), str(_PACKAGES / "trainer_export"))
 
-# Functions of Shoal's layers, modes and sizes, which the model calls and which may call it.
+# Functions of Shoal that the model calls, and that may call the model.
 _CALLED_BY_MODELS = ("forward", "__torch_function__", "evaluate_expr")
 
 
 def at_line_of(error: BaseException) -> str:
-    """Describe the innermost line of the model's file that an error passed through.
+    """Return the innermost line of the model's file that an error passed through.
 
     Returns:
         `` at line ... of ..., in module ...``, or an empty text if there is no such line.
@@ -24,7 +25,7 @@ def at_line_of(error: BaseException) -> str:
         code = frame.f_code
         if code.co_filename.startswith(_SHOAL):
             if code.co_name not in _CALLED_BY_MODELS:
-                place = ""  # what called Shoal is not the model
+                place = ""  # callers of Shoal are not the model
         elif not code.co_filename.startswith("<") and "torch" not in Path(code.co_filename).parts:
             module = _module_of(code, frame.f_locals) or module
             place = f" at line {number} of {Path(code.co_filename).name}{module}"
@@ -32,11 +33,17 @@ def at_line_of(error: BaseException) -> str:
 
 
 def _module_of(code: CodeType, values: Mapping[str, Any]) -> str:
-    """Describe the torch module whose method a frame runs; empty if it is not a method of one."""
-    first = values.get(code.co_varnames[0]) if code.co_argcount else None
-    return f", in module {type(first).__name__}" if hasattr(first, "named_parameters") else ""
+    """Return the torch module whose method a frame runs; empty if there is none."""
+    if not code.co_argcount:
+        return ""
+    first = values.get(code.co_varnames[0])
+    # A module by what it has, so that errors can be described without importing torch.
+    if not hasattr(first, "named_parameters"):
+        return ""
+    return f", in module {type(first).__name__}"
 
 
 def first_line(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    line, _, _ = str(error).partition("\n")
+    return f"{type(error).__name__}: {line}"

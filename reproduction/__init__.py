@@ -1,1 +1,1 @@
-"""The papers held against this code: their tables run again."""
+"""Reproduces tables of papers with this code, and tests their claims."""

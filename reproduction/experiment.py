@@ -1,17 +1,17 @@
-"""Describe an experiment: a table of a paper, whose arms are configurations of simulations.
+"""Describes an experiment: a table of a paper, whose arms are configurations of simulations.
 
 Every arm has a configuration at each of three scales.
 
-``paper`` is the published protocol. ``small`` takes less than two hours a seed on two cores for the
-arms that run by default, ``smoke`` minutes. An arm describes all three as plain tables of
-``sim.toml``, so that what differs between them is computed from the configurations and never
-written by hand.
+``paper`` is the published protocol. ``small`` takes less than two hours per seed on two cores for
+the default arms, ``smoke`` takes minutes. An arm describes all three as plain tables of
+``sim.toml``, so that their differences are computed from the configurations and never written by
+hand.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from fleet_protocol.configuration import validate_config
@@ -31,26 +31,31 @@ Settings = Mapping[str, Any]
 def merged(*layers: Settings) -> dict[str, Any]:
     """Join settings, from the most general to the most special, into new ones.
 
-    Of two values for one key the later counts; tables are joined in turn.
+    The later of two values for a key wins; tables are merged recursively.
     """
     settings: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
             earlier = settings.get(key, {})
             are_tables = isinstance(earlier, Mapping) and isinstance(value, Mapping)
+            # A list replaces the earlier list, because its entries have no names by which to join
+            # them.
             settings[key] = merged(earlier, value) if are_tables else value
     return settings
 
 
+# Without equality by value: some fields are functions and mappings, which have no hash.
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One row of a table for one data set and split: what is trained once for each seed.
+    """One row of a table for one data set and split, trained once for each seed.
 
     Attributes:
         name: unique in its table, such as ``a-e/iid``.
-        about: for people, one line.
+        about: description, one line.
         settings: the tables of ``sim.toml`` at a scale.
-        published: what the paper prints, by name of the measure; what is missing was not published.
+        published: the paper's values by name of the measure; missing ones were not published.
+        earlier_defaults: former defaults that the table relied on when it was stated. They keep the
+            runs unchanged, and are not part of the statement.
     """
 
     name: str
@@ -58,43 +63,46 @@ class Arm:
     measures: tuple[Measure, ...]
     settings: Callable[[Scale], Settings]
     published: Mapping[str, Published]
+    earlier_defaults: Settings = field(default_factory=dict)
 
     def config(self, scale: Scale, seed: int, **run: Any) -> SimulationConfig:
         """Return the configuration of a run.
 
         Args:
-            scale: of the run.
-            seed: of the run.
-            run: ``out``, ``cache`` and all else that does not belong to the table.
+            scale: scale of the run.
+            seed: seed of the run.
+            run: ``out``, ``cache`` and other settings outside the table.
 
         Raises:
-            ConfigError: the settings are not those of a simulation.
+            ConfigError: the settings are not valid for a simulation.
         """
-        settings = merged(self.settings(scale), {"seed": seed, **run})
+        own = self.settings(scale)
+        # Former defaults come first, so that the settings of the table can override them.
+        settings = merged(self.earlier_defaults, own, {"seed": seed, **run})
+        # No file has these settings, so an error names the arm.
         source = f"arm {self.name} with seed {seed}"
         return validate_config(settings, SimulationConfig, source=source)
 
     @property
     def folder(self) -> str:
-        """The name of the arm as part of a path."""
+        """Return the name of the arm as part of a path."""
+        # A slash would make a folder in a folder, and Windows refuses colons in names.
         name = self.name.replace("/", "--")
         return name.replace(":", "-")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a table about one arm against another seed by seed, or about one arm alone.
+    """A claim of a table about one arm against another, seed by seed, or about a single arm.
 
     Attributes:
-        says: the claim in a sentence; empty for a comparison that is printed, and of which nothing
-            is claimed.
+        says: the claim in a sentence; empty for a printed comparison without a claim.
         left: name of an arm.
-        right: name of the arm it is compared with; empty for none.
+        right: name of the arm to compare with; empty for none.
         measure: name of a measure that both have.
         how: ``minus`` for the difference, ``over`` for the ratio.
-        at_least: the bound that the figure must be above for the claim to hold; None for no such
-            bound.
-        at_most: that it must be below.
+        at_least: the claim holds if the figure is above this bound; None for no lower bound.
+        at_most: the same for the upper bound.
     """
 
     says: str
@@ -118,18 +126,17 @@ class Experiment:
 
     Attributes:
         table: its name on the command line.
-        title: for people.
-        url: of the paper.
-        section: of the specification, which describes the method.
-        rank: its place where all tables are run; the headline ones come first.
+        title: displayed title.
+        url: address of the paper.
+        section: section of the specification that describes the method.
+        rank: its position if all tables are run; the main ones come first.
         arms: all of them, in the order of the table.
-        seeds: that are run at each scale if nobody names others.
-        decides: how many of the last evaluations are averaged to the figure that decides, by scale.
-        selected: names of the arms that are run at a scale if nobody names others; scales that are
-            missing run all.
-        claims: what the table is there to show, stated before it is run.
-        notes: what differs from the paper at every scale and cannot be seen in a configuration.
-        checked: what was checked where a claim does not hold, a paragraph or list each.
+        seeds: default seeds of each scale.
+        decides: number of last evaluations whose mean decides, by scale.
+        selected: default arms of a scale; scales that are missing run all arms.
+        claims: the claims of the table, stated before it is run.
+        notes: differences from the paper at every scale that no configuration shows.
+        checked: checks of claims that do not hold, one paragraph or list each.
     """
 
     table: str
@@ -149,7 +156,7 @@ class Experiment:
         """Return an arm by its name.
 
         Raises:
-            ConfigError: there is none of this name; the message names the closest one.
+            ConfigError: there is no such arm; the message names the closest one.
         """
         for arm in self.arms:
             if arm.name == name:
@@ -161,7 +168,7 @@ class Experiment:
         """Return the arms to run, in the order of the table.
 
         Args:
-            scale: whose own selection counts if no arms are named.
+            scale: scale whose selection is the default.
             only: names of arms.
 
         Raises:
@@ -171,7 +178,8 @@ class Experiment:
         if not wanted:
             return self.arms
         for name in wanted:
-            self.arm(name)  # raises an error where there is none
+            self.arm(name)  # raises an error for an unknown name
+        # In the order of the table, so that a page does not depend on the order of the request.
         arms = []
         for arm in self.arms:
             if arm.name in wanted:
@@ -189,20 +197,24 @@ def suggestion(name: str, existing: Iterable[str]) -> str:
 
 
 def stated(experiment: Experiment, scale: Scale) -> str:
-    """Return a digest of all that a table states beforehand.
+    """Return a digest of everything that a table states beforehand.
 
-    These are arms, seeds, rounds, what decides, and claims. Stored figures hold the digest, so what
-    goes into it must not change.
+    It covers arms, seeds, rounds, the deciding figure, and claims. Stored figures contain the
+    digest, so its inputs must not change.
     """
     arms: dict[str, Settings] = {}
     for arm in experiment.arms:
+        # Without the former defaults: they keep a run unchanged, but state nothing.
         arms[arm.name] = arm.settings(scale)
+    # Without titles, notes and descriptions, so that rewording them changes no digest.
     statement = {
         "arms": arms,
         "seeds": experiment.seeds[scale],
         "decides": experiment.decides[scale],
         "claims": list(map(asdict, experiment.claims)),
     }
+    # Sorted, because the order of keys in a file has no meaning.
     text = json.dumps(statement, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
+    # Eight digits are enough to notice a change; the digest does not protect from forgery.
     return digest[:8]

@@ -1,57 +1,73 @@
-"""Judge the claims of a table by its stored figures, over all seeds.
+"""Judges the claims of a table by its stored figures, over all seeds.
 
-A claim is tested as its table states: the mean of the last evaluations, or the time or round that
-belongs to no single one; the difference to the other arm with the same seed, or the logarithm of
-the ratio; and Student's interval of 95 % over the seeds. The claim holds where all of the interval
-is beyond its bound, and does not where all of it is on the other side.
+A claim is tested as its table states. The figure is the mean of the last evaluations, or a time or
+round that does not belong to a single evaluation. It is compared with the other arm of the same
+seed, by the difference or the logarithm of the ratio, with Student's interval of 95 % over the
+seeds. The claim holds if the whole interval is beyond its bound, and does not hold if the whole
+interval is on the other side.
 """
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from scipy import stats
 
+from reproduction.by_seed import present
 from reproduction.experiment import Arm, Claim, Experiment, Scale
-from reproduction.measures import Measure, Reading
+from reproduction.measures import ROUNDS_TO_BEST, Measure, Reading
+from reproduction.power import UPPER_TAIL, RequiredSeeds, required_seeds
 from reproduction.published import Published
 from reproduction.stored import Row
 
-VERDICTS = ("holds", "does not hold", "undecided", "not run")
+OUT_OF_REACH = "out of reach here"
+"""The verdict on a claim whose runs would take too long (`reproduction.power`)."""
+VERDICTS = ("holds", "does not hold", "undecided", OUT_OF_REACH, "not run")
 
-UPPER_TAIL = 0.975
-"""Quantile of Student's distribution at the upper end of a two-sided interval of 95 %."""
 _HOUR = 3600.0
 
 ValuesBySeed = dict[int, float | None]
-"""A figure or a comparison for each seed; None where a target was never reached."""
+"""A figure or a comparison for each seed; None if a target was never reached."""
 BySeed = Mapping[int, float | None]
-"""The same, to read."""
+"""The same, read-only."""
 _FigureKey = tuple[str, str]
 """Names of an arm and of a measure."""
 _Which = Literal["best", "last", "deciding"]
-"""Of the values of a reading."""
+"""One of the values of a reading."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of one arm, by seed; `hours` is the simulated time of all rounds."""
+    """One figure of one arm, by seed.
+
+    Attributes:
+        hours: simulated time of all rounds.
+        seconds: real time of all rounds.
+        rounds: how many there are.
+    """
 
     arm: Arm
     measure: Measure
     readings: Mapping[int, Reading]
     hours: Mapping[int, float]
+    seconds: Mapping[int, float]
+    rounds: Mapping[int, int]
+
+    def is_censored(self, seed: int) -> bool:
+        """Return whether the run of a seed ended at its best round, so that a later may be best."""
+        reading = self.readings[seed]
+        return self.measure is ROUNDS_TO_BEST and reading.best_round == self.rounds[seed]
 
     @property
     def published(self) -> Published | None:
-        """The figure that the paper prints, if it does."""
+        """The figure in the paper, if any."""
         return self.arm.published.get(self.measure.name)
 
     @property
     def last_alone(self) -> bool:
-        """Whether the last evaluation decides, as some run has no mean of the last ones."""
+        """Return whether the last evaluation decides, because a run lacks the mean of several."""
         for reading in self.readings.values():
             if reading.decides is None and reading.last is not None:
                 return True
@@ -59,6 +75,8 @@ class Figure:
 
     def by_seed(self, name: _Which) -> ValuesBySeed:
         """Return an attribute of the readings, by seed."""
+        # All seeds then use the last evaluation: a mean over seeds must not mix two kinds of
+        # figures.
         if name == "deciding" and self.last_alone:
             name = "last"
         values: ValuesBySeed = {}
@@ -76,18 +94,21 @@ StandIn = tuple[str, str]
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim, and what the runs say of it.
+    """A claim, and the results of the runs for it.
 
     Attributes:
-        claim: what is claimed.
-        by_seed: differences, ratios or figures that decide; None where one of the arms never
-            reached its target.
+        claim: the claim.
+        by_seed: deciding differences, ratios or figures; None if one of the arms never reached its
+            target.
         best: the same of the best round, which the papers print.
         published: the same of the published figures, if there are any.
         same_data: whether the runs are of the data set that the claim is about.
-        bounds: where one of the arms never reached its target, the bound of the ratio of times,
-            such as ``> 2.65``.
+        bounds: bound of the ratio of times for seeds whose arm never reached its target, such as
+            ``> 2.65``.
         lacking: stated seeds that were not run of all arms of the claim.
+        censored: seeds for which an arm's best round is its last, so that its number is not
+            conclusive.
+        seconds: real time of one seed of all arms of the claim.
     """
 
     claim: Claim
@@ -97,14 +118,25 @@ class ClaimResult:
     same_data: bool
     bounds: Mapping[int, str] = field(default_factory=dict)
     lacking: tuple[int, ...] = ()
+    censored: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def need(self) -> RequiredSeeds | None:
+        """The cost of deciding the claim at its published size; None if that is unknown."""
+        values = present(self.by_seed.values())
+        # Without these values the spread would look smaller than it is.
+        if len(values) < len(self.by_seed) or self.censored or not self.same_data:
+            return None
+        return required_seeds(self.claim, values, self.published, self.seconds)
 
     @property
     def interval(self) -> tuple[float, float, float] | None:
-        """Mean over the seeds, geometric of ratios, and the ends of its interval.
+        """Return the mean over the seeds (geometric for ratios) and the ends of its interval.
 
         None for fewer than two seeds.
         """
-        values = _present(self.by_seed.values())
+        values = present(self.by_seed.values())
         is_complete = len(values) == len(self.by_seed)
         if not is_complete or len(values) < 2:
             return None
@@ -125,31 +157,33 @@ class ClaimResult:
 
     @property
     def verdict(self) -> str:
-        """One of `VERDICTS`; empty where nothing is claimed."""
+        """Return one of `VERDICTS`; empty without a claim."""
         least = self.claim.at_least
         most = self.claim.at_most
         if not self.claim.says:
             return ""
         if not self.by_seed:
             return "not run"
-        if self.interval is None or self.lacking or not self.same_data:
+        need = self.need
+        open_verdict = OUT_OF_REACH if need is not None and need.out_of_reach else "undecided"
+        if self.interval is None or self.lacking or self.censored or not self.same_data:
             # All stated seeds are needed: stopping at a convenient one would decide nothing.
-            return "undecided"
+            return open_verdict
         _, low, high = self.interval
-        # A bound that is not set is one that every figure meets.
+        # Every figure meets a bound that is not set.
         least = -math.inf if least is None else least
         most = math.inf if most is None else most
         if low > least and high < most:
             return "holds"
         if high < least or low > most:
             return "does not hold"
-        return "undecided"
+        return open_verdict
 
 
 def figures(experiment: Experiment, rows: Rows) -> tuple[Figure, ...]:
     """Return the figures of a table's stored rows, in the order of its arms.
 
-    Rows of arms that the table does not have any more are left out.
+    Rows of arms that the table no longer has are dropped.
     """
     by_seed = sorted(rows, key=lambda row: row.seed)
     rows_by_figure: dict[_FigureKey, list[Row]] = {}
@@ -173,20 +207,25 @@ def _figure(
     """Return the figure of an arm from its rows, one for each seed."""
     readings: dict[int, Reading] = {}
     hours: dict[int, float] = {}
+    seconds: dict[int, float] = {}
+    rounds: dict[int, int] = {}
     for row in runs:
         readings[row.seed] = row.reading
         hours[row.seed] = row.simulated_seconds / _HOUR
-    return Figure(arm, measure, readings, hours)
+        seconds[row.seed] = row.seconds
+        rounds[row.seed] = row.rounds
+    return Figure(arm, measure, readings, hours, seconds, rounds)
 
 
 def judge(experiment: Experiment, rows: Rows) -> tuple[ClaimResult, ...]:
     """Judge every claim and comparison of a table, whether or not it was run.
 
-    Only the stated seeds that all arms of a claim have count.
+    Only stated seeds that all arms of a claim have are used.
     """
     stated = experiment.seeds[rows[0].scale] if rows else ()
     counted = []
     for row in rows:
+        # Further seeds do not count: otherwise one could add seeds until a claim holds.
         if row.seed in stated:
             counted.append(row)
     same_data = not stand_ins(experiment, arms_of(counted))
@@ -197,11 +236,12 @@ def judge(experiment: Experiment, rows: Rows) -> tuple[ClaimResult, ...]:
 def stand_ins(experiment: Experiment, runs: Collection[ArmAtScale]) -> list[StandIn]:
     """Return data sets of the paper, each with the one that runs use instead.
 
-    Published figures and claims are not about these.
+    Published figures and claims do not apply to these.
     """
     names: set[StandIn] = set()
     for name, scale in runs:
         arm = experiment.arm(name)
+        # The paper's data set may be unavailable, or too large for this scale.
         published = arm.settings("paper")["data"]
         here = arm.settings(scale)["data"]
         if published["name"] != here["name"]:
@@ -239,7 +279,7 @@ class _Judge:
         if len(sides) < len(names):
             return ClaimResult(claim, {}, {}, published_value, self.same_data)
         seeds = _shared_seeds(sides)
-        # What decides must be the same figure of both arms.
+        # Both arms must use the same deciding figure.
         deciding: _Which = "deciding"
         if any(side.last_alone for side in sides):
             deciding = "last"
@@ -248,6 +288,10 @@ class _Judge:
         for seed in self.stated:
             if seed not in seeds:
                 lacking.append(seed)
+        censored: list[int] = []
+        for seed in seeds:
+            if any(side.is_censored(seed) for side in sides):
+                censored.append(seed)
         return ClaimResult(
             claim=claim,
             by_seed=decided,
@@ -256,6 +300,8 @@ class _Judge:
             same_data=self.same_data,
             bounds=_bounds(claim, sides, decided),
             lacking=tuple(lacking),
+            censored=tuple(censored),
+            seconds=sum(statistics.fmean(side.seconds.values()) for side in sides),
         )
 
     def _published(self, arm: str, measure: str) -> float | None:
@@ -300,6 +346,7 @@ def _bounds(
     decided: BySeed,
 ) -> dict[int, str]:
     """Bound the ratio of times for seeds whose run ended before a time was reached."""
+    # An unreached time is at least the length of the run; other figures have no such bound.
     units = {side.measure.unit for side in sides}
     is_ratio_of_times = claim.how == "over" and units == {"h"}
     if not is_ratio_of_times or len(sides) < 2:
@@ -316,7 +363,7 @@ def _bound(sides: Figures, seed: int) -> str:
     first, second = sides
     left = first.by_seed("deciding")[seed]
     right = second.by_seed("deciding")[seed]
-    # The arm that did not reach it would have taken longer than it ran.
+    # The arm that did not reach the target would have needed longer than it ran.
     if right:
         least = first.hours[seed] / right
         return f"> {least:.2f}"
@@ -328,40 +375,12 @@ def _bound(sides: Figures, seed: int) -> str:
 
 def _compare(claim: Claim, values: Sequence[float | None]) -> float | None:
     """Compare figures; None where one is missing, or where there is no ratio because one is 0."""
-    present = _present(values)
-    if len(present) < len(values):
+    there = present(values)
+    if len(there) < len(values):
         return None
-    if claim.how == "over" and min(present) <= 0:
+    # A ratio needs a logarithm later, which 0 does not have.
+    if claim.how == "over" and min(there) <= 0:
         return None
-    if len(present) == 1:
-        return present[0]
-    return claim.value(present[0], present[1])
-
-
-def _present(values: Iterable[float | None]) -> list[float]:
-    """Return the values that are not missing."""
-    return [value for value in values if value is not None]
-
-
-def mean_and_spread(
-    values: Collection[float | None], how: str = "minus"
-) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation over the seeds.
-
-    Args:
-        values: figures by seed.
-        how: as of `Claim`; the mean of ratios is geometric.
-
-    Returns:
-        Both are None if one value or all are missing, the deviation also for fewer than two.
-    """
-    present = _present(values)
-    if not present or len(present) != len(values):
-        return None, None
-    mean = statistics.fmean
-    if how == "over":
-        mean = statistics.geometric_mean
-    spread = None
-    if len(present) > 1:
-        spread = statistics.stdev(present)
-    return mean(present), spread
+    if len(there) == 1:
+        return there[0]
+    return claim.value(there[0], there[1])

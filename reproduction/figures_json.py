@@ -2,17 +2,9 @@
 
 from typing import Any
 
+from reproduction.by_seed import mean_and_spread
 from reproduction.experiment import Experiment
-from reproduction.figures import (
-    ClaimResult,
-    Figure,
-    Rows,
-    arms_of,
-    figures,
-    judge,
-    mean_and_spread,
-    stand_ins,
-)
+from reproduction.figures import ClaimResult, Figure, Rows, arms_of, figures, judge, stand_ins
 
 
 def to_json(experiment: Experiment, rows: Rows) -> dict[str, Any]:
@@ -58,7 +50,10 @@ def _result_to_json(result: ClaimResult) -> dict[str, Any]:
         "interval": result.interval,
         "by_seed": result.by_seed,
         "bounds": result.bounds,
+        # The names of keys are those of the report, because programs read them.
         "seeds_not_run": result.lacking,
+        "censored": result.censored,
+        "seeds_needed": None if result.need is None else result.need.seeds,
         "best": result.best,
         "verdict": result.verdict,
     }

@@ -1,8 +1,8 @@
-"""Read the figures that the tables print from the rounds of a run: the best one and the last.
+"""Reads the figures of tables from the rounds of a run: the best one and the last.
 
 HeteroFL and FedRolex publish the checkpoint that is best on the test set (specification 1.2 and
-2.7), which flatters: so the mean of the last evaluations decides, and the last evaluated round
-stands beside it everywhere.
+2.7), which is optimistic. So the mean of the last evaluations decides, and the last evaluated round
+is always reported beside the best.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 from fleet_protocol.errors import ConfigError
-from simulation.results.history import ACCURACY, Quantity, RoundRow, first_reaching
+from simulation.results.history import ACCURACY, Judged, Quantity, RoundRow, first_reaching
 
 Value = Callable[[RoundRow], float | None]
 
@@ -22,11 +22,11 @@ class Reading:
     """A figure of one run.
 
     Attributes:
-        best: at the best evaluated round; None where a target was never reached.
-        best_round: which round that was; None likewise.
-        last: at the last evaluated round; None for figures that belong to no single round, such as
-            a time.
-        decides: mean of the last evaluations; None where these were not kept.
+        best: value at the best evaluated round; None if a target was never reached.
+        best_round: number of that round; None in the same case.
+        last: value at the last evaluated round; None for figures without a single round, such as a
+            time.
+        decides: mean of the last evaluations; None if these were not stored.
     """
 
     best: float | None
@@ -36,9 +36,10 @@ class Reading:
 
     @property
     def deciding(self) -> float | None:
-        """The figure that is compared.
+        """Return the compared figure.
 
-        It is the mean of the last evaluations, else the last alone, else what belongs to no round.
+        It is the mean of the last evaluations, or else the last one, or else the value without a
+        round.
         """
         for value in (self.decides, self.last, self.best):
             if value is not None:
@@ -59,13 +60,13 @@ class Measure:
 
     Attributes:
         name: its key in files, such as ``global``.
-        title: for people.
+        title: displayed title.
         unit: ``%``, ``h`` or nothing.
-        read: returns it from the rounds of a run, with the mean of so many last evaluations; None
+        read: returns it from the rounds of a run, with the mean of this many last evaluations; None
             if no round was evaluated for it.
-        quantity: that it is taken from, to be plotted; None where that is another measure's.
-        target: of that quantity, to be marked.
-        over: ``time`` or ``bytes`` where the accuracy is to be plotted over what was spent of it.
+        quantity: its quantity for a plot; None if another measure plots it.
+        target: target of that quantity, marked in the plot.
+        over: ``time`` or ``bytes`` to plot the accuracy over this cost.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """A round that was evaluated: a figure, and the score by which the best round is chosen."""
+    """An evaluated round: a figure, and the score that selects the best round."""
 
     round: int
     figure: float
@@ -91,21 +92,22 @@ def _at_best(
     judged_by: Quantity,
     sign: float = 1.0,
 ) -> Read:
-    """Read a figure at the round that another, or the same, finds best; the first of equal ones.
+    """Read a figure at the best round by this or another quantity; the first among equals.
 
     Args:
         of: the quantity of the figure; shares become %.
-        judged_by: the quantity that is best.
-        sign: -1 where the lowest value is best.
+        judged_by: the quantity that selects the best round.
+        sign: -1 if the lowest value is best.
     """
 
     def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
         evaluations = _evaluations(rows, of, judged_by, sign)
         if not evaluations:
             return None
+        # A run with fewer evaluations than these is decided by all that it has.
         last_figures = [evaluation.figure for evaluation in evaluations[-last:]]
         mean = fmean(last_figures)
-        # It diverged: no mean of other rounds stands for its end, nor does its best round.
+        # The run diverged: neither a mean of other rounds nor its best round represents its end.
         if not isfinite(mean):
             return _NOT_REACHED
         finite: list[_Evaluation] = []
@@ -126,7 +128,8 @@ def _evaluations(
 ) -> list[_Evaluation]:
     """Return the rounds that have both quantities."""
     factor = 100.0 if of.share else 1.0
-    # Devices judge models of their own in every round: beside a global one, where that is judged.
+    # Devices evaluate personal models in every round; use rounds in which the global model was
+    # evaluated, if any.
     has_global = any(row.accuracy is not None for row in rows)
     evaluations: list[_Evaluation] = []
     for row in rows:
@@ -143,7 +146,10 @@ def _rounds_to_best(rows: Sequence[RoundRow], last: int) -> Reading | None:
     reading = MATTHEWS.read(rows, last) or GLOBAL.read(rows, last)
     if reading is None:
         return None
-    return Reading(float(reading.best_round or 0), reading.best_round, None)
+    # A run that diverged has no best round; 0 rounds would be the best figure of all.
+    if reading.best_round is None:
+        return _NOT_REACHED
+    return Reading(float(reading.best_round), reading.best_round, None)
 
 
 _OWN_DATA = Quantity(
@@ -165,7 +171,7 @@ GLOBAL = Measure("global", "global accuracy", "%", _at_best(ACCURACY, ACCURACY),
 LOCAL = Measure("local", "local accuracy", "%", _at_best(_OWN_DATA, ACCURACY), _OWN_DATA)
 """Accuracy over all samples of the devices' own parts of the test set.
 
-It is read at the round whose global accuracy is best.
+It is read at the round with the best global accuracy.
 """
 
 OWN = Measure(
@@ -175,7 +181,7 @@ OWN = Measure(
     _at_best(_OWN_DATA, _OWN_DATA),
     _OWN_DATA,
 )
-"""The same at the round where it is best itself, for models that are judged by it."""
+"""The same at its own best round, for models that are evaluated by it."""
 
 PERPLEXITY = Measure(
     "perplexity",
@@ -186,7 +192,7 @@ PERPLEXITY = Measure(
 )
 """Mean over chunks of the test text of exp(mean cross entropy of the chunk).
 
-It is read at the round where it is lowest.
+It is read at the round with the lowest value.
 """
 
 MATTHEWS = Measure(
@@ -196,13 +202,19 @@ MATTHEWS = Measure(
     _at_best(_MATTHEWS, _MATTHEWS),
     _MATTHEWS,
 )
-"""Correlation of the predictions with two labels, in hundredths as GLUE prints it.
+"""Correlation of the predictions with two labels, times 100 as in GLUE.
 
-It is read at the round where it is best.
+It is read at the round with the best value.
 """
 
 ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", _rounds_to_best, None)
-"""The round of the best correlation where there is one, else of the best global accuracy."""
+"""The round of the best correlation if there is one, otherwise of the best global accuracy."""
+
+_FALLING = frozenset({"loss", "mae", "rmse", "perplexity"})
+"""Metrics whose lowest value is best; the others are shares or correlations, shown times 100."""
+
+_AT = "-at-"
+_METRIC = "metric-"
 
 _NAMED: Mapping[str, Measure] = MappingProxyType(
     {
@@ -220,15 +232,23 @@ def measure_named(name: str) -> Measure:
     """Return a measure by its name.
 
     Args:
-        name: of those above; ``hours-90`` for the simulated time until the global accuracy has
+        name: name of those above; ``hours-90`` for the simulated time until the global accuracy has
             reached 90 %; ``global-by-10`` for the best global accuracy until round 10;
-            ``global-mb-4`` and ``global-seconds-600`` for the global accuracy when so many
-            megabytes of payload or simulated seconds are spent. Each is None where the run ended
-            before.
+            ``global-mb-4`` and ``global-seconds-600`` for the global accuracy after this many
+            megabytes of payload or simulated seconds. Each is None if the run ended before.
+            ``metric-pearson`` for a metric of the recipe. ``global-at-w1.00-d2`` and
+            ``metric-matthews-at-w1.00-d2`` for a tier of ``evaluation.tiers``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such measure.
     """
+    # The id of a tier contains hyphens, so it is removed before a number is looked for behind the
+    # last one.
+    quantity, _, tier = name.partition(_AT)
+    if quantity == GLOBAL.name and tier:
+        return _of_metric("accuracy", tier, name)
+    if quantity.startswith(_METRIC):
+        return _of_metric(quantity.removeprefix(_METRIC), tier, name)
     kind, _, number = name.rpartition("-")
     try:
         if kind == "hours":
@@ -240,13 +260,39 @@ def measure_named(name: str) -> Measure:
         return _NAMED[name]
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            f"no measure {name!r}; there are {', '.join(_NAMED)}, hours-90, global-by-10,"
-            " global-mb-4, global-seconds-600"
+            f"unknown measure {name!r}; choose from {', '.join(_NAMED)}, hours-90, global-by-10,"
+            " global-mb-4, global-seconds-600, metric-f1, global-at-w1.00-d2, metric-f1-at-w1.00-d2"
         ) from error
+
+
+def _of_metric(metric: str, tier: str, name: str) -> Measure:
+    """Return the measure of a metric, of a further tier or of the whole model."""
+    falls = metric in _FALLING
+    factor = 1.0 if falls else 100.0
+    key = f"{tier} {metric}" if tier else metric
+
+    def value(row: Judged) -> float | None:
+        metrics: Mapping[str, float] | None = None
+        # Points of stored curves have no metrics of the recipe.
+        if isinstance(row, RoundRow):
+            metrics = row.tier_metrics if tier else row.metrics
+        if metrics is None or key not in metrics:
+            return None
+        return factor * metrics[key]
+
+    title = metric if falls else f"{metric} x 100"
+    if tier:
+        title = f"{title} of {tier}"
+    # Stored curves do not have it, so it is not plotted.
+    quantity = Quantity(name, title, value)
+    sign = -1.0 if falls else 1.0
+    return Measure(name, title, "", _at_best(quantity, quantity, sign), None)
 
 
 def _hours_to(target: float, name: str) -> Measure:
     def read(rows: Sequence[RoundRow], _last: int) -> Reading | None:
+        # An arm that was never evaluated has no figure; one that was evaluated but too low has the
+        # figure "not reached".
         if all(row.accuracy is None for row in rows):
             return None
         reached = first_reaching(rows, target / 100.0)
@@ -272,9 +318,11 @@ def _accuracy_by(last_round: int, name: str) -> Measure:
         for row in rows:
             if row.round <= last_round:
                 counted.append(row)
+        # Only the best value is used, so it does not matter how many evaluations decide.
         reading = GLOBAL.read(counted, 1)
         if reading is None:
             return None
+        # A longer run could still have become better before that round.
         if rows[-1].round < last_round:
             return _NOT_REACHED
         return Reading(reading.best, reading.best_round, None)
@@ -284,11 +332,11 @@ def _accuracy_by(last_round: int, name: str) -> Measure:
 
 @dataclass(frozen=True)
 class _Budget:
-    """What a run may spend before its accuracy is read.
+    """The budget of a run before its accuracy is read.
 
     Attributes:
-        over: the plot of what was spent.
-        spent: of it in one round.
+        over: the kind of plot.
+        spent: cost of one round.
     """
 
     unit: str
@@ -314,9 +362,10 @@ def _accuracy_for(
         total = 0.0
         for row in rows:
             total += budget.spent(row)
+            # A round that exceeds the budget does not count: its model is finished too late.
             if total <= limit:
                 affordable.append(row)
-        # The run ended with some of the budget left.
+        # The run ended before it spent the budget.
         if not rows or total < limit:
             return _NOT_REACHED
         return GLOBAL.read(affordable, last)

@@ -1,4 +1,4 @@
-"""Read the published numbers, one TOML file per paper in ``tables/published``."""
+"""Reads the published numbers, one TOML file per paper in ``tables/published``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Published:
 
     Attributes:
         value: the number.
-        spread: the standard deviation that is printed with it; None where there is none.
+        spread: the published standard deviation; None without one.
     """
 
     value: float
@@ -28,9 +28,11 @@ class Published:
 
 
 def _cell(cell: Any) -> Any:
-    """Return what a cell of the file stands for; mistakes are left to the model's validation."""
+    """Return the value of a cell of the file; the model's validation finds mistakes."""
+    # A value with its spread.
     if isinstance(cell, list):
         return Published(*cell)
+    # Also sizes such as `1.6 M`, which are compared by eye only.
     if isinstance(cell, str):
         return None if cell == "-" else cell
     return Published(float(cell))
@@ -42,8 +44,8 @@ Cell = Annotated[Published | str | None, BeforeValidator(_cell)]
 class PublishedTable(FrozenModel):
     """One table of a paper: the names of its columns, and cells by row name in their order.
 
-    A cell is a `Published`, a text (a rounded size such as ``1.6 M``), or None where the paper has
-    nothing.
+    A cell is a `Published`, a text (a rounded size such as ``1.6 M``), or None if the paper has no
+    value.
     """
 
     columns: tuple[str, ...]
@@ -59,7 +61,7 @@ class PublishedTable(FrozenModel):
         return self
 
     def number(self, row: str, column: str) -> Published | None:
-        """Return the number in a cell; None where the paper has no number, or no such row.
+        """Return the number in a cell; None if the paper has no number, or no such row.
 
         Raises:
             ValueError: there is no such column.
@@ -85,7 +87,6 @@ def published_tables(paper: str) -> Mapping[str, PublishedTable]:
     """Return the tables of a paper, which is one of `papers`, by name such as ``heterofl-1``.
 
     Raises:
-        ConfigError: a mistake in the file, such as a row that has not as many cells as there are
-            columns.
+        ConfigError: the file is invalid, for example because a row has a wrong number of cells.
     """
     return load_config(_FOLDER / f"{paper}.toml", _Paper).root

@@ -1,7 +1,7 @@
-"""Time the rounds of a complete run with another clock.
+"""Computes the times of a complete run's rounds with another clock.
 
-Runs that differ only in the clock train the same, if all devices are waited for and none chooses
-by time; so one of them is enough.
+Runs that differ only in the clock train identically if the server waits for all devices and none
+chooses by time; so one of them is enough.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ from broker_server.settings.combinations import keeps
 from broker_server.store import Store, TaskPhase
 from broker_server.strategies.registry import STRATEGIES
 from broker_server.strategies.traits import Trait
-from fleet_protocol.sizing import SizingConstants
 from models.tier import Tier
 from simulation.board_times import training_load
 from simulation.clock import load_clock
@@ -23,7 +22,7 @@ from simulation.settings import NO_DEADLINE, SimulationConfig
 
 Rounds = tuple[RoundRow, ...]
 Widths = tuple[float | None, ...]
-"""Of all devices in a round; None for one that did not train."""
+"""Values of all devices in a round; None for a device that did not train."""
 
 
 def rounds_with(
@@ -31,16 +30,16 @@ def rounds_with(
     folder: Path,
     trained: SimulationConfig,
 ) -> Rounds:
-    """Return the rounds of a complete run as those of a configuration with another clock.
+    """Return the rounds of a complete run with the times of another clock.
 
     Args:
-        config: differs from the run's only in its clock, or not at all.
+        config: configuration that differs from the run's at most in its clock.
         folder: the folder of the run.
         trained: the run's own configuration.
 
     Returns:
-        No rounds if the run's do not last as long as their slowest devices, or if time decides
-        which device trains what.
+        Empty if rounds of the run do not last as long as their slowest device, or if times affect
+        the training.
     """
     rows = read_history(folder)
     if trained.clock == config.clock:
@@ -49,7 +48,9 @@ def rounds_with(
     if not _all_merged(folder) or _depends_on_time(config):
         return ()
     recorded = [row.simulated_seconds for row in rows]
-    # Where rounds did not last as long as their slowest devices, something else decided.
+    # If rounds did not last as long as their slowest devices, something else determined their
+    # length.
+    # Compared exactly, because the same computation has written the recorded seconds.
     if _seconds(trained, folder) != recorded:
         return ()
     return _retimed(rows, _seconds(config, folder))
@@ -57,7 +58,7 @@ def rounds_with(
 
 def devices_choose(config: SimulationConfig) -> bool:
     """Return whether every device chooses its own width before every round."""
-    return STRATEGIES[config.strategy.name].settings is SizingConstants
+    return STRATEGIES[config.strategy.name].choice_remedy is not None
 
 
 def widths_in(config: SimulationConfig, folder: Path) -> dict[int, Widths]:
@@ -84,20 +85,24 @@ def _retimed(rows: Sequence[RoundRow], seconds: Sequence[float]) -> Rounds:
 
 
 def _depends_on_time(config: SimulationConfig) -> bool:
-    """Return whether time decides which device trains what."""
+    """Return whether times affect which device trains which tier."""
     rule = config.round
+    # Both leave out the devices that are late.
     if rule.over_selection or rule.deadline_seconds < NO_DEADLINE:
         return True
+    # Updates then merge in the order of their arrival.
     if not keeps(config, Trait.ONE_VERSION):
         return True
     if devices_choose(config):
         return True
+    # A round with a device that leaves does not last as long as its slowest update.
     return any(kind.dropout for kind in config.devices.kinds)
 
 
 def _all_merged(folder: Path) -> bool:
-    """Return whether every update that was asked for was merged."""
+    """Return whether every requested update was merged."""
     path = folder / "store"
+    # A reused run has no store, and neither has one whose store was removed to save space.
     if not path.exists():
         return False
     with contextlib.closing(Store(path, read_only=True)) as store:
@@ -120,8 +125,9 @@ def _seconds(config: SimulationConfig, folder: Path) -> list[float]:
     for row in read_devices(folder):
         tier = Tier.parse(row.tier)
         load = training_load(tier.width, row.examples, config.train, row.payload_bytes)
+        # Conditions are drawn by the position of a device in the fleet.
         index = ids.index(row.device)
-        device = conditions.of(index, row.round)
+        device = conditions.clock_of(index, row.round)
         seconds = clock.device_seconds(device, load)
         # A round takes as long as its slowest device.
         slowest_so_far = slowest.get(row.round, 0.0)

@@ -1,4 +1,4 @@
-"""The file ``result.json`` in the folder of a simulation, which says that it is complete."""
+"""The file ``result.json`` in the folder of a complete simulation."""
 
 import contextlib
 import platform
@@ -7,10 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from broker_server.strategies.registry import STRATEGIES
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import STORED, FrozenModel
 from reproduction.experiment import Scale
+from reproduction.sizes import Sizes
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 
 RESULT = "result.json"
@@ -18,6 +20,7 @@ RESULT = "result.json"
 _PACKAGES = (
     "shoal",
     "numpy",
+    # Two builds of the runtime, of which an installation has one.
     "onnxruntime-training-cpu",
     "onnxruntime",
     "torch",
@@ -26,11 +29,12 @@ _PACKAGES = (
 
 
 class RunRecord(FrozenModel):
-    """What a complete run was.
+    """The record of a complete run.
 
     Attributes:
-        trained: table and arm that it was trained for, if not for its own.
-        stated: digest of what the table stated when it ended; empty where that was not kept.
+        trained: table and arm for which it was trained, if it was reused.
+        stated: digest of the table's statement at its end; empty if not recorded.
+        sizes: sizes of the sub-models that it trained; None if not recorded.
     """
 
     table: str
@@ -39,8 +43,10 @@ class RunRecord(FrozenModel):
     config: SimulationConfig
     versions: Mapping[str, str]
     machine: str
+    # Records from before these fields existed have none of them.
     trained: str = ""
     stated: str = ""
+    sizes: Sizes | None = None
 
     def write(self, folder: Path) -> None:
         """Write the file into the folder of the run.
@@ -69,14 +75,26 @@ def read_record(folder: Path) -> RunRecord | None:
 
 
 def identity(config: SimulationConfig, *ignored: str) -> dict[str, Any]:
-    """Return what decides the results of a configuration, without the tables to be ignored."""
-    return config.model_dump(mode="json", exclude={*HOW_COMPUTED, *ignored})
+    """Return the parts of a configuration that determine results, without ignored tables.
+
+    Tables of other methods do not matter.
+    """
+    # Results do not depend on the number of workers or the folders, so a run may move or resume
+    # with others.
+    document = config.model_dump(mode="json", exclude={*HOW_COMPUTED, *ignored})
+    strategy = document["strategy"]
+    # A new default of another method would otherwise make every stored run look changed.
+    for name in STRATEGIES.keys() - {config.strategy.name}:
+        strategy.pop(name, None)
+    return document
 
 
 def is_shorter(recorded: SimulationConfig, wanted: SimulationConfig) -> bool:
-    """Return whether configurations differ only in the rounds, of which the first has fewer."""
+    """Return whether configurations differ only in rounds, and the first has fewer."""
+    # A round does not depend on the number of rounds after it, so a shorter run can be continued.
     rule = recorded.round.model_copy(update={"rounds": wanted.round.rounds})
     longer = recorded.model_copy(update={"round": rule})
+    # A longer run than wanted does not match either: its last evaluations are of later rounds.
     return recorded.round.rounds < wanted.round.rounds and identity(longer) == identity(wanted)
 
 
@@ -84,6 +102,7 @@ def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results may depend on."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
+        # No installation has all of them, for example only one build of the runtime.
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions

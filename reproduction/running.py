@@ -1,11 +1,11 @@
-"""Run the arms of an experiment one after the other, and collect what was run before.
+"""Runs the arms of an experiment one after the other, and collects earlier runs.
 
     <out>/<table>/<scale>/<arm>/seed-<n>/    the folder of one simulation
     <out>/<table>/<scale>/cache/             exported models and prepared data, shared by the arms
 
-An arm that was stopped continues where it was, and so does one whose table asks for more rounds
-than it had. An arm that is complete is not run again, nor is one that another arm of any table has
-trained. Complete runs are in the table.
+A stopped arm resumes, and so does an arm whose table now has more rounds. A complete arm is not run
+again; neither is an arm whose training another arm of any table has done. The table contains the
+complete runs.
 """
 
 import contextlib
@@ -29,18 +29,20 @@ from reproduction.run_record import (
     is_shorter,
     read_record,
 )
+from reproduction.sizes import Sizes, mean_sizes
 from simulation.results.history import DEVICES, RoundRow, read_history, write_history
 from simulation.settings import SimulationConfig
 from simulation.tables import EngineTable
 
-_KEPT_VERSIONS = 2  # older ones have no use, and a table's runs together would fill a disk
+_KEPT_VERSIONS = 2  # older ones are not used, and would fill the disk
 
 Watch = Callable[[RoundRow], None]
 
 
 class StoppedError(ShoalError):
-    """A run was interrupted; the same command goes on with it."""
+    """A run was interrupted; the same command resumes it."""
 
+    # The code that shells use for a command that Ctrl-C ended: 128 + SIGINT.
     exit_code = 130
 
 
@@ -50,8 +52,9 @@ class ArmResult:
 
     Attributes:
         trained: table and arm that it was trained for, if not for its own.
-        widths: that every device trained in every round, where the devices choose them.
-        stated: digest of what the table stated when it ended; empty where that was not kept.
+        widths: widths that every device trained in every round, if devices choose them.
+        stated: digest of the table's statement when the run ended; empty if it was not recorded.
+        sizes: sizes of the sub-models that devices trained; None if they were not recorded.
     """
 
     arm: Arm
@@ -62,6 +65,7 @@ class ArmResult:
     trained: str = ""
     widths: Mapping[int, Widths] = field(default_factory=dict)
     stated: str = ""
+    sizes: Sizes | None = None
 
     @property
     def seed(self) -> int:
@@ -76,7 +80,7 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Job:
-    """One arm with one seed, to be run unless it is complete."""
+    """A job: one arm with one seed, run unless it is complete."""
 
     experiment: Experiment
     scale: Scale
@@ -85,28 +89,28 @@ class Job:
 
     @property
     def complete(self) -> bool:
-        """Whether it was run to its end.
+        """Return whether it is complete.
 
-        One that was run with fewer rounds, and is to go on, was not.
+        A run with fewer rounds than configured is not complete.
 
         Raises:
-            ConfigError: its folder holds another configuration.
+            ConfigError: its folder has another configuration.
         """
         record = read_record(self.config.out)
         if record is None or is_shorter(record.config, self.config):
             return False
         if identity(record.config) != identity(self.config):
             raise ConfigError(
-                f"{self.config.out} holds results of another configuration of "
-                f"{self.experiment.table}, arm {self.arm.name}; name another --out, or remove that "
-                "folder"
+                f"{self.config.out} contains results of another configuration of"
+                f" {self.experiment.table}, arm {self.arm.name}; use another --out, or remove"
+                " that folder"
             )
         return True
 
 
 @dataclass(frozen=True)
-class Part:
-    """What of a table is to be run; what is empty is as the scale has it."""
+class TablePart:
+    """The part of a table to run; empty fields use the scale's defaults."""
 
     seeds: tuple[int, ...] = ()
     arms: tuple[str, ...] = ()
@@ -125,37 +129,40 @@ def jobs(
     experiment: Experiment,
     scale: Scale,
     out: Path,
-    part: Part | None = None,
+    part: TablePart | None = None,
     *,
     engine: EngineTable | None = None,
 ) -> tuple[Job, ...]:
-    """Return what is to be run for a table, or for a part of it.
+    """Return the jobs of a table, or of a part of it.
 
     Args:
         experiment: the table.
-        scale: of its arms.
-        out: the absolute folder that results lie below.
-        part: None for all that the scale has.
+        scale: scale of its arms.
+        out: the absolute folder that contains the results.
+        part: None for the scale's defaults.
         engine: what computes the runs; None for the default.
 
     Returns:
-        One job for each arm and seed, seed by seed, so that a table that is cut short has all arms
-        of its first seeds.
+        One job for each arm and seed, ordered by seed, so that an interrupted table has all arms of
+        its first seeds.
 
     Raises:
         ConfigError: an arm is unknown, or a seed is named twice.
     """
-    wanted = part or Part()
+    wanted = part or TablePart()
     seeds = wanted.seeds or experiment.seeds[scale]
     if len(seeds) > len(set(seeds)):
         raise ConfigError(f"--seeds: {', '.join(map(str, seeds))} names a seed twice")
     folder = table_folder(out, experiment, scale)
     run: dict[str, Any] = {
+        # Shared by all arms and seeds, because exports and data depend on neither.
         "cache": folder / "cache",
         "keep_versions": _KEPT_VERSIONS,
         "engine": engine or EngineTable(),
     }
     planned: list[Job] = []
+    # Seeds outside, arms inside: after an interruption every arm has the first seeds, which can be
+    # compared in pairs.
     for seed in seeds:
         for arm in experiment.chosen(scale, wanted.arms):
             out_folder = folder / arm.folder / f"seed-{seed}"
@@ -171,16 +178,17 @@ def run_job(
     stage: Callable[[str], None] = lambda _text: None,
     watch: Watch = lambda _row: None,
 ) -> None:
-    """Run a job, or go on with it; do nothing if it is complete.
+    """Run a job or resume it; do nothing if it is complete.
 
-    Callbacks are as of `simulation.runner.simulate`.
+    The callbacks are those of `simulation.runner.simulate`.
 
     Raises:
         StoppedError: it was interrupted.
-        ShoalError: it cannot be run.
+        ShoalError: the job cannot run.
     """
     from simulation.runner import simulate  # noqa: PLC0415 - loads PyTorch
 
+    # Completeness first: a changed configuration must be an error before anything is copied.
     if job.complete or _reuse(job):
         return
     result = simulate(job.config, listener=listener, stage=stage, watch=watch)
@@ -194,28 +202,33 @@ def run_job(
         versions=installed_versions(),
         machine=machine,
         stated=stated(job.experiment, job.scale),
+        sizes=mean_sizes(result.rounds, result.artifacts),
     )
+    # Written last: only a folder of a complete run has this file, even after a kill.
     record.write(job.config.out)
 
 
 def _require_finished(job: Job, finished: control.RunFinished) -> None:
-    """Raise an error if a run did not come to its end."""
+    """Raise an error if a run did not complete."""
     name = f"{job.experiment.table}, arm {job.arm.name}, seed {job.config.seed}"
     if finished.status == "stopped":
         why = f" ({finished.error})" if finished.exit_code else ""
-        raise StoppedError(f"{name} was stopped{why}; the same command goes on with it")
+        raise StoppedError(f"{name} was stopped{why}; the same command resumes it")
     if finished.status != "finished":
         raise ShoalError(f"{name} failed: {finished.error}")
 
 
 def _reuse(job: Job) -> bool:
-    """Use the rounds of a complete run of any table that trained the same; whether there is one."""
+    """Reuse a complete run of any table with the same training; return whether there is one."""
     folder = job.config.out
+    # A run that has begun resumes. With reused rounds, its folder would contain two runs.
     if folder.exists():
         return False
+    # Above it are the folders of the arm, the scale, the table and all results.
     tables = folder.parents[3]
+    # Sorted, so that the choice among several runs does not depend on the file system.
     for path in sorted(tables.glob(f"*/{job.scale}/*/{folder.name}/{RESULT}")):
-        # A damaged result fails its own table alone.
+        # A damaged result affects only its own table.
         with contextlib.suppress(DataError):
             if _reuse_run(job, path.parent):
                 return True
@@ -223,15 +236,17 @@ def _reuse(job: Job) -> bool:
 
 
 def _reuse_run(job: Job, source: Path) -> bool:
-    """Use the rounds of the run in a folder if it trained the same; whether it did.
+    """Reuse the rounds of the run in a folder if its training is the same; return whether it is.
 
     Raises:
         DataError: its results are damaged.
     """
     record = read_record(source)
-    # Rounds that were used again themselves are found at the run that trained them.
+    # Reused rounds are found at the run that trained them.
     if record is None or record.trained:
         return False
+    # The clock determines how long training takes, not its numbers, unless times affect the rounds:
+    # `rounds_with` checks that.
     if identity(record.config, "clock") != identity(job.config, "clock"):
         return False
     rows = rounds_with(job.config, source, record.config)
@@ -245,6 +260,7 @@ def _reuse_run(job: Job, source: Path) -> bool:
     changes = {
         "table": job.experiment.table,
         "arm": job.arm.name,
+        # The engine is the one that trained the run; the page of the table names it.
         "config": job.config.model_copy(update={"engine": record.config.engine}),
         "stated": stated(job.experiment, job.scale),
         "trained": f"{record.table}, {record.arm}",
@@ -261,8 +277,8 @@ def collect(
     """Return every complete run of a table, whenever it was run.
 
     Returns:
-        In the order of the table's arms, and of the seeds. Runs of arms that the table does not
-        have any more, or whose configuration has changed since, are left out.
+        In the order of the table's arms, and of the seeds. Runs of arms that the table no longer
+        has, or whose configuration has changed, are dropped.
 
     Raises:
         DataError: a result is damaged.
@@ -272,6 +288,7 @@ def collect(
         folder = table_folder(out, experiment, scale) / arm.folder
         for path, record in _complete_runs(folder):
             config_now = arm.config(scale, record.config.seed)
+            # The folder of a changed arm may still contain the run of its earlier settings.
             if identity(record.config) == identity(config_now):
                 results.append(_arm_result(arm, path, record))
     return tuple(results)
@@ -284,6 +301,7 @@ def _complete_runs(folder: Path) -> Sequence[tuple[Path, RunRecord]]:
         record = read_record(path)
         if record is not None:
             runs.append((path, record))
+    # By number: by name, seed-10 would come before seed-2.
     return sorted(runs, key=lambda run: run[1].config.seed)
 
 
@@ -294,6 +312,7 @@ def _arm_result(
 ) -> ArmResult:
     """Read the result of a complete run from its folder."""
     widths: Mapping[int, Widths] = {}
+    # Without a choice, widths are those that the settings assign, and not worth a plot.
     if devices_choose(record.config):
         widths = widths_in(record.config, folder)
     return ArmResult(
@@ -305,4 +324,5 @@ def _arm_result(
         trained=record.trained,
         widths=widths,
         stated=record.stated,
+        sizes=record.sizes,
     )

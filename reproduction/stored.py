@@ -1,6 +1,6 @@
-"""Store the figures and curves of a table's complete runs as comma-separated values.
+"""Stores the figures and curves of a table's complete runs as comma-separated values.
 
-The pages and plots of a table need nothing else.
+The pages and plots of a table need only these files.
 """
 
 import csv
@@ -21,12 +21,15 @@ from reproduction.published import Published
 from reproduction.running import ArmResult
 
 EARLIER = "earlier-"
-"""Begins the name of a folder with figures of an earlier statement of a table; a number follows."""
+"""Prefix of a folder with figures of an earlier statement of a table; a number follows."""
 
 _COSTS = Path(__file__).with_name("costs.toml")
 _EVALUATED = ("accuracy", "local_accuracy", "matthews", "perplexity")
 """Columns of a point that an evaluation fills."""
 
+
+_LATER = frozenset({"parameters", "flops"})
+"""Columns of a `Row` that earlier versions did not write."""
 
 Columns = dict[str, Any]
 """Some columns of a row, by name."""
@@ -35,18 +38,19 @@ Seconds = dict[str, float]
 
 
 class Row(FrozenModel):
-    """One figure of one run; what earlier versions did not store has a default.
+    """One figure of one run; values that earlier versions did not store have defaults.
 
     Attributes:
         figure: name of the measure.
-        simulated_seconds: of all rounds.
+        simulated_seconds: seconds of all rounds.
         seconds: real time of all rounds.
         decides: mean of the last evaluations.
         engine: what computed it.
         machine: processor, cores and versions.
-        stated: digest of what the table's file stated when this was written; empty where nothing
-            was stated yet.
-        begun: the same when the run ended; empty where that was not kept.
+        stated: digest of the table's statement at the time of writing; empty if there was none yet.
+        begun: the same at the end of the run; empty if not recorded.
+        parameters: mean number of parameters of the trained sub-models, over all updates.
+        flops: mean number of operations of a forward pass of one sample, likewise.
     """
 
     table: str
@@ -68,6 +72,8 @@ class Row(FrozenModel):
     machine: str = ""
     stated: str = ""
     begun: str = ""
+    parameters: float | None = None
+    flops: float | None = None
 
     @property
     def reading(self) -> Reading:
@@ -76,14 +82,14 @@ class Row(FrozenModel):
 
 
 class Point(FrozenModel):
-    """What a plot shows of one round of a run.
+    """The values of one round of a run for a plot.
 
-    There is one where the round was evaluated or the devices chose their widths.
+    It exists if the round was evaluated or the devices chose their widths.
 
     Attributes:
-        payload_bytes: of weights and updates, both ways, since the row before.
-        widths: that every device trained, where the devices choose; ``-`` for those that did not
-            take part.
+        payload_bytes: bytes of weights and updates, both ways, since the row before.
+        widths: widths that every device trained, where the devices choose; ``-`` for those that did
+            not take part.
     """
 
     arm: str
@@ -133,21 +139,27 @@ def rows_of(
 
 
 def _run(result: ArmResult) -> Columns:
-    """Return the columns of a row that tell of its run."""
+    """Return the columns of a row about its run."""
     table = result.config.engine
     engine: list[str] = [table.kind, table.backend]
     if result.trained:
         engine.append(f"trained as {result.trained}")
     versions = [" ".join(package) for package in result.versions.items()]
+    sizes = result.sizes
     return {
         "arm": result.arm.name,
         "seed": result.seed,
         "rounds": len(result.rows),
+        # Rounded, because digits beyond the precision of a figure would only make stored files
+        # differ.
         "simulated_seconds": round(result.rows[-1].simulated_total, 6),
         "seconds": round(result.seconds, 6),
+        # Commas separate the parts within a cell, and semicolons groups of parts.
         "engine": ", ".join(filter(None, engine)),
         "machine": f"{result.machine}; {', '.join(versions)}",
         "begun": result.stated,
+        "parameters": None if sizes is None else round(sizes.parameters, 1),
+        "flops": None if sizes is None else round(sizes.flops, 1),
     }
 
 
@@ -156,7 +168,7 @@ def _figure(
     reading: Reading,
     published: Published | None,
 ) -> Columns:
-    """Return the columns of a row that tell of its figure, and of the published one."""
+    """Return the columns of a row with its figure and the published one."""
     return {
         "figure": measure.name,
         "unit": measure.unit,
@@ -170,11 +182,12 @@ def _figure(
 
 
 def statement_of(rows: Iterable[Row]) -> str:
-    """Return the digest of what was stated when rows were written.
+    """Return the digest of the statement when rows were written.
 
-    It is empty where all of them are older than any statement.
+    It is empty if all of them are older than any statement.
     """
     for row in rows:
+        # The rows of one file have the same statement or none: `write_table` sets other rows aside.
         if row.stated:
             return row.stated
     return ""
@@ -192,6 +205,8 @@ def _curve(result: ArmResult) -> Iterator[Point]:
     """Yield the points of a run; bytes of rounds without a point count in the next one."""
     payload_bytes = 0
     for row in result.rows:
+        # Before the round may be skipped, so that the bytes of all points add up to those of the
+        # run.
         payload_bytes += row.payload_bytes
         widths = result.widths.get(row.round, ())
         evaluated = {}
@@ -205,6 +220,7 @@ def _curve(result: ArmResult) -> Iterator[Point]:
             arm=result.arm.name,
             seed=result.seed,
             round=row.round,
+            # Milliseconds are enough for a plot, and a curve has a row for each evaluated round.
             simulated_total=round(row.simulated_total, 3),
             payload_bytes=payload_bytes,
             widths=" ".join(map(_width_text, widths)),
@@ -218,12 +234,22 @@ def _width_text(width: float | None) -> str:
 
 
 def as_csv(rows: Iterable[Row | Point], kind: type[Row | Point] = Row) -> str:
-    """Return rows of a kind as text, one line each."""
+    """Return rows of a kind as text, one line each.
+
+    Later columns are left out if no row has a value, so that earlier files stay as they are.
+    """
+    listed = list(rows)
+    columns: list[str] = []
+    for name in kind.model_fields:
+        is_used = any(getattr(row, name) is not None for row in listed)
+        if is_used or name not in _LATER:
+            columns.append(name)
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(kind.model_fields), lineterminator="\n")
+    # The default of the module is CRLF, which would make files differ from those in the repository.
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow(row.model_dump())
+    for row in listed:
+        writer.writerow(row.model_dump(include=set(columns)))
     return buffer.getvalue()
 
 
@@ -250,7 +276,7 @@ def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
-                # An empty cell has the default, such as one that an earlier version did not store.
+                # An empty cell has the default, for example if an earlier version did not store it.
                 for column in list(line):
                     if line[column] == "":
                         del line[column]
@@ -273,10 +299,11 @@ def seconds_of_runs(
 
     Arms count that have stored results anywhere below the table's folder.
     """
-    # A run that is stored several times counts once, as it was stored last.
+    # A run that is stored several times counts once, with its last values.
     seconds_by_run: dict[tuple[str, int], float] = {}
     folder = out / experiment.table
     for path in sorted(folder.glob(f"**/{experiment.table}.csv")):
+        # Runs of an earlier statement may have had other rounds or models.
         if path.parent.name.startswith(EARLIER):
             continue
         for row in read_rows(path):
@@ -294,8 +321,9 @@ def seconds_of_runs(
 def estimated_seconds(experiment: Experiment, scale: Scale) -> Seconds:
     """Return the real time that a run of each arm would take on all cores of this machine.
 
-    Arms that ``costs.toml`` lacks are left out.
+    Arms without an entry in ``costs.toml`` are dropped.
     """
+    # Costs were measured at this scale only.
     if scale != "small":
         return {}
     costs = read_toml(_COSTS).get(experiment.table, {})
@@ -304,11 +332,13 @@ def estimated_seconds(experiment: Experiment, scale: Scale) -> Seconds:
     for name, cost in costs.items():
         settings = experiment.arm(name).settings(scale)
         rounds = settings["round"]["rounds"]
+        # An estimate: the devices of a round fill all cores for most of its time.
         seconds[name] = cost * rounds / cores
     return seconds
 
 
 def _rounded(value: float | None) -> float | None:
+    # A run that diverged has no figure, and an empty cell says so.
     if value is None or not math.isfinite(value):
         return None
     return round(value, 6)

@@ -1,9 +1,9 @@
-"""Read the file of a table, ``tables/<name>.toml``, and those it is based on, as an experiment.
+"""Reads the file of a table, ``tables/<name>.toml``, and its base files, as an experiment.
 
-The arms are the combinations of the axes' options. What an arm is comes in layers: a layer applies
-to the arms and scales that it names in ``when``, and the later of two counts, those of a scale
-after all others. A word in braces is the arm's option of that axis, or one of the layers'
-``words``. Layers, claims and notes follow those of the base.
+The arms are the combinations of the axes' options. Layers define an arm: a layer applies to the
+arms and scales in its ``when``; later layers override earlier ones, and those of a scale come last.
+A word in braces is the arm's option of that axis, or one of the layers' ``words``. Layers, claims
+and notes follow those of the base.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,6 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from broker_server.settings.assignment import LEVEL_RATES
 from fleet_protocol.configuration import read_toml, validate_config
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
@@ -32,23 +31,24 @@ from reproduction.experiment import (
 )
 from reproduction.measures import measure_named
 from reproduction.published import Published, PublishedTable, published_tables
+from reproduction.short_forms import expand
 
 _FOLDER = Path(__file__).with_name("tables")
 _JOINED = ("layers", "claims", "notes", "checked")
 Options = Mapping[str, tuple[str, ...]]
 Words = Mapping[str, str]
-"""Options of an arm by axis, or words that stand for others in texts."""
+"""Options of an arm by axis, or words that replace others in texts."""
 
 
 class Layer(FrozenModel):
-    """What some arms have in common.
+    """The common properties of some arms.
 
     Attributes:
         when: options by axis or ``scale``, one or several; empty for all arms and scales.
-        words: to stand in texts and settings.
-        measures: names of the figures that are read, instead of those of earlier layers.
+        words: replacements in texts and settings.
+        measures: names of the figures to read, instead of those of earlier layers.
         published: row and column of the published number, by measure.
-        settings: tables of ``sim.toml``, and of `_computed`.
+        settings: tables of ``sim.toml``, and those of `short_forms`.
     """
 
     when: Mapping[str, str | tuple[str, ...]] = {}
@@ -58,7 +58,7 @@ class Layer(FrozenModel):
     settings: Mapping[str, Any] = {}
 
     def applies(self, options: Words) -> bool:
-        """Return whether it is for an arm of these options.
+        """Return whether it applies to an arm with these options.
 
         A layer that names an axis which the arm lacks is for other tables.
         """
@@ -79,16 +79,15 @@ class ClaimLines(FrozenModel):
     how: Literal["minus", "over"] = "minus"
     at_least: float | None = None
     at_most: float | None = None
+    # One combination without words, so that a claim without `each` is made once.
     each: tuple[Options, ...] = ({},)
 
     @model_validator(mode="after")
     def _bound(self) -> Self:
         has_bound = self.at_least is not None or self.at_most is not None
+        # Without a bound no result could contradict the sentence.
         if bool(self.says) != has_bound:
-            raise ValueError(
-                "a claim says something and has a bound, and what has none is a comparison that "
-                "says nothing"
-            )
+            raise ValueError("a claim needs both `says` and a bound; a comparison has neither")
         return self
 
     def claims(self) -> Iterator[Claim]:
@@ -107,16 +106,19 @@ class ClaimLines(FrozenModel):
 
 
 class TableFile(FrozenModel):
-    """One table: the attributes of `Experiment`, and what makes its arms.
+    """One table: the attributes of `Experiment`, and the definition of its arms.
 
     Attributes:
-        paper: whose file of published numbers counts; empty where no paper has the table, as is the
-            url.
+        paper: paper whose file of published numbers counts; empty where no paper has the table, as
+            is the url.
+        numbers: name of the paper's table whose published numbers count; empty for that of the
+            table's own name.
         test: paired differences (logarithms of ratios) over the seeds, with the t interval of 95 %.
         arm: name of an arm, with the axes' names in braces.
-        about: what an arm is, likewise.
+        about: description of an arm, in the same form.
+        earlier_defaults: tables of ``sim.toml``, as in `Arm`, for all arms.
         axes: their options; the first varies slowest.
-        without: combinations of options of which there is no arm.
+        without: combinations of options without an arm.
     """
 
     paper: str
@@ -126,11 +128,15 @@ class TableFile(FrozenModel):
     title: str
     arm: str
     about: str
+    numbers: str = ""
+    earlier_defaults: Mapping[str, Any] = {}
     axes: Options
     without: tuple[Options, ...] = ()
     seeds: Mapping[Scale, tuple[int, ...]]
     selected: Mapping[Scale, tuple[str, ...]]
+    # One for each scale, because figures are judged at all three.
     decides: Mapping[Scale, int] = Field(min_length=3)
+    # There is only one test so far; files name it, so that they remain valid beside a second one.
     test: Literal["paired-t-95"]
     layers: tuple[Layer, ...]
     claims: tuple[ClaimLines, ...]
@@ -139,6 +145,7 @@ class TableFile(FrozenModel):
 
     @model_validator(mode="after")
     def _axes_are_known(self) -> Self:
+        # A layer with a misspelt axis would apply to no arm, and nothing would show it.
         axes = {*self.axes, "scale"}
         conditions: list[Mapping[str, Any]] = list(self.without)
         for layer in self.layers:
@@ -147,14 +154,14 @@ class TableFile(FrozenModel):
             unknown = sorted(options.keys() - axes)
             if unknown:
                 name = unknown[0]
-                raise ValueError(f"there is no axis {name!r}{suggestion(name, self.axes)}")
+                raise ValueError(f"unknown axis {name!r}{suggestion(name, self.axes)}")
         return self
 
     def experiment(self, table: str) -> Experiment:
         """Return the table, of this name."""
         published = None
         if self.paper:
-            published = published_tables(self.paper).get(table)
+            published = published_tables(self.paper).get(self.numbers or table)
         arms: list[Arm] = []
         for options in _combinations(self.axes):
             if self._has_arm(options):
@@ -179,6 +186,7 @@ class TableFile(FrozenModel):
 
     def _has_arm(self, options: Words) -> bool:
         """Return whether there is an arm of some options."""
+        # Conditions in `without` mean the same as those of layers.
         absent = [Layer(when=condition) for condition in self.without]
         return not any(layer.applies(options) for layer in absent)
 
@@ -188,6 +196,7 @@ class TableFile(FrozenModel):
         measures: tuple[str, ...] = ()
         cells: dict[str, tuple[str, str]] = {}
         for layer in self.layers:
+            # Name, measures and published figures of an arm are the same at all scales.
             if "scale" not in layer.when and layer.applies(options):
                 words.update(layer.words)
                 measures = layer.measures or measures
@@ -204,28 +213,31 @@ class TableFile(FrozenModel):
             name=self.arm.format(**words),
             about=self.about.format(**words),
             measures=tuple(map(measure_named, measures)),
+            # Computed on demand: there are hundreds of arms, and a command uses few of them at one
+            # scale.
             settings=partial(self._settings, options),
             published=numbers,
+            earlier_defaults=self.earlier_defaults,
         )
 
     def _settings(self, options: Words, scale: Scale) -> Settings:
         """Return the settings of an arm at a scale."""
         conditions = {**options, "scale": scale}
         layers = [layer for layer in self.layers if layer.applies(conditions)]
-        # Layers of a scale count after all others; a sort keeps the order of equal ones.
+        # Layers of a scale come after all others; the sort is stable.
         layers.sort(key=lambda layer: "scale" in layer.when)
         words = dict(options)
         settings: dict[str, Any] = {}
         for layer in layers:
             words.update(layer.words)
             settings = merged(settings, layer.settings)
-        return _computed(_filled(settings, words))
+        return expand(_filled(settings, words))
 
 
 def table_names() -> tuple[str, ...]:
     """Return the names of the tables' files, sorted.
 
-    A file whose name begins with ``_`` has what several tables have in common.
+    A file whose name begins with ``_`` has the common parts of several tables.
     """
     names = [path.stem for path in _FOLDER.glob("[!_]*.toml")]
     return tuple(sorted(names))
@@ -235,14 +247,14 @@ def read_table(name: str) -> Experiment:
     """Read one of `table_names`.
 
     Raises:
-        ConfigError: if its files have a mistake, such as an unknown key or word.
+        ConfigError: a file is invalid, for example because of an unknown key or word.
     """
     try:
-        document = _document(name)
-        file = validate_config(document, TableFile, source=f"{name}.toml")
+        file = validate_config(_document(name), TableFile, source=f"{name}.toml")
         return file.experiment(name)
     except KeyError as error:
-        raise ConfigError(f"{name}.toml: no axis and no layer has the word {error}") from error
+        problem = f"{name}.toml: neither an axis nor a layer defines the word {error}"
+        raise ConfigError(problem) from error
 
 
 def _document(name: str) -> dict[str, Any]:
@@ -251,7 +263,7 @@ def _document(name: str) -> dict[str, Any]:
     if "base" in own:
         base = _document(own.pop("base"))
     document = merged(base, own)
-    # Other keys of the base give way to the table's own; these come before them.
+    # The table's keys override other keys of the base; these lists are prepended.
     for key in _JOINED:
         of_base = base.get(key, ())
         of_table = own.get(key, ())
@@ -265,7 +277,8 @@ def _combinations(options: Options) -> Iterator[dict[str, str]]:
 
 
 def _filled(value: Any, words: Words) -> Any:
-    """Put words into all texts of a value."""
+    """Substitute words in all texts of a value."""
+    # Before sequences, because a text is one.
     if isinstance(value, str):
         return value.format(**words)
     if isinstance(value, Mapping):
@@ -278,91 +291,9 @@ def _filled(value: Any, words: Words) -> Any:
     return value
 
 
-def _computed(settings: Settings) -> Settings:
-    """Write out the tables that a file has in a shorter form.
-
-    These are ``levels``, HeteroFL's, and ``fleet``, the kinds of devices.
-    """
-    written = dict(settings)
-    levels: Settings = {}
-    if "levels" in settings:
-        levels = _level_tables(**written.pop("levels"))
-    fleet: Settings = {}
-    if "fleet" in settings:
-        count = settings["devices"]["count"]
-        kinds = _kinds(count, **written.pop("fleet"))
-        fleet = {"devices": {"types": kinds}}
-    return merged(levels, fleet, written)
-
-
-def _level_tables(row: str, **sizes: list[int] | int) -> Settings:
-    """Return the settings of a row of levels such as ``a-b-e``, all equally likely.
-
-    Args:
-        row: the levels, the widest first, which is the global model's.
-        sizes: settings of the architecture at level a, which shrink with the global model.
-    """
-    levels = row.split("-")
-    top = LEVEL_RATES[levels[0]]
-    widths: list[float] = []
-    shares: list[str] = []
-    for level in levels:
-        widths.append(LEVEL_RATES[level] / top)
-        shares.append(f"{level}1")
-    settings = {}
-    for name, size in sizes.items():
-        settings[name] = _scaled(size, top)
-    model = {"settings": settings, "widths": widths}
-    if len(levels) == 1:
-        return {"model": model}
-    mix = "-".join(shares)
-    return {"model": model, "tiers": {"assign": "dynamic", "levels": mix}}
-
-
-def _scaled(size: Any, rate: float) -> Any:
-    """Return a size, or a list of sizes, times a rate; at least 1."""
-    if isinstance(size, list):
-        return [_scaled(entry, rate) for entry in size]
-    return max(1, int(size * rate))
-
-
-def _kinds(
-    count: int,
-    *,
-    shares: str = "",
-    links: Sequence[float] = (),
-    dropout: float = 0.0,
-    **limits: Sequence[float] | Mapping[str, float],
-) -> list[Settings]:
-    """Return kinds of devices with limits.
-
-    Args:
-        count: number of devices.
-        shares: of each kind, such as ``1:2:7``, if the limits are a list.
-        links: if the limits are by type; there is one device of each type at each link.
-        dropout: of all devices.
-        limits: a single key of a kind, such as ``max_width``, with its values.
-    """
-    common = {"dropout": dropout} if dropout else {}
-    ((key, values),) = limits.items()
-    kinds: list[Settings] = []
-    if isinstance(values, Mapping):
-        for (kind, limit), link in product(values.items(), links):
-            device = {"type": kind, "link": link, key: limit}
-            kinds.append({**device, "count": 1, **common})
-        return kinds
-    weights = list(map(int, shares.split(":")))
-    total = sum(weights)
-    counts = [count * weight // total for weight in weights]
-    # What does not divide is of the last kind.
-    counts[-1] += count - sum(counts)
-    for number, limit in zip(counts, values, strict=True):
-        kinds.append({"count": number, key: limit, **common})
-    return kinds
-
-
 def _read_tables() -> Mapping[str, Experiment]:
     experiments = list(map(read_table, table_names()))
+    # The sort is stable, so tables of one section remain sorted by name.
     experiments.sort(key=lambda experiment: experiment.section)
     tables = {}
     for experiment in experiments:
@@ -378,10 +309,10 @@ def find_experiment(table: str) -> Experiment:
     """Return an experiment by the name of its table.
 
     Raises:
-        ConfigError: if there is none; the message names the closest one.
+        ConfigError: there is none; the message names the closest one.
     """
     if table not in TABLES:
-        raise ConfigError(f"no table {table!r} to reproduce{suggestion(table, TABLES)}")
+        raise ConfigError(f"unknown table {table!r}{suggestion(table, TABLES)}")
     return TABLES[table]
 
 
@@ -389,9 +320,9 @@ def parse_scale(text: str) -> Scale:
     """Return a scale by its name.
 
     Raises:
-        ConfigError: if there is none; the message names the closest one.
+        ConfigError: there is none; the message names the closest one.
     """
     for scale in SCALES:
         if scale == text:
             return scale
-    raise ConfigError(f"no scale {text!r}{suggestion(text, SCALES)}")
+    raise ConfigError(f"unknown scale {text!r}{suggestion(text, SCALES)}")

@@ -1,7 +1,7 @@
 """Shoal: federated training of one large model on a fleet of unequal boards.
 
-What a user imports; ``docs/api.md`` shows each name at work. A name is loaded when it is first
-used, so a board without torch and a server without the exporter can import ``shoal`` all the same.
+This module is the public API; ``docs/api.md`` has examples. Each name is loaded on first use, so
+``shoal`` can be imported on a board without torch and on a server without the exporter.
 
 Example:
     >>> from shoal import Tier
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from shoal.client import Client
     from simulation.runner import simulate
     from simulation.settings import SimulationConfig
-    from trainer_export.artifact_set import export_architecture
+    from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
     from trainer_export.losses.own import loss
     from trainer_export.metrics.own import metric
+    from trainer_export.packages.loading import package_model
     from trainer_export.recipe import Recipe
 
 __all__ = [
@@ -52,6 +53,8 @@ __all__ = [
     "Client",
     "Contribution",
     "Cut",
+    "ExportOptions",
+    "ExportRequest",
     "FrozenModel",
     "GlobalModel",
     "Layout",
@@ -78,19 +81,22 @@ __all__ = [
     "loss",
     "make_plan",
     "metric",
+    "package_model",
     "simulate",
     "slice_weights",
     "strategy",
     "with_adapters",
 ]
 
-# Where each name is defined.
+# The module that defines each name.
 _PLACES = {
     "Adapters": "models.zoo.adapters",
     "Basis": "broker_server.strategies.strategy",
     "Client": "shoal.client",
     "Contribution": "broker_server.strategies.strategy",
     "Cut": "models.cut",
+    "ExportOptions": "trainer_export.artifact_set",
+    "ExportRequest": "trainer_export.artifact_set",
     "FrozenModel": "fleet_protocol.frozen",
     "GlobalModel": "broker_server.strategies.strategy",
     "Layout": "models.layout",
@@ -117,11 +123,13 @@ _PLACES = {
     "loss": "trainer_export.losses.own",
     "make_plan": "models.plan",
     "metric": "trainer_export.metrics.own",
+    "package_model": "trainer_export.packages.loading",
     "simulate": "simulation.runner",
     "slice_weights": "models.plan",
     "strategy": "broker_server.strategies.own",
     "with_adapters": "models.zoo.adapters",
 }
+# The other packages come with the extra `export`.
 _EXTRAS = {"broker_server": "server", "shoal": "server", "simulation": "simulate"}
 
 
@@ -129,12 +137,13 @@ def __getattr__(name: str) -> Any:
     """Load a name (PEP 562).
 
     Raises:
-        AttributeError: there is none of this name.
-        ImportError: a file of the user hides one of Shoal's packages, or the extra that brings it
-            is not installed.
+        AttributeError: the package has no such name.
+        ImportError: a user's file shadows one of Shoal's packages, or the extra that it needs is
+            not installed.
     """
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Before the import, which would fail in the user's file with an unrelated error.
     problem = hidden_package()
     if problem:
         raise ImportError(problem)
@@ -148,7 +157,7 @@ def __getattr__(name: str) -> Any:
             f"pip install 'shoal[{extra}]'",
             name=error.name,
         ) from error
-    globals()[name] = value  # so that it is looked up only once
+    globals()[name] = value  # cached, so that the lookup happens once
     return value
 
 

@@ -7,19 +7,19 @@ from shoal.packages import hidden_package, leave_working_folder
 
 
 def main() -> None:
-    """Run the command line, if it can be imported."""
+    """Run the command line if it can be imported."""
     problem = hidden_package()
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # what it has started and begun is tidied up
+    )  # the command stops what it started and removes temporary files
     try:
         from shoal.cli.main import main as run  # noqa: PLC0415  (what may be hidden)
 
         run()
-    except KeyboardInterrupt:  # while it is loaded
+    except KeyboardInterrupt:  # interrupted while the modules load
         sys.exit(130)
 
 

@@ -1,11 +1,11 @@
-"""Writes global versions as files for other programs: safetensors, a state dict of torch, ONNX."""
+"""Writes global versions for other programs: safetensors, a state dict of torch, ONNX, folders."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -19,15 +19,18 @@ from fleet_protocol.graphs.check import read_checked_graph
 from fleet_protocol.manifest import parameter_input
 from shoal.extras import needs
 from shoal.load_lines import load_lines
+from shoal.package_folders import write_peft, write_transformers
 from shoal.sources import LocalStore, Source
 
 FileFormat = Literal["safetensors", "torch", "onnx"]
+FolderFormat = Literal["transformers", "peft"]
 SUFFIXES: Mapping[str, str] = MappingProxyType(
-    {"safetensors": "safetensors", "torch": "pt", "onnx": "onnx"}
+    {"safetensors": ".safetensors", "torch": ".pt", "onnx": ".onnx"}
 )
+"""Suffix of the default name of each format; a folder has none."""
 
 ELSEWHERE = Path("the downloaded file")
-"""Name of a file in the lines that load it, if its place is not known, as on the page."""
+"""Name of a file in the lines that load it if its path is unknown, as on the page."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Download:
 
     Attributes:
         record: the version, with the evaluation of the written model, if any.
-        lines: lines of Python that load the file; empty if they are not known here.
+        lines: lines of Python that load the file; empty if they are unknown.
         note: further information for the user; may be empty.
     """
 
@@ -45,43 +48,52 @@ class Download:
     note: str = ""
 
 
-def save_version(  # noqa: PLR0913  (an argument for each thing that it needs)
+@dataclass(frozen=True)
+class Selection:
+    """The contents of a file.
+
+    Attributes:
+        run: the run's id; None for the newest.
+        version: number of the version.
+        tier: the tier; None for the whole model.
+        file_format: format of the file, or of the folder.
+    """
+
+    run: str | None
+    version: int
+    tier: str | None
+    file_format: FileFormat | FolderFormat
+
+
+def save_version(
     opened: Store,
-    run: str | None,
-    version: int,
-    tier: str | None,
-    file_format: FileFormat,
+    selection: Selection,
     path: Path,
     shown: Path | None = None,
     artifacts: Path | None = None,
 ) -> Download:
-    """Write a global version, or a tier of it, to a file, which may replace an existing one.
+    """Write a global version, or a tier of it, to a file or folder; existing files are replaced.
 
     Args:
         opened: the store.
-        run: the run's id; None for the newest.
-        version: number of the version.
-        tier: the tier; None for the whole model.
-        file_format: format of the file.
-        path: path of the file.
-        shown: path in the lines if another machine loads the file; by default `path`.
+        selection: what is written.
+        path: path of the file, or of the folder of a format that has several files.
+        shown: path in the lines that load the file, if another machine loads it; by default `path`.
         artifacts: folder of exported sets, see `stored_context`.
 
     Raises:
-        ConfigError: there is no such version, the tier is not exported, a faithful file of this
-            format is impossible, or a package for the format is not installed.
+        ConfigError: there is no such version, the tier is not exported, the format cannot represent
+            the model, or a package for the format is not installed.
         StorageError: the file cannot be written.
     """
-    exported = load_version(opened, run, version)
+    tier = selection.tier
+    file_format = selection.file_format
+    exported = load_version(opened, selection.run, selection.version)
     if tier is None and file_format == "safetensors":
         return _save_whole(opened, exported, path, shown, artifacts)
+    # Everything else needs the artifact set: for a tier's shapes, or for the class.
     content = tier_version(opened, exported, tier, artifacts)
-    if file_format == "onnx":
-        _save_onnx(content, path)
-    elif file_format == "torch":
-        _save_torch(content, path)
-    else:
-        export_safetensors(content.exported, path)
+    _WRITERS[file_format](content, path)
     return _download(content, file_format, path, shown)
 
 
@@ -96,7 +108,7 @@ def _save_whole(
     try:
         content = tier_version(opened, exported, None, artifacts)
     except ShoalError as error:
-        # The store was copied without the artifact sets.
+        # The artifact sets are missing: somebody copied only the store.
         run = queries.find_run(opened, exported.record.run)
         record = _with_evaluation_of(exported.record, run, None)
         # The store has the statistics of the tier that the run evaluates.
@@ -106,46 +118,54 @@ def _save_whole(
         return Download(record, note=f"cannot show how to load the file: {error}")
     statistics = content.exported.statistics
     record = content.exported.record
+    # Not the weights of `content`, which also has the frozen tensors of the artifact set.
     export_safetensors(replace(exported, record=record, statistics=statistics), path)
     return _download(content, "safetensors", path, shown)
 
 
 def _download(
-    content: TierVersion, file_format: FileFormat, path: Path, shown: Path | None
+    content: TierVersion, file_format: FileFormat | FolderFormat, path: Path, shown: Path | None
 ) -> Download:
-    """Return what a file holds and how to load it."""
+    """Return the contents of a file and how to load it."""
     lines = load_lines(content, file_format, shown or path, here=shown is None)
-    return Download(content.exported.record, lines, content.note or content.lacking)
+    return Download(content.exported.record, lines, content.remarks)
 
 
-def save(  # noqa: PLR0913  (an argument for each thing that it needs)
+def save(
     source: Source,
     run: RunRecord,
-    version: int,
-    selection: Mapping[str, str],
+    selection: Selection,
     path: Path,
     artifacts: Path | None = None,
 ) -> Download:
-    """Write a version of a store, or of the page of one, to a file, like `save_version`.
+    """Write a version from a store or its page to a file, like `save_version`.
 
     Args:
         source: the store or page.
         run: the run.
-        version: number of the version.
-        selection: the ``format`` of the file, and the ``tier`` if not the whole model.
+        selection: what of this run is written.
         path: path of the file.
         artifacts: folder of exported sets, for a store on this machine.
+
+    Raises:
+        ConfigError: as `save_version`, and if a page would have to send a folder.
     """
-    tier = selection.get("tier")
+    tier = selection.tier
     if isinstance(source, LocalStore):
-        file_format = cast("FileFormat", selection["format"])
-        return save_version(
-            source.store, run.id, version, tier, file_format, path, artifacts=artifacts
+        return save_version(source.store, selection, path, artifacts=artifacts)
+    if selection.file_format in get_args(FolderFormat):
+        raise ConfigError(
+            f"--format {selection.file_format} writes a folder, which a page does not send; run the"
+            " command with --store on the machine of the store"
         )
-    data, lines, note = source.weights(version, run.id, **selection)
+    query: dict[str, str] = {"format": selection.file_format}
+    if tier is not None:
+        query["tier"] = tier
+    data, lines, note = source.weights(selection.version, run.id, **query)
     write_atomically(path, data)
     records = [view.version for view in source.versions(run.id)]
-    record = next(record for record in records if record.number == version)
+    record = next(record for record in records if record.number == selection.version)
+    # The page did not know where the file would lie.
     lines = tuple(line.replace(repr(str(ELSEWHERE)), repr(str(path))) for line in lines)
     return Download(_with_evaluation_of(record, run, tier), lines, note)
 
@@ -153,22 +173,23 @@ def save(  # noqa: PLR0913  (an argument for each thing that it needs)
 def _with_evaluation_of(version: VersionRecord, run: RunRecord, tier: str | None) -> VersionRecord:
     """Return a version with the evaluation of one tier, None for the whole model.
 
-    Its run may have evaluated another.
+    The run may have evaluated another tier.
     """
     if version.evaluation is None or tier == FleetConfig.stored(run.config).evaluation.tier:
         return version
-    return replace(version, evaluation=version.evaluation.of(tier or ""))
+    return replace(version, evaluation=version.evaluation.of_tier(tier or ""))
 
 
 def _save_onnx(content: TierVersion, path: Path) -> None:
     """Write a model for stock onnxruntime.
 
-    A ConfigError says that onnx is not installed, or that statistics of norms are missing.
+    Raises a ConfigError if onnx is not installed, or if statistics of norms are missing.
     """
     with needs("export"):
         from trainer_export.formats.onnx import runnable  # noqa: PLC0415  (torch and onnx)
 
     content.require_statistics()
+    # Under the names of the graph's inputs, which become its constants.
     tensors = {parameter_input(name): value for name, value in content.exported.weights.items()}
     tensors |= content.exported.statistics
     data = content.config.evaluation.data
@@ -178,7 +199,7 @@ def _save_onnx(content: TierVersion, path: Path) -> None:
         "classes": str(manifest.classes),
     }
     if data is not None:
-        # Programs that run the model need this: a sample becomes (x * scale - mean) / std.
+        # Programs that run the model need this preprocessing: (x * scale - mean) / std.
         metadata["preprocessing"] = data.model_dump_json(
             include={"shape", "scale", "mean", "std", "transforms"}
         )
@@ -189,7 +210,7 @@ def _save_onnx(content: TierVersion, path: Path) -> None:
 def _save_torch(content: TierVersion, path: Path) -> None:
     """Write the state of the user's class, as `torch.load` and ``load_state_dict`` read it.
 
-    A ConfigError says that torch is not installed.
+    Raises a ConfigError if torch is not installed.
     """
     try:
         import torch  # noqa: PLC0415  (nothing else here needs it)
@@ -201,7 +222,24 @@ def _save_torch(content: TierVersion, path: Path) -> None:
 
     state = {}
     for name, value in content.own_state().items():
+        # Copies, because torch warns about arrays that cannot be written.
         state[name] = torch.from_numpy(np.array(value))
+    # Through memory, so that a full disk leaves no half-written file.
     buffer = io.BytesIO()
     torch.save(state, buffer)
     write_atomically(path, buffer.getvalue())
+
+
+def _save_safetensors(content: TierVersion, path: Path) -> None:
+    export_safetensors(content.exported, path)
+
+
+_WRITERS: Mapping[str, Callable[[TierVersion, Path], None]] = MappingProxyType(
+    {
+        "safetensors": _save_safetensors,
+        "torch": _save_torch,
+        "onnx": _save_onnx,
+        "transformers": write_transformers,
+        "peft": write_peft,
+    }
+)

@@ -1,4 +1,4 @@
-"""What to say where a command lacks the packages of its extra."""
+"""The error of a command whose extra is not installed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from fleet_protocol.errors import ConfigError
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Import inside this what an extra, or several separated by commas, brings.
+    """Wrap imports of packages from an extra, or from several separated by commas.
 
     Raises:
-        ConfigError: a package is not installed; the message has the line that installs it.
+        ConfigError: a package is not installed; the message gives the command that installs it.
 
     Example:
         >>> with needs("server"):
@@ -24,6 +24,7 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        # The package, not the submodule that the import names.
         package = (error.name or str(error)).partition(".")[0]
         raise ConfigError(
             f"{package} is not installed here: pip install 'shoal[{extra}]'"

@@ -1,4 +1,4 @@
-"""Runs the agents of a small fleet on this machine, as the demo and proofs do."""
+"""Runs the agents of a small fleet on this machine, for the demo and for tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fleet_protocol.child_process import ChildProcess, child_module, end_childre
 from fleet_protocol.errors import TransportError
 
 _LOG_LINES = 5
-"""Lines at the end of an agent's log that an error shows."""
+"""Number of last lines of an agent's log in an error."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class LocalDevice:
     Attributes:
         name: the device's id.
         data: npz file with its samples, ``x`` and ``y``.
-        max_width: widest sub-model that it may get.
-        max_depth: deepest sub-model that it may get, in blocks; None for no limit.
-        own_model: folder of the artifact set with a model that stays on the device, if it has one.
-        state_dir: folder of its task and blobs; None is one below the fleet's folder.
-        enrolment: its enrolment file, in an enrolled fleet.
+        max_width: width of its largest sub-model.
+        max_depth: depth of its largest sub-model, in blocks; None for no limit.
+        own_model: folder of the artifact set of its personal model, if it has one.
+        state_dir: folder of its task and blobs; None: one below the fleet's folder.
+        enrolment: its enrolment file, in a fleet with identities.
     """
 
     name: str
@@ -48,6 +48,7 @@ class LocalDevice:
             "state_dir": state_dir.as_posix(),
             "max_width": self.max_width,
             "holdout": holdout,
+            # One thread for each agent, because all share this machine.
             "threads": 1,
             "data": {"kind": "npz", "path": self.data.as_posix()},
         }
@@ -61,7 +62,7 @@ class LocalDevice:
 
 
 class LocalFleet:
-    """Agents of one thread that run while the context is open.
+    """Agents, one thread each, that run while the context is open.
 
     Each writes ``<folder>/<name>.log``.
     """
@@ -97,10 +98,12 @@ class LocalFleet:
         return self._folder / f"{name}.toml"
 
     def start(self, name: str) -> None:
-        """Start an agent, the first time or again."""
+        """Start an agent, for the first time or again."""
         previous = self._processes.get(name)
+        # Two agents must not share the folder of a device.
         if previous is not None:
             previous.end()
+        # Appended, so that the log of an agent that was started again stays.
         with (self._folder / f"{name}.log").open("ab") as log:
             command = child_module("device_runtime", "--config", str(self._config(name)))
             self._processes[name] = ChildProcess(command, output=log, errors=log)
@@ -109,7 +112,7 @@ class LocalFleet:
         """Check that every agent still runs.
 
         Raises:
-            TransportError: one has ended; the message has the end of its log.
+            TransportError: an agent has exited; the message contains the end of its log.
         """
         for name, process in self._processes.items():
             code = process.poll()
@@ -117,7 +120,8 @@ class LocalFleet:
                 log = self._folder / f"{name}.log"
                 tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
                 raise TransportError(
-                    f"device {name} ended with exit code {code}; the end of {log}:\n  {tail}"
+                    f"the agent of device {name} exited with code {code}; the end of"
+                    f" {log}:\n  {tail}"
                 )
 
     def __exit__(self, *_: object) -> None:

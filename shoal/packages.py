@@ -1,6 +1,6 @@
-"""Finds out whether Shoal's packages are hidden by files of the user that have the same names.
+"""Detects files of the user that shadow Shoal's packages.
 
-Only the standard library is used: this is asked before anything of Shoal is imported.
+It uses only the standard library, because it runs before anything of Shoal is imported.
 """
 
 import sys
@@ -20,21 +20,23 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def hidden_package() -> str:
-    """Return what hides one of the packages beside ``shoal`` and what to do; empty if none is."""
+    """Return which file shadows a package of Shoal and what to do; empty if no file does."""
     for name in OWN_PACKAGES:
         origin = _origin(name)
+        # A namespace package has no origin: a folder of that name without files hides nothing.
         if origin is None or origin.resolve() == _ROOT / name / "__init__.py":
             continue
         to_rename = origin.parent if origin.name == "__init__.py" else origin
         return (
-            f"{origin} hides the package `{name}` of Shoal, which is in {_ROOT}: rename "
-            f"{to_rename.name}, or keep {to_rename.parent} out of Python's path"
+            f"{origin} shadows the package `{name}` of Shoal in {_ROOT}: rename"
+            f" {to_rename.name}, or remove {to_rename.parent} from Python's path"
         )
     return ""
 
 
 def _origin(name: str) -> Path | None:
-    """Return the file that Python imports under a name; None for a folder without one."""
+    """Return the file that Python imports under a name; None for a folder without a file."""
+    # An imported module counts, whatever a search would find now.
     loaded = sys.modules.get(name)
     if loaded is not None:
         return Path(loaded.__file__) if loaded.__file__ else None
@@ -43,11 +45,11 @@ def _origin(name: str) -> Path | None:
 
 
 def leave_working_folder() -> None:
-    """Remove the working folder, which ``python -m`` put first, from Python's path.
+    """Remove the working folder, which ``python -m`` inserted, from Python's path.
 
-    It stays where Shoal itself lies in it, as in a checkout.
+    The folder stays if it contains Shoal itself, as in a checkout.
     """
     if getattr(sys.flags, "safe_path", False):
-        return  # Python did not put it there
+        return  # Python did not insert it
     if Path(sys.path[0] or ".").resolve() != _ROOT:
         del sys.path[0]

@@ -1,4 +1,4 @@
-"""Opens what commands read and change: a store on this machine, or the page of another one."""
+"""Opens the source of commands: a store on this machine, or the page of another machine."""
 
 import os
 import threading
@@ -16,27 +16,27 @@ from shoal.client import Client, Verb
 from shoal.store_actions import act_on_run
 
 _PAGE_SECONDS = 60.0
-"""How long a page is followed before it is asked again, which shows whether it is still there."""
+"""Seconds to follow a page before a new request, which checks that it still answers."""
 _AFTER_EVERY_EVENT = 2**62
-"""An id that no line of a log reaches: a page then reports only that something was written."""
+"""An id above those of all lines, so that a page only reports that the store changed."""
 
 
 class LocalStore:
-    """A store on this machine, with the methods of `shoal.client.Client` and the same answers.
+    """A store on this machine, with the methods and answers of `shoal.client.Client`.
 
-    A run is named by its id or the beginning of it; without a name it is the newest. Each method
-    raises a `ConfigError` if the store has no such run.
+    A run is given by its name, its id or a prefix of its id; by default it is the newest. Each
+    method raises a `ConfigError` if the store has no such run.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def status(self, run: str = "") -> queries.StatusView:
-        """Return the store at a glance."""
+        """Return the summary of the store."""
         return queries.status(self.store, run or None)
 
     def runs(self, run: str = "") -> list[queries.RunView]:
-        """Return every run, newest first, or the one with a name."""
+        """Return all runs, newest first, or only the named one."""
         return queries.runs(self.store, run or None)
 
     def rounds(
@@ -54,15 +54,15 @@ class LocalStore:
         return read_versions(self.store, run or None)
 
     def advice(self, run: str = "") -> list[Advice]:
-        """Return what to do next about a run, with the evidence."""
+        """Return advice about a run, with the evidence."""
         return find_advice(self.store, run or None)
 
     def explained(self, number: int, run: str = "") -> list[DeviceInRound]:
-        """Return what became of every device in a round, and why."""
+        """Return the outcome of every device in a round, and the reason."""
         return explain_round(self.store, number, run or None)
 
     def compare(self, one: str, other: str) -> queries.Comparison:
-        """Return what differs between two runs."""
+        """Return the differences between two runs."""
         return queries.compare(self.store, one, other)
 
     def log(
@@ -87,34 +87,36 @@ Source = LocalStore | Client
 
 
 def connect(url: str) -> Client:
-    """Return a client of the page at an address, with the token of the environment.
+    """Return a client of the page at an address, with the token from the environment.
 
     The token is in SHOAL_TOKEN, or in the file that SHOAL_TOKEN_FILE names.
 
     Raises:
-        ConfigError: the address is none of a page, or the token cannot be read.
+        ConfigError: the address is invalid, or the token cannot be read.
     """
     token = os.environ.get("SHOAL_TOKEN", "")
     file = os.environ.get("SHOAL_TOKEN_FILE")
+    # The variable with the token itself has priority.
     if file and not token:
         try:
             token = Path(file).read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"SHOAL_TOKEN_FILE: no token can be read from {file}: {error}"
+                f"SHOAL_TOKEN_FILE: cannot read a token from {file}: {error}"
             ) from error
+    # A file usually ends with a line break.
     token = token.strip()
     if not (token.isascii() and token.isprintable()):
         raise ConfigError(
-            "SHOAL_TOKEN or the file SHOAL_TOKEN_FILE holds no token, which is one line of plain "
-            "letters"
+            "the token in SHOAL_TOKEN or in the file SHOAL_TOKEN_FILE is invalid: it must be one"
+            " line of ASCII characters"
         )
     return Client(url, token)
 
 
 @contextmanager
 def open_source(store: Path, url: str, *, read_only: bool = True) -> Iterator[Source]:
-    """Open the page at an address, or without an address the store in a folder.
+    """Open the page at an address or, without an address, the store in a folder.
 
     Raises:
         ConfigError: as `connect`.
@@ -123,14 +125,25 @@ def open_source(store: Path, url: str, *, read_only: bool = True) -> Iterator[So
     if url:
         yield connect(url)
         return
-    # Opening a store for writing makes one where there is none, which no command here may do.
-    Store(store, read_only=True).close()
-    with closing(Store(store, read_only=read_only)) as opened:
+    with open_local_store(store, read_only=read_only) as opened:
         yield LocalStore(opened)
 
 
+@contextmanager
+def open_local_store(store: Path, *, read_only: bool = True) -> Iterator[Store]:
+    """Open the store in a folder, which must have one.
+
+    Raises:
+        StorageError: there is no store, or it cannot be read.
+    """
+    # Opening a store for writing would create a missing one, which commands must not do.
+    Store(store, read_only=True).close()
+    with closing(Store(store, read_only=read_only)) as opened:
+        yield opened
+
+
 def changes(source: Source, stop: threading.Event) -> Iterator[None]:
-    """Yield once now, and again whenever the store was written since.
+    """Yield now, and again after each change of the store.
 
     A local store is followed until `stop` is set, a page until the process is interrupted.
     """

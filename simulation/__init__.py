@@ -1,1 +1,1 @@
-"""Many virtual devices without a network, and the data they share: data sets and partitions."""
+"""Simulates many virtual devices without a network, with shared data sets and partitions."""

@@ -1,6 +1,6 @@
-"""Deals the clocks of `simulation.clock` to the devices of a simulation.
+"""Assigns the clocks of `simulation.clock` to the devices of a simulation.
 
-Every time is that of a certain round, because load and link may change from round to round
+Times depend on the round, because load and link may change from round to round
 (`simulation.dynamics`).
 """
 
@@ -11,6 +11,7 @@ from broker_server.settings.fleet import TrainConfig
 from broker_server.store import TaskRecord
 from fleet_protocol.messages import TrainSettings
 from models.layout import Layout
+from models.shares import counted_blocks
 from models.tier import Tier
 from simulation.clock import Clock, Load
 from simulation.dynamics import Conditions
@@ -25,15 +26,15 @@ def training_load(
     train: TrainSettings | TrainConfig,
     size: int,
 ) -> Load:
-    """Return what a device does in a round.
+    """Return the work of a device in a round.
 
-    In whole passes the last batch is short, so samples count and not steps.
+    In full passes the last batch is smaller, so the number of samples is used, not of steps.
 
     Args:
         width: share of the global width.
         examples: samples that the device trains on.
-        train: of the round.
-        size: bytes of the weights and of the update.
+        train: training settings of the round.
+        size: size of the weights and of the update in bytes.
     """
     if train.steps:
         samples = min(train.batch_size, examples)
@@ -48,10 +49,10 @@ class BoardTimes:
     """The times of every device.
 
     Args:
-        clock: of the simulation.
+        clock: clock of the simulation.
         kinds: the kind of each device, in the order of their numbers.
-        layout: of the whole model.
-        seed: of the run.
+        layout: layout of the whole model.
+        seed: seed of the run.
 
     Raises:
         ConfigError: the clock has no such type or link.
@@ -66,9 +67,11 @@ class BoardTimes:
     ) -> None:
         self._clock = clock
         whole = layout.tier(1.0)
+        self._layout = layout
         self._depth = whole.depth
         self._full_bytes = _FLOAT_BYTES * layout.parameter_count(whole)
-        # What a device would send of the whole model, counted as the clock counts its updates.
+        # The update size of the whole model, computed as the clock does.
+        # The clock counts the bits of the whole model in one of two ways.
         if clock.config.upload == "bytes":
             self._full_bits = 8 * self._full_bytes
         else:
@@ -88,12 +91,19 @@ class BoardTimes:
         Raises:
             ConfigError: the clock's table does not reach this width.
         """
-        load = Load(tier.width, train.batch_size, 1, depth_share=self._depth_share(tier))
-        return self._clock.compute_seconds(self._conditions.of(index, number), load)
+        load = Load(
+            tier.width,
+            train.batch_size,
+            1,
+            depth_share=self._depth_share(tier),
+            trained_share=tier.trained,
+            passed_share=self._passed_share(tier),
+        )
+        return self._clock.compute_seconds(self._conditions.clock_of(index, number), load)
 
     def bytes_per_second(self, index: int, number: int) -> float:
         """Return the speed of a device's link in a round, by the time of the whole model."""
-        bits_per_second = self._conditions.of(index, number).mbps * 1e6
+        bits_per_second = self._conditions.clock_of(index, number).mbps * 1e6
         full_seconds = self._full_bits / bits_per_second
         return self._full_bytes / full_seconds
 
@@ -108,24 +118,36 @@ class BoardTimes:
 
         Args:
             index: number of the device.
-            task: what it does.
-            train: of the round.
-            examples: its samples, for a task that does not say how many it has trained on.
+            task: its task.
+            train: training settings of the round.
+            examples: its number of samples, for a task that does not record how many it trained on.
 
         Raises:
             ConfigError: the clock's table does not reach this width.
         """
-        if task.metrics is not None:
+        # A device may train on fewer samples than it has, and reports the number.
+        if task.metrics is not None and task.metrics.examples is not None:
             examples = task.metrics.examples
         tier = Tier.parse(task.tier)
+        # The size of a task without an update is that of its weights, which an update equals
+        # without an encoding.
         size = task.weights.size if task.update_size is None else task.update_size
         load = replace(
             training_load(tier.width, examples, train, size),
             depth_share=self._depth_share(tier),
+            trained_share=tier.trained,
+            passed_share=self._passed_share(tier),
             download_bytes=task.weights.size,
         )
-        return self._clock.device_seconds(self._conditions.of(index, task.round), load)
+        return self._clock.device_seconds(self._conditions.clock_of(index, task.round), load)
+
+    def _passed_share(self, tier: Tier) -> float:
+        """Return the share of a tier's blocks that are above those that it trains."""
+        if not tier.place:
+            return 0.0
+        return tier.place / len(counted_blocks(self._layout, tier))
 
     def _depth_share(self, tier: Tier) -> float:
         """Return the share of the model's blocks that a tier has."""
+        # A model without a depth has one depth for all tiers.
         return tier.depth / self._depth if self._depth else 1.0

@@ -1,21 +1,24 @@
-"""Makes sure that a folder holds one simulation, which is continued with the same files."""
+"""Ensures that a folder has only one simulation, and that it resumes with the same files."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from broker_server.settings.combinations import keeps
+from broker_server.store.queries.views import SIMULATION_SETTINGS
 from broker_server.strategies.traits import Trait
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.frozen import STORED
+from fleet_protocol.frozen import STORED, problems
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 
-_CONFIG = "config.json"
 _FILES = "files.json"
-"""Digests of the files that the configuration names."""
+"""Name of the file with the digests of the files in the configuration."""
+_DIGESTS = TypeAdapter(dict[str, str])
 
 
 def claim_folder(config: SimulationConfig, *, begun: bool, has_failed: bool = False) -> str | None:
@@ -30,10 +33,11 @@ def claim_folder(config: SimulationConfig, *, begun: bool, has_failed: bool = Fa
         The file of the strategy, if it was corrected after a failure.
 
     Raises:
-        ConfigError: it holds another simulation, or files that it names have changed.
+        ConfigError: the folder has another simulation, or files in the configuration have changed.
     """
+    # The same paths may have new contents, which the configuration does not show.
     digests = _digests(config)
-    path = config.out / _CONFIG
+    path = config.out / SIMULATION_SETTINGS
     corrected = None
     if path.is_file():
         changed = _changed(config, path, digests)
@@ -43,11 +47,11 @@ def claim_folder(config: SimulationConfig, *, begun: bool, has_failed: bool = Fa
             corrected = strategy_file
         if changed and begun:
             raise ConfigError(
-                f"{config.out} holds a simulation with another {changed[0]}; take another `out`, "
-                "or remove the folder"
+                f"{config.out} contains a simulation with a different {changed[0]}; use another"
+                " `out`, or remove the folder"
             )
     if not begun:
-        # Left by a start that failed, perhaps of another simulation.
+        # Left behind by a failed start, possibly of another simulation.
         for leftover in (*config.out.glob("parts*.npz"), config.out / "init.safetensors"):
             leftover.unlink(missing_ok=True)
     write_atomically(config.out / _FILES, json.dumps(digests).encode())
@@ -64,6 +68,7 @@ def _digests(config: SimulationConfig) -> dict[str, str]:
         config.strategy.file,
     ]
     for change in config.data.changes:
+        # An augmentation is a name, or a file, a colon and a function.
         file, colon, _ = change.rpartition(":")
         if colon:
             paths.append(Path(file))
@@ -75,39 +80,58 @@ def _digests(config: SimulationConfig) -> dict[str, str]:
 
 
 def _changed(config: SimulationConfig, path: Path, digests: Mapping[str, str]) -> list[str]:
-    """Return what differs from the simulation that a folder holds: tables, and files by name."""
+    """Return the differences from the simulation in a folder: tables, and files by name."""
     excluded: dict[str, Any] = dict.fromkeys(HOW_COMPUTED, True)
     excluded["round"] = _may_grow(config)
     settings = config.model_dump(mode="json", exclude=excluded)
-    # Read as a configuration, so that keys which came later have their defaults.
+    # Read as a configuration, so that newer keys get their defaults.
     try:
         stored = SimulationConfig.model_validate_json(path.read_bytes(), context=STORED)
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}); take another `out`, or remove the folder"
-        ) from error
+    except ValidationError as error:
+        raise _unreadable(path, error) from error
     stored_settings = stored.model_dump(mode="json", exclude=excluded)
     changed = []
     for key, value in settings.items():
         if value != stored_settings.get(key):
             changed.append(f"[{key}]")
-    files = config.out / _FILES
-    stored_digests = json.loads(files.read_bytes()) if files.is_file() else {}
+    stored_digests = _stored_digests(config.out / _FILES)
     for name, digest in digests.items():
+        # A file that the earlier start did not record counts as unchanged.
         if digest != stored_digests.get(name, digest):
             changed.append(name)
     return changed
 
 
-def _may_grow(config: SimulationConfig) -> set[str]:
-    """Return the keys of `[round]` that a simulation that goes on may change.
+def _stored_digests(path: Path) -> Mapping[str, str]:
+    """Read the digests that an earlier start of the simulation wrote; empty if it wrote none.
 
-    More rounds are possible where the earlier ones stay as they are: not where the learning rate
-    falls towards the last round, nor where updates count in later rounds.
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        return _DIGESTS.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: ValidationError) -> ConfigError:
+    """Return the error of a file of a simulation that is damaged."""
+    reason = problems(error, "the file")
+    return ConfigError(f"{path} cannot be read ({reason}); use another `out`, or remove the folder")
+
+
+def _may_grow(config: SimulationConfig) -> set[str]:
+    """Return the keys of `[round]` that a resumed simulation may change.
+
+    More rounds are possible if they do not affect the earlier ones: not if the learning rate decays
+    towards the last round, and not if updates count in later rounds.
     """
     rate = config.train.rate
     if rate is not None and rate.kind in {"cosine", "linear"}:
         return set()
+    # Updates of one round that count in later ones make the last rounds depend on their number.
     if not keeps(config, Trait.ONE_VERSION):
         return set()
     return {"rounds"}

@@ -1,6 +1,6 @@
 """Emulates clocks, so that simulated time does not depend on the machine that simulates.
 
-A clock says how long a device would compute and send (Su et al., 2024,
+A clock gives the time that a device would take to compute and send (Su et al., 2024,
 https://arxiv.org/abs/2405.00885; specification 4.3 to 4.5). A device is a type, which has a time
 per sample at each width, and a link, which has a rate:
 
@@ -9,14 +9,15 @@ per sample at each width, and a link, which has a rate:
                                                         scripts)
             = bits of the update / rate                 (upload = "bytes")
 
-A round takes as long as its slowest device, and rounds add up. What the specification leaves open
-is decided here:
+A round takes as long as its slowest device, and the times of rounds are summed. The specification
+leaves these points open; this module decides:
 
-- A width between two of a table's is interpolated on logarithmic scales, along the power law
-  through its neighbours; nothing is extrapolated.
+- Times for widths between two of the table are interpolated on logarithmic scales (a power law
+  through the neighbours); there is no extrapolation.
 - A tier with fewer blocks computes and, under ``full_bits``, sends its share of the blocks; stem
-  and head count as nothing, so a shallow tier looks a little faster than it is.
-- Sending to the devices takes no time, unless ``download`` is set; then as long as sending back.
+  and head are ignored, so a shallow tier appears slightly faster than it is.
+- Sending to the devices takes no time unless ``download`` is set; then it takes as long as an
+  upload.
 """
 
 import math
@@ -48,10 +49,11 @@ class DynamicsConfig(FrozenModel):
     """The table ``[clock.dynamics]`` of a simulation; by default nothing changes.
 
     Attributes:
-        loads: how many times slower a device computes, one of these in every round.
-        links: names of links in the clock's table, or rates in Mbps, one of these in every round;
-            empty, and every device keeps its own.
-        stay: probability that a load, or a link, is that of the round before.
+        loads: factors by which devices slow down; in each round, one of these factors applies to a
+            device.
+        links: names of links in the clock's table, or speeds in Mbit/s; in each round, one of these
+            links applies to a device. If empty, every device keeps its own link.
+        stay: probability that a load or a link stays the same as in the previous round.
     """
 
     loads: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
@@ -63,14 +65,14 @@ class ClockConfig(FrozenModel):
     """The table ``[clock]`` of a simulation.
 
     Attributes:
-        table: ``boards``, or the path of a TOML file of device types and links, in the form of
-            ``clock.toml`` here.
-        upload: ``full_bits``: an upload is `full_bits` times the squared width; ``bytes``: what the
-            update really has.
-        full_bits: bits of the whole model. The default is the released one for the CNN on MNIST,
-            about 8 bits for each of its parameters.
-        download: whether sending the weights to a device takes time, too.
-        dynamics: what changes from round to round (`simulation.dynamics`).
+        table: table of device types and links: ``boards``, or the path of a TOML file in the form
+            of ``simulation/clock.toml``.
+        upload: size of an upload on the clock: ``full_bits`` uses the key ``full_bits`` times the
+            squared width, and ``bytes`` uses the actual size of the update.
+        full_bits: size of the whole model in bits. The default is the released value for the CNN on
+            MNIST, about 8 bits for each parameter.
+        download: whether sending the weights to a device also takes time on the clock.
+        dynamics: conditions that change from round to round (`simulation.dynamics`).
     """
 
     table: str = Field(default=SHIPPED, min_length=1)
@@ -106,12 +108,12 @@ class ClockTable(FrozenModel):
 
 @dataclass(frozen=True)
 class DeviceClock:
-    """What a virtual device's times depend on.
+    """The properties that determine a virtual device's times.
 
     Attributes:
         type: name of its type in the table.
-        mbps: rate of its link, in 10^6 bits per second, both ways.
-        slowdown: how many times slower than its type it computes, because of what else it does.
+        mbps: rate of its link in both directions, in 10^6 bits per second.
+        slowdown: factor by which it computes slower than its type, because of other load.
     """
 
     type: str
@@ -121,14 +123,16 @@ class DeviceClock:
 
 @dataclass(frozen=True)
 class Load:
-    """What a device does in a round, as far as its time depends on it.
+    """The work of a device in a round, as far as it affects the time.
 
     Attributes:
         width: share of the global width.
-        samples: of each training step: the batch size. For passes over data whose last batch is
-            smaller, all the samples, with the number of passes as `steps`.
+        samples: samples of each training step, the batch size. For passes with a smaller last
+            batch: all samples, with the number of passes as `steps`.
         steps: number of training steps.
         depth_share: blocks of the tier over blocks of the model, in (0, 1].
+        trained_share: share of the tier's blocks that it trains, in [0, 1]; 0 for only the head.
+        passed_share: share of the blocks above those, through which only the gradient passes.
         upload_bytes: size of the update; only ``upload = "bytes"`` needs it.
         download_bytes: size of the weights; only ``upload = "bytes"`` with ``download`` needs it.
     """
@@ -137,6 +141,8 @@ class Load:
     samples: int = 0
     steps: int = 0
     depth_share: float = 1.0
+    trained_share: float = 1.0
+    passed_share: float = 0.0
     upload_bytes: int | None = None
     download_bytes: int | None = None
 
@@ -159,7 +165,7 @@ class Clock:
 
         Raises:
             ConfigError: the table has no such type or link, or the rate is not positive; the
-                message says what it has.
+                message lists the table's names.
         """
         _check_name(self.table.types, type, "device type", "types")
         return DeviceClock(type, self.mbps(link))
@@ -173,12 +179,13 @@ class Clock:
         if isinstance(link, str):
             _check_name(self.table.links, link, "link", "links")
             rate = self.table.links[link]
+        # A number is a rate in Mbps.
         else:
             rate = link
-        # Comparisons with NaN are false, so it is refused as well.
+        # Comparisons with NaN are false, so NaN is refused, too.
         is_positive = rate > 0 and math.isfinite(rate)
         if not is_positive:
-            raise ConfigError(f"a link of {rate} Mbps sends nothing; give a positive rate")
+            raise ConfigError(f"a link needs a positive rate, not {rate} Mbps")
         return float(rate)
 
     def compute_seconds(self, device: DeviceClock, load: Load) -> float:
@@ -188,26 +195,31 @@ class Clock:
             ConfigError: the table has no such type, or its widths do not reach this one.
         """
         sample_seconds = self._sample_seconds(device.type, load.width) * load.depth_share
+        sample_seconds *= _step_share(load.trained_share, load.passed_share)
         return sample_seconds * load.samples * load.steps * device.slowdown
 
     def upload_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Return the time to send an update; a ConfigError where its size is needed and missing."""
-        return self._sending_seconds(device, load, load.upload_bytes)
+        """Return the time to send an update; a ConfigError if its size is needed but missing."""
+        seconds = self._sending_seconds(device, load, load.upload_bytes)
+        # Bytes are those of the update itself, which has nothing else in it.
+        if self.config.upload == "full_bits":
+            seconds *= load.trained_share
+        return seconds
 
     def download_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Return the time to send the weights to a device; 0 where that does not count.
+        """Return the time to send the weights to a device; 0 if downloads take no time.
 
-        It is that of an upload of the same size.
+        It equals the time of an upload of the same size.
 
         Raises:
-            ConfigError: the size is needed and not given.
+            ConfigError: the size is needed but missing.
         """
         if not self.config.download:
             return 0.0
         return self._sending_seconds(device, load, load.download_bytes)
 
     def device_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Return the time of a device in a round: receiving if it counts, training, sending.
+        """Return the time of a device in a round: receiving (if counted), training, sending.
 
         Raises:
             ConfigError: the table does not reach this width, or a size is missing.
@@ -223,7 +235,7 @@ class Clock:
         load: Load,
         size_bytes: int | None,
     ) -> float:
-        """Return the time to send so many bytes, or the share of ``full_bits`` instead."""
+        """Return the time to send this many bytes, or the share of ``full_bits`` instead."""
         rate = device.mbps * _BITS_PER_MEGABIT
         if self.config.upload == "full_bits":
             whole_seconds = self.config.full_bits / rate
@@ -234,24 +246,36 @@ class Clock:
                 'upload = "bytes" needs the size of the update; without it, use upload = '
                 '"full_bits"'
             )
+        # Bits, because rates of links are in bits.
         return 8 * size_bytes / rate
 
     def _sample_seconds(self, name: str, width: float) -> float:
         """Return the time of a type for one sample at a width."""
         _check_name(self.table.types, name, "device type", "types")
         times = self.table.types[name].seconds_per_sample
+        # Measured widths first: interpolation would change their last bits.
         if width in times:
             return times[width]
+        # A power law through the two neighbours only; beyond the table there is none.
         for lower, upper in pairwise(sorted(times)):
             if lower < width < upper:
                 return _interpolate(times, lower, upper, width)
         least = min(times)
         largest = max(times)
         raise ConfigError(
-            f"device type {name} has no time for width {width:g}: its table goes from "
+            f"device type {name} has no time for width {width:g}: its table covers "
             f'{least:g} to {largest:g}; add "{width:g}" = <seconds> to '
             f"[types.{name}.seconds_per_sample] of the clock's table"
         )
+
+
+def _step_share(trained_share: float, passed_share: float) -> float:
+    """Return the time of a step that trains a share of the blocks, relative to one of all blocks.
+
+    A third of a step of all blocks is the forward pass, and a third each the gradients of what the
+    blocks take and of their parameters.
+    """
+    return (1.0 + 2.0 * trained_share + passed_share) / 3.0
 
 
 def _interpolate(
@@ -261,7 +285,7 @@ def _interpolate(
     width: float,
 ) -> float:
     """Return the time at a width between two of a table's."""
-    # On logarithmic scales a power law is a straight line.
+    # On logarithmic scales, a power law is a straight line.
     share = math.log(width / lower) / math.log(upper / lower)
     low = math.log(times[lower])
     high = math.log(times[upper])
@@ -272,7 +296,7 @@ def load_clock(config: ClockConfig) -> Clock:
     """Return the clock of a configuration.
 
     Raises:
-        ConfigError: the table cannot be read, or there is something wrong in it.
+        ConfigError: the table cannot be read or is invalid.
     """
     if config.table == SHIPPED:
         shipped = files("simulation").joinpath("clock.toml")
@@ -281,8 +305,7 @@ def load_clock(config: ClockConfig) -> Clock:
         return Clock(table, config)
     if not config.table.endswith(".toml"):
         raise ConfigError(
-            f"no clock table {config.table!r}; there is {SHIPPED!r}, or give the path of your own, "
-            "a .toml file"
+            f"unknown clock table {config.table!r}; use {SHIPPED!r}, or the path of a .toml file"
         )
     return Clock(load_config(Path(config.table), ClockTable), config)
 
@@ -293,7 +316,7 @@ def _check_name(
     kind: str,
     key: str,
 ) -> None:
-    """Check that a table of the clock has a name; a ConfigError if not."""
+    """Check that a table of the clock has a name; raises a ConfigError if not."""
     if name in table:
         return
     close = closest(name, table, cutoff=0.5)

@@ -1,9 +1,9 @@
 """Conditions that change from round to round: load and link of every device are Markov chains.
 
 Su et al., 2024, https://arxiv.org/abs/2405.00885; specification 4.6. Within a round nothing
-changes. A chain keeps its value with probability ``stay``, else it moves to one of the other
-values, all of which are equally likely. The conditions of a device depend only on the seed of the
-run and on the device's number, so all methods of a comparison have the same.
+changes. A chain keeps its value with probability ``stay``; otherwise it moves to one of the other
+values with equal probability. The conditions of a device depend only on the seed of the run and on
+the device's number, so they are the same for all methods of a comparison.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,8 @@ class Conditions:
         self._devices = tuple(devices)
         self._dynamics = clock.config.dynamics
         self._rates = [clock.mbps(link) for link in self._dynamics.links]
-        # A stream of draws for each device, so that its conditions do not depend on who is asked.
+        # One random stream per device, so that its conditions do not depend on the selection of
+        # devices.
         self._traces: list[list[DeviceClock]] = []
         self._draws: list[np.random.Generator] = []
         for index in range(len(self._devices)):
@@ -36,7 +37,7 @@ class Conditions:
             self._traces.append([])
             self._draws.append(draws)
 
-    def of(self, index: int, number: int) -> DeviceClock:
+    def clock_of(self, index: int, number: int) -> DeviceClock:
         """Return a device's clock in a round, counted from 1."""
         trace = self._traces[index]
         while len(trace) < number:
@@ -45,8 +46,8 @@ class Conditions:
         return trace[number - 1]
 
     def _next(self, index: int, before: DeviceClock | None) -> DeviceClock:
-        """Return a device's clock in the round after that of another one, None for the first."""
-        # Four numbers a round, used or not, so that loads do not depend on whether links change.
+        """Return a device's clock in a round from the previous round's; None for the first."""
+        # Four numbers per round, used or not, so that loads do not depend on whether links change.
         move_load, new_load, move_link, new_link = self._draws[index].random(4)
         stay = self._dynamics.stay
         loads = self._dynamics.loads
@@ -67,7 +68,7 @@ class Conditions:
 
 
 def _value_at(values: Sequence[Value], share: float) -> Value:
-    """Return the value at a share in [0, 1) of a sequence."""
+    """Return the value at a relative position in [0, 1) of a sequence."""
     place = int(share * len(values))
     return values[place]
 

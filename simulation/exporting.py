@@ -1,10 +1,10 @@
-"""Export what a simulation needs into its cache.
+"""Exports the models of a simulation into its cache.
 
-    <cache>/artifacts/<key>/   what `shoal export` would write, for all runs of the same model
-    <cache>/pairs/<key>/       a set for one of the devices' own models, trained beside the copy
-                               of the global model
+    <cache>/artifacts/<key>/ the output of `shoal export`, for all runs of the same model
+    <cache>/pairs/<key>/ a set for a personal model, trained together with the copy of the global
+                               model
 
-A key is a digest of everything that the graphs depend on, the exporter's code included.
+A key is a digest of all inputs of the graphs, including the exporter's code.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture
 from models.layout import Layout
 from models.registry import infer_layout
+from models.shares import tiers_of_window
 from models.tier import Tier
 from simulation.data.dataset import Dataset
 from simulation.tables import ModelTable
@@ -46,15 +47,17 @@ _INPUT_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenArchitecture:
     """An architecture with all of its settings."""
 
     architecture: Architecture
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, architecture: Architecture, chosen: Mapping[str, Any], data: Dataset) -> "Chosen":
-        """Complete settings with what follows from the data, and with the defaults."""
+    def from_data(
+        cls, architecture: Architecture, chosen: Mapping[str, Any], data: Dataset
+    ) -> "ChosenArchitecture":
+        """Complete settings with values from the data, and with the defaults."""
         from_data = {}
         for setting, source in _INPUT_SETTINGS.items():
             is_single = not isinstance(architecture.defaults.get(setting, {}), Mapping)
@@ -66,17 +69,19 @@ class Chosen:
             from_data["vocab"] = max(from_data["vocab"], default)
         settings = architecture.settings({**from_data, **chosen})
         # It needs torch, which the rest of this module does without.
-        from models.zoo.conversion import convert_where_needed  # noqa: PLC0415
+        from models.zoo.conversion_plan import convert_where_needed  # noqa: PLC0415
 
-        # As `shoal export` does, so that a fleet trains what was simulated.
+        # Like `shoal export`, so that a fleet trains the simulated model.
         convertible, replacements = convert_where_needed(architecture, settings)
         for replacement in replacements:
             _LOG.info("%s: %s is now %s", replacement.path, replacement.old, replacement.new)
         return cls(convertible, settings)
 
-    def changed(self, **settings: Any) -> "Chosen":
+    def changed(self, **settings: Any) -> "ChosenArchitecture":
         """Return the architecture with some settings changed."""
-        return Chosen(self.architecture, self.architecture.settings({**self.settings, **settings}))
+        return ChosenArchitecture(
+            self.architecture, self.architecture.settings({**self.settings, **settings})
+        )
 
     @cached_property
     def layout(self) -> Layout:
@@ -84,55 +89,61 @@ class Chosen:
         return infer_layout(self.architecture, self.settings)
 
     def tiers(self, table: ModelTable) -> tuple[Tier, ...]:
-        """Return the tiers of a table; a PlanError if the model cannot have one."""
-        tiers = []
+        """Return the tiers of a table; raises a PlanError if the model does not support one."""
+        tiers: list[Tier] = []
         for depth in table.depths or (None,):
             for width in table.widths:
-                tiers.append(self.layout.tier(width, depth))
+                for share in table.shares:
+                    tier = self.layout.tier(width, depth, share)
+                    tiers += tiers_of_window(self.layout, tier) if table.windows else (tier,)
         return tuple(tiers)
 
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A device's own model and the copy of the global model that it trains beside it.
+    """A personal model, and the copy of the global model that the device trains with it.
 
     Attributes:
         sent: the global model, with the classes of the device's task.
-        own: the device's own model.
+        own: the personal model.
         stays: parameters of the copy that stay on the device.
     """
 
-    sent: Chosen
-    own: Chosen
+    sent: ChosenArchitecture
+    own: ChosenArchitecture
     stays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder that keeps exports, and what receives the stages of their making."""
+    """The folder that keeps exports, and the receiver of their stages."""
 
     cache: Path
     stage: Stage
 
 
 def export_tiers(
-    model: Chosen,
+    model: ChosenArchitecture,
     table: ModelTable,
     place: Place,
     own: Owned = MappingProxyType({}),
 ) -> Path:
-    """Export the tiers of the global model, unless they are there.
+    """Export the tiers of the global model, unless they exist.
 
     Returns:
         The folder of the artifact sets.
 
     Raises:
-        PlanError: the model cannot have one of the tiers.
-        ExportError: a graph does not agree with PyTorch.
+        PlanError: the model does not support one of the tiers.
+        ExportError: a graph differs from PyTorch.
         StorageError: the disk is full.
     """
     # The exporter needs onnx, which the rest of the simulation does without.
-    from trainer_export.artifact_set import export_architecture  # noqa: PLC0415
+    from trainer_export.artifact_set import (  # noqa: PLC0415
+        ExportOptions,
+        ExportRequest,
+        export_architecture,
+    )
     from trainer_export.progress import Progress  # noqa: PLC0415
     from trainer_export.provenance import code_of  # noqa: PLC0415
 
@@ -153,13 +164,9 @@ def export_tiers(
 
     recipe = recipe_of(table.recipe, own)
     export_architecture(
-        model.architecture,
-        model.settings,
-        tiers,
-        recipe,
+        ExportRequest(model.architecture, model.settings, tiers, recipe),
         out,
-        formats=("onnx",),
-        progress=progress,
+        ExportOptions(formats=("onnx",), progress=progress),
     )
     return out
 
@@ -171,14 +178,14 @@ def export_pair(
     place: Place,
     owned: Owned = MappingProxyType({}),
 ) -> Path:
-    """Export the set of a pair of models, unless it is there, with an own model drawn by the seed.
+    """Export the set of a pair of models unless it exists; the seed draws the personal model.
 
     Returns:
         The folder of the set.
 
     Raises:
-        ConfigError: the two models do not go together.
-        ExportError: a graph does not agree with PyTorch.
+        ConfigError: the two models are incompatible.
+        ExportError: a graph differs from PyTorch.
         StorageError: the disk is full.
     """
     from trainer_export.pair_set import Pair, PairModel, export_pairs  # noqa: PLC0415
@@ -206,7 +213,7 @@ def export_pair(
     out = place.cache / "pairs"
 
     def progress(state: Progress) -> None:
-        place.stage(f"exporting a device's own {own.architecture.name}: {state.stage}")
+        place.stage(f"exporting the personal model {own.architecture.name}: {state.stage}")
 
     if not (out / key / exported.folder / "manifest.json").is_file():
         export_pairs(
@@ -221,14 +228,14 @@ def export_pair(
 
 
 def recipe_of(table: RecipeTable, own: Owned = MappingProxyType({})) -> "Recipe":
-    """Return the recipe that a table describes; a ConfigError if it cannot be."""
+    """Return the recipe of a table; raises a ConfigError if it is invalid."""
     from trainer_export.recipe import Recipe  # noqa: PLC0415  (torch)
 
-    return Recipe.of(table, own)
+    return Recipe.from_table(table, own)
 
 
-def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
-    """Return the initial global weights as a file: those of a file, or else drawn.
+def initial_blob(model: ChosenArchitecture, weights: Path | None, seed: int) -> bytes:
+    """Return the initial global weights as a file, from a given file or drawn.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -244,10 +251,10 @@ def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
 
 
 def cache_key(facts: Mapping[str, Any], name: str) -> str:
-    """Return a name for what depends on some facts, which JSON can hold.
+    """Return a name that depends on some facts, which must be serializable as JSON.
 
-    It begins with `name`, for people. Caches of earlier versions stay valid only as long as the
-    text that is hashed does.
+    It begins with `name` for readability. Caches of earlier versions stay valid only while the
+    hashed text does not change.
     """
     text = json.dumps(facts, sort_keys=True, default=str)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

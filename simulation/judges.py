@@ -1,11 +1,11 @@
-"""Judges global versions of a simulation beside accuracy: own samples, correlation, perplexity.
+"""Evaluates global versions of a simulation by own samples, correlation and perplexity.
 
 Correlation is by Matthews: "Comparison of the predicted and observed secondary structure of T4
-phage lysozyme", Biochimica et Biophysica Acta, 1975; unlike accuracy it is 0 for a model that
-answers by the more frequent label alone. Perplexity is that of HeteroFL's table 3 (Diao, Ding,
-Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264). The released code judges all rows of the test
-text together, 64 tokens of each at a time, and that is one chunk. By Jensen's inequality the figure
-is no less than exp of the mean of all chunks.
+phage lysozyme", Biochimica et Biophysica Acta, 1975; unlike accuracy, it is 0 for a model that
+always predicts the more frequent label. Perplexity is that of HeteroFL's table 3 (Diao, Ding,
+Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264). The released code evaluates all rows of the
+test text together, 64 tokens of each at a time; that is one chunk. By Jensen's inequality, the
+figure is at least exp of the mean over all chunks.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,25 +27,28 @@ from simulation.data.held import Indices, SampleSplit
 from simulation.settings import EvaluationTable
 
 Judge = Callable[[VersionRecord, BlobStore], float]
-"""Computes a number for a version that was evaluated before, so that its statistics are known.
+"""Computes a number for an evaluated version, whose statistics are therefore known.
 
-It reads the version from the blobs, and raises a BlobError where that fails.
+It reads the version from the blobs, and raises a BlobError if that fails.
 """
 
 
 @dataclass(frozen=True)
 class Judges:
-    """What judges the global versions of a run.
+    """The evaluations of the global versions of a run.
 
     Attributes:
-        evaluator: of the judged tier on the test set; None where the global model cannot be judged.
-        local: judges versions on the devices' own parts of the test set, if that is asked for.
+        evaluator: evaluates the configured tier on the test set; None if the global model cannot be
+            evaluated.
+        beside: evaluate the further tiers, in the order of the configuration.
+        local: evaluates versions on the devices' parts of the test set, if configured.
         further: more judges, by the name of their column.
     """
 
     evaluator: Evaluator | None = None
     local: Judge | None = None
     further: Mapping[str, Judge] = field(default_factory=dict)
+    beside: tuple[Evaluator, ...] = ()
 
 
 def chosen_judges(
@@ -54,28 +57,30 @@ def chosen_judges(
     split: SampleSplit,
     labels: Targets,
     *,
-    own_models: bool,
+    devices_judge: bool,
 ) -> Judges:
-    """Return the judges as configured.
+    """Return the configured judges.
 
     Args:
-        table: what is asked for.
+        table: the configuration.
         context: the run.
-        split: which samples each device holds.
-        labels: of all training samples.
-        own_models: whether devices have models of their own. These are judged on their parts of the
-            test set instead of the global model.
+        split: the samples of each device.
+        labels: labels of all training samples.
+        devices_judge: whether devices judge what they have trained, on their parts of the test set,
+            instead of the global model.
 
-    `simulation.refusals` has checked that the test set is one for them.
+    `simulation.refusals` has checked that the test set supports them.
 
     Raises:
-        ConfigError: the judged tier is not exported.
+        ConfigError: an evaluated tier is not exported.
         DataError: the test set cannot be read.
     """
     judging = context.config.evaluation
+    # A model that cannot be judged by one test set has no test set here.
     if judging.data is None:
         return Judges()
     data = load_test_set(judging.data, context.judged.manifest)
+    # One evaluator for all judges, because it holds the test set and a session.
     evaluator = Evaluator(
         context.judged, data, batch_size=judging.batch_size, threads=judging.threads
     )
@@ -85,9 +90,23 @@ def chosen_judges(
     if table.perplexity:
         further["perplexity"] = _by_perplexity(context, evaluator, table.perplexity)
     local = None
-    if table.local and not own_models:
+    if table.local and not devices_judge:
         local = _by_own_samples(context, evaluator, split, labels)
-    return Judges(evaluator, local, further)
+    return Judges(evaluator, local, further, _beside(context))
+
+
+def _beside(context: RunContext) -> tuple[Evaluator, ...]:
+    """Return the evaluators of the further tiers."""
+    judging = context.config.evaluation
+    if judging.data is None:
+        return ()
+    evaluators = []
+    for tier in context.judged_beside:
+        data = load_test_set(judging.data, tier.manifest)
+        evaluators.append(
+            Evaluator(tier, data, batch_size=judging.batch_size, threads=judging.threads)
+        )
+    return tuple(evaluators)
 
 
 def _by_own_samples(
@@ -96,9 +115,9 @@ def _by_own_samples(
     split: SampleSplit,
     labels: Targets,
 ) -> Judge:
-    """Judge by the accuracy on every device's own part of the test set (specification 1.6, 2.7).
+    """Compute the accuracy on every device's part of the test set (specification 1.6, 2.7).
 
-    Where devices train with a label mask, they are judged with it. All samples count alike, so
+    If devices train with a label mask, the evaluation uses it. All samples have equal weight, so
     devices with larger parts weigh more.
     """
     classes = context.artifacts.layout.classes
@@ -107,14 +126,17 @@ def _by_own_samples(
     samples: list[Indices] = []
     masks: list[NDArray[np.float32]] = []
     for train, test in zip(split.train, split.test, strict=True):
+        # Devices without test samples have no accuracy to count.
         if len(test):
             own = labels[train]
+            # An ignored label does not count among the labels of a device.
             present = present_labels(own[own != ignored], classes)
             samples.append(test)
             masks.append(label_mask(present, classes, masked=masked))
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
         weights, statistics = judged_model(context, version, blobs)
+        # Sums over all devices and not a mean of their accuracies, as in the papers.
         correct = 0
         count = 0
         for test, mask in zip(samples, masks, strict=True):
@@ -127,9 +149,10 @@ def _by_own_samples(
 
 
 def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) -> Judge:
-    """Judge by the correlation of predictions with two labels, as CoLA is (specification 3.8)."""
+    """Compute the correlation of predictions with two labels, as for CoLA (specification 3.8)."""
     negatives = np.flatnonzero(data.y == 0)
     positives = np.flatnonzero(data.y == 1)
+    # Both labels are present on the server, so nothing is masked.
     no_mask = np.ones(2, np.float32)
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
@@ -148,27 +171,27 @@ def matthews(correct: tuple[int, int], present: tuple[int, int]) -> float:
     """Compute the correlation of predictions with labels 0 and 1.
 
     Args:
-        correct: how many samples of each label are predicted right.
-        present: how many samples of each label there are.
+        correct: number of correctly predicted samples of each label.
+        present: number of samples of each label.
 
     Returns:
-        In [-1, 1]; 0 where only one label is present or predicted.
+        In [-1, 1]; 0 if only one label is present or predicted.
     """
     right = np.array(correct, np.float64)
     total = np.array(present, np.float64)
     wrong = total - right
-    # A label is predicted where it is right, and where the other one is wrong.
+    # A label is predicted if it is correct, or if the other label is wrong.
     predicted = right + wrong[::-1]
     return RULES["matthews"](right, predicted, total)
 
 
 def _by_perplexity(context: RunContext, evaluator: Evaluator, samples: int) -> Judge:
-    """Judge by the perplexity (specification 1.8).
+    """Compute the perplexity (specification 1.8).
 
     Args:
         context: the run.
-        evaluator: of the judged tier.
-        samples: how many test samples make a chunk: the rows of the test text.
+        evaluator: evaluator of the configured tier.
+        samples: number of test samples in a chunk: the rows of the test text.
     """
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:

@@ -1,4 +1,4 @@
-"""What a simulation and its workers send each other, as JSON, and the protocol of an engine."""
+"""The JSON messages between a simulation and its workers, and the interface of an engine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,26 +9,26 @@ from fleet_protocol.messages import BlobRef, Instructions, TaskMetrics
 
 
 class WorkerSetup(FrozenModel):
-    """What a worker needs once, before its first order.
+    """The setup of a worker, sent before its first order.
 
     Attributes:
         artifacts: folder of the exported architecture.
-        arch: its name.
+        arch: name of the architecture.
         data: folder of the samples.
-        split: file that says which samples each device holds.
+        split: file with the samples of each device.
         blobs: folder of the global versions and slices.
-        updates: folder of what is trained.
-        devices: folder for what single devices keep between rounds.
-        holdout: share of a device's samples that its sub-model is judged on.
-        augment: changes of samples.
-        backend: what trains.
-        device: of the torch backend.
-        settings: of the architecture as JSON, for the torch backend.
+        updates: folder of the trained updates.
+        devices: folder of the states that devices keep between rounds.
+        holdout: share of a device's samples on which its sub-model is evaluated.
+        augment: augmentations of samples.
+        backend: the training backend.
+        device: device of the torch backend.
+        settings: settings of the architecture as JSON, for the torch backend.
         models: file with the user's architectures, for the torch backend.
-        pairs: sets of the devices' own models, dealt in turn; empty for none.
-        tasks: what each label of the data is to the devices, dealt in the same turn; None where
-            it is itself.
-        own_test: whether to judge what a device trains on its own part of the test set, not on a
+        pairs: sets of the personal models, assigned in turn; may be empty.
+        tasks: the devices' label for each label of the data, assigned in the same order; None if
+            labels are unchanged.
+        own_test: whether to evaluate a device's model on its part of the test set instead of a
             share of its samples.
     """
 
@@ -43,6 +43,7 @@ class WorkerSetup(FrozenModel):
     augment: tuple[str, ...] = ()
     backend: Literal["onnx", "torch"] = "onnx"
     device: Literal["cpu", "cuda"] = "cpu"
+    # JSON, because settings may hold any values.
     settings: str = "{}"
     models: Path | None = None
     pairs: tuple[Path, ...] = ()
@@ -53,7 +54,7 @@ class WorkerSetup(FrozenModel):
 class DeviceTask(FrozenModel):
     """One task of one virtual device.
 
-    `weights` is the slice of the global version of that number.
+    `weights` is the slice of the global version with this number.
     """
 
     id: str
@@ -69,13 +70,13 @@ class DeviceTask(FrozenModel):
 
 
 class WorkOrder(FrozenModel):
-    """Tasks that one worker does together, all of one tier and routine."""
+    """Tasks of one tier and routine that a worker processes together."""
 
     tasks: tuple[DeviceTask, ...]
 
 
 class Finished(FrozenModel):
-    """A task is done; its update is among the updates."""
+    """A finished task; its update is in the folder of updates."""
 
     type: Literal["finished"] = "finished"
     task: str
@@ -84,31 +85,31 @@ class Finished(FrozenModel):
 
 
 class Failed(FrozenModel):
-    """A task could not be done, and would fail again."""
+    """A failed task, which would fail again."""
 
     type: Literal["failed"] = "failed"
     task: str
-    reason: str = ""  # value of a `RefusalReason`, empty for an error that is not the device's
+    reason: str = ""  # value of a `RefusalReason`; empty for an error that the device did not cause
     detail: str
-    exit_code: int = 1  # what the command line should end with
+    exit_code: int = 1  # exit code of the command line
 
 
 class Engine(Protocol):
     """Computes tasks, on this machine or elsewhere.
 
-    A worker that dies is replaced and its order computed once more; if that fails as well the
-    engine raises `fleet_protocol.errors.ShoalError`.
+    A worker that dies is replaced, and its order is repeated; if that fails, too, the engine raises
+    `fleet_protocol.errors.ShoalError`.
     """
 
     def submit(self, orders: Sequence[WorkOrder]) -> None:
-        """Give it work, in the order in which it should be begun; returns at once."""
+        """Add orders in the order in which they should begin; returns immediately."""
 
     def receive(self, timeout_seconds: float) -> list[Finished | Failed]:
-        """Wait for results; none after the timeout.
+        """Wait for results; returns none after the timeout.
 
         Raises:
-            ShoalError: a worker died over an order for the second time, or cannot be started.
+            ShoalError: a worker died during an order for the second time, or cannot be started.
         """
 
     def close(self) -> None:
-        """End the workers; what they work on is lost."""
+        """Stop the workers; their current work is lost."""

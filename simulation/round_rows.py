@@ -1,15 +1,18 @@
-"""Make the rows of closed rounds from the store, so that they can be made again after a kill."""
+"""Builds the rows of closed rounds from the store, so that they can be rebuilt after a kill."""
 
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.privacy_spent import epsilon_by_round
 from broker_server.store.queries import find_run
+from broker_server.store.queries.round_views import count_bounded
 from broker_server.strategies.traits import Trait
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.messages import Evaluation, TaskMetrics
 from simulation.judges import Judges
 from simulation.results.history import DeviceRow, RoundRow
@@ -17,14 +20,14 @@ from simulation.virtual_fleet import VirtualFleet
 
 
 class RowMaker:
-    """Makes the rows of closed rounds.
+    """Builds the rows of closed rounds.
 
     Args:
         context: the run.
         store: its store.
-        blobs: global versions, which judges read.
-        fleet: the devices, whose emulated times rows have.
-        judges: what else judges global versions.
+        blobs: global versions for the judges.
+        fleet: the devices, with their emulated times.
+        judges: additional judges of global versions.
     """
 
     def __init__(
@@ -39,20 +42,20 @@ class RowMaker:
         self._store = store
         self._blobs = blobs
         self._times = fleet.times
-        self._index = {board.id: board.index for board in fleet.boards}
+        self._boards = {board.id: board for board in fleet.boards}
         self._judges = judges
-        # The time between two processes belongs to no round.
+        # The time between two processes does not belong to a round.
         self._process_began = time.time()
 
     def make(
         self, record: RoundRecord, before: RoundRow | None
     ) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
-        """Make the row of a round and those of its devices.
+        """Build the row of a round and those of its devices.
 
         Args:
             record: the round.
-            before: the row of the closed round before it, None for the first. What the rounds
-                between the two cost, which were given up, counts in this one.
+            before: the row of the previous closed round, None for the first. This row includes the
+                cost of abandoned rounds between the two.
         """
         first = 1
         simulated_before = 0.0
@@ -61,23 +64,24 @@ class RowMaker:
             simulated_before = before.simulated_total
         payload_bytes = 0
         tasks: list[TaskRecord] = []
+        # Rounds that were given up have no row, but devices sent and received data in them.
         for number in range(first, record.number + 1):
             tasks, round_bytes = self._counted(record.run, number)
             payload_bytes += round_bytes
         devices = []
         for task in tasks:
+            # A device that was asked and did not count has no row: what it cost is in the bytes of
+            # the round.
             is_merged = task.kind == "train" and task.phase is TaskPhase.MERGED
             if is_merged and task.metrics is not None:
                 devices.append(self._device_row(record, task, task.metrics))
         simulated = self._simulated_seconds(record, first)
-        evaluation = record.evaluation
         losses = [row.train_loss for row in devices if row.train_loss is not None]
         epsilons = epsilon_by_round(self._store, find_run(self._store, record.run))
+        clipped, too_far = count_bounded(tasks, record.number)
         row = RoundRow(
             round=record.number,
             version=record.version + 1,
-            accuracy=evaluation.accuracy if evaluation is not None else None,
-            loss=evaluation.loss if evaluation is not None else None,
             train_loss=sum(losses) / len(losses) if losses else None,
             devices=len(devices),
             tiers=Counter(row.tier for row in devices),
@@ -87,6 +91,9 @@ class RowMaker:
             payload_bytes=payload_bytes,
             local_accuracy=self._local_accuracy(record, tasks),
             epsilon=epsilons.get(record.number),
+            clipped=clipped,
+            too_far=too_far,
+            **_evaluated(record.evaluation),
             **self._judged(record),
         )
         return row, tuple(devices)
@@ -96,14 +103,15 @@ class RowMaker:
         local_accuracy = None
         if metrics.evaluation is not None:
             local_accuracy = metrics.evaluation.accuracy
+        board = self._boards[task.device]
         seconds = self._times.round_seconds(
-            self._index[task.device], task, self._context.config.train
+            board.index, task, self._context.config.train, board.examples
         )
         return DeviceRow(
             round=record.number,
             device=task.device,
             tier=task.tier,
-            examples=metrics.examples,
+            examples=board.examples if metrics.examples is None else metrics.examples,
             train_loss=metrics.train_loss,
             local_accuracy=local_accuracy,
             simulated_seconds=seconds,
@@ -118,13 +126,14 @@ class RowMaker:
             all_rounds = self._store.rounds(record.run)
             given_up = all_rounds[first - 1 : record.number - 1]
             rounds = [*given_up, record]
-        # Of floats `sum` rounds otherwise than a loop, since Python 3.12.
+        # Since Python 3.12, `sum` rounds floats differently from a loop.
         return sum(past.collect_seconds or 0.0 for past in rounds)
 
     def _real_seconds(self, record: RoundRecord) -> float:
-        """Return the time that a round took in this process, or in the one that ended it."""
+        """Return the duration of a round in this process, or in the one that closed it."""
         ended = record.ended_at or record.planned_at
         began = record.planned_at
+        # A round that a killed process had planned: the time in between belongs to nobody.
         if ended > self._process_began:
             began = max(self._process_began, record.planned_at)
         return max(0.0, ended - began)
@@ -132,23 +141,24 @@ class RowMaker:
     def _counted(self, run: str, number: int) -> tuple[list[TaskRecord], int]:
         """Return the tasks that count in a round, and the bytes that it sent and received.
 
-        Tasks of earlier rounds whose updates came late are among them.
+        They include tasks of earlier rounds whose updates came late.
         """
         own_tasks = self._store.tasks(run, number)
-        # Weights that several devices share are sent once.
+        # Shared weights are sent once.
         sent_bytes = {task.weights.digest: task.weights.size for task in own_tasks}
         tasks = list(own_tasks)
         if not self._context.keeps(Trait.ONE_VERSION):
             tasks += self._store.late_tasks(run, number)
         counted = []
         for task in tasks:
+            # With a buffer an update counts in the round whose version it is in, and only there.
             if task.screening is None or task.screening.round in {None, number}:
                 counted.append(task)
         received_bytes = sum(task.update_size or 0 for task in counted)
         return counted, sum(sent_bytes.values()) + received_bytes
 
-    def _judged(self, record: RoundRecord) -> dict[str, float]:
-        """Return what further judges say of the version of a round, by column."""
+    def _judged(self, record: RoundRecord) -> dict[str, Any]:
+        """Return the results of additional judges for the version of a round, by column."""
         if not self._judges.further or record.evaluation is None:
             return {}
         version = self._store.version(record.run, record.version + 1)
@@ -162,8 +172,8 @@ class RowMaker:
     def _local_accuracy(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> float | None:
         """Return the accuracy on the devices' samples.
 
-        Where the devices have parts of the test set it is that of the global version, else that of
-        their own models on samples that they held out.
+        If the devices have parts of the test set, it is the accuracy of the global version,
+        otherwise that of their models on their held-out samples.
         """
         if self._judges.local is not None and record.evaluation is not None:
             version = self._store.version(record.run, record.version + 1)
@@ -175,8 +185,42 @@ class RowMaker:
         return _mean_accuracy(evaluations)
 
 
+def _evaluated(evaluation: VersionEvaluation | None) -> dict[str, Any]:
+    """Return the columns of a row that an evaluation fills; all are None without one."""
+    if evaluation is None:
+        return dict.fromkeys(("accuracy", "loss"))
+    return {
+        "accuracy": evaluation.accuracy,
+        "loss": evaluation.loss,
+        "metrics": _metric_values(evaluation),
+        "tier_metrics": _tier_values(evaluation),
+    }
+
+
+def _metric_values(evaluation: Evaluation) -> dict[str, float]:
+    """Return the metrics of an evaluation by name; those without a value are left out."""
+    values = {}
+    for metric in evaluation.metrics:
+        if metric.value is not None:
+            values[metric.name] = metric.value
+    return values
+
+
+def _tier_values(evaluation: VersionEvaluation) -> dict[str, float] | None:
+    """Return accuracy and metrics of the further tiers, by tier and name; None without tiers."""
+    if not evaluation.tiers:
+        return None
+    values = {}
+    for tier, judged in evaluation.tiers.items():
+        if judged.accuracy is not None:
+            values[f"{tier} accuracy"] = judged.accuracy
+        for name, value in _metric_values(judged).items():
+            values[f"{tier} {name}"] = value
+    return values
+
+
 def _mean_accuracy(evaluations: Sequence[Evaluation | None]) -> float | None:
-    """Return the mean accuracy over all samples; None without any."""
+    """Return the mean accuracy over all samples; None without samples."""
     correct = 0.0
     examples = 0
     for evaluation in evaluations:

@@ -2,10 +2,10 @@
 
     result = simulate(load_config(path, SimulationConfig).resolved(path.parent))
 
-Planning, sampling, folding, merging, judging, the store and going on after a kill are the code of
-`broker_server`; training and statistics are that of `device_runtime`. A simulation differs from a
-fleet in the way of messages between the two, and in time: a `RoundRow` has the time that the round
-would have taken on the emulated devices.
+The code of `broker_server` plans, samples, folds, merges, evaluates, stores and resumes; the code
+of `device_runtime` trains and computes statistics. A simulation differs from a fleet in the
+transport of messages and in time: a `RoundRow` has the time that the round would have taken on the
+emulated devices.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ import numpy as np
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coordinator import Coordinator
-from broker_server.rounds.dispatch import Services
-from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.dispatch import RunStorage, Services
 from broker_server.rounds.evaluators import Evaluators
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Reporter
@@ -44,7 +43,7 @@ from simulation.preparing import Prepared, prepare
 from simulation.results.history import HistoryWriter, RoundRow
 from simulation.round_rows import RowMaker
 from simulation.settings import SimulationConfig
-from simulation.virtual_dispatcher import Records, VirtualDispatcher
+from simulation.virtual_dispatcher import VirtualDispatcher
 from simulation.virtual_fleet import VirtualFleet
 
 Listener = Callable[[control.RunEvent], None]
@@ -52,19 +51,21 @@ Listener = Callable[[control.RunEvent], None]
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """How a simulation ended.
+    """The result of a simulation.
 
     Attributes:
         run: id of the run.
         folder: folder of the simulation.
         finished: the coordinator's report; its status is ``stopped`` after Ctrl-C.
-        rounds: a row for each closed round, those of earlier processes included.
+        rounds: a row for each closed round, including those of earlier processes.
+        artifacts: folder of the exported tiers, each in a folder of its id.
     """
 
     run: str
     folder: Path
     finished: control.RunFinished
     rounds: tuple[RoundRow, ...]
+    artifacts: Path
 
 
 def _no_progress(_stage: str) -> None:
@@ -82,35 +83,31 @@ def simulate(
     stage: Callable[[str], None] = _no_progress,
     watch: Callable[[RoundRow], None] = _no_row,
 ) -> SimulationResult:
-    """Run a simulation, or go on with the one in its folder.
+    """Run a simulation, or resume the one in its folder.
 
-    A folder whose simulation is finished is continued if the configuration asks for more rounds,
-    and read if not.
+    A finished simulation is continued if the configuration has more rounds; otherwise its results
+    are read.
 
     Args:
         config: the simulation, with absolute paths.
         listener: receives the events of the run.
-        stage: receives what is being prepared.
+        stage: receives the current stage of the preparation.
         watch: receives the row of each closed round.
 
     Returns:
-        How it ended; its status is ``failed`` or ``stopped`` where that is so, with the reason.
+        The result; for the status ``failed`` or ``stopped`` with the reason.
 
     Raises:
-        ConfigError: a setting is wrong, or the folder holds another simulation, or one that is
-            running.
-        ShoalError: it cannot begin; an OSError where its folder cannot be made.
+        ConfigError: a setting is invalid, or the folder has another or a running simulation.
+        ShoalError: the simulation cannot start; an OSError if its folder cannot be created.
     """
-    # Now, as an export may take minutes.
+    # Check now, because an export may take minutes.
     config.strategy.require_loadable()
     config.out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    refusal = (
-        f"another simulation works in {config.out}: wait for it, or give this one an `out` of its "
-        "own"
-    )
+    refusal = f"another simulation is running in {config.out}: wait for it, or use another `out`"
     with (
         held(config.out, refusal),
-        # What a power cut takes of it is computed again.
+        # Data that is lost in a power cut is computed again.
         contextlib.closing(Store(config.out / "store", durable=False)) as store,
     ):
         runs = store.runs()
@@ -158,13 +155,10 @@ class _Simulation:
         )
         runs = self._store.runs()
         run = runs[0].id if runs else new_run_id()
-        # A server draws noise from the operating system; here it follows from the seed, so that a
-        # simulation can be repeated.
+        # A server draws noise from the operating system; here it comes from the seed, so that a
+        # simulation is repeatable.
         context = prepare_run(run, self._fleet, artifacts, seeded)
-        if not runs:
-            self._store.add_run(context.initial_record(), first_version(context, self._blobs))
-        elif runs[0].ended_at is not None:
-            self._store.reopen_run(run)
+        self._open_run(context)
         split = SampleSplit.load(self._prepared.split)
         fleet = VirtualFleet.from_table(
             self._config.devices,
@@ -173,17 +167,17 @@ class _Simulation:
             artifacts.layout,
             seed=self._config.seed,
         )
-        # Mapped, since there may be a label for each token of a text.
+        # Memory-mapped, because there may be a label for each token of a text.
         labels = np.load(self._prepared.data / "train_y.npy", mmap_mode="r")
         judges = chosen_judges(
             self._config.evaluation,
             context,
             split,
             labels,
-            own_models=self._config.own_models is not None,
+            devices_judge=self._config.devices_judge,
         )
         rows = RowMaker(context, self._store, self._blobs, fleet, judges)
-        # The store is the truth. Rows beyond its last closed round belong to a round that will be
+        # The store is authoritative. Rows beyond its last closed round belong to a round that will
         # run again.
         records = self._store.rounds(context.run)
         closed = [record for record in records if record.state is RoundState.CLOSED]
@@ -194,17 +188,18 @@ class _Simulation:
                 row, devices = rows.make(record, history.rows[-1] if history.rows else None)
                 history.add(row, devices)
                 if judges.local is not None or judges.further:
-                    # The row cannot be made again once the version is gone that judges read.
+                    # The row cannot be rebuilt once the version for the judges is deleted.
                     history.flush()
                 self._watch(row)
 
-            # Rounds that closed before their rows were written, when the process was killed.
+            # Rounds that closed before a kill, without written rows.
             for record in closed[len(history.rows) :]:
                 add(record)
 
             def receive(event: control.RunEvent) -> None:
                 """Write the row of a round when it closes, and pass the event on."""
                 if isinstance(event, control.RoundClosed):
+                    # The event comes after the store has committed the round.
                     record = self._store.last_round(context.run)
                     if record is not None:
                         add(record)
@@ -215,37 +210,50 @@ class _Simulation:
                 context,
                 Reporter(context.run, self._store, receive),
                 fleet,
-                judges.evaluator,
+                Evaluators(judges.evaluator, judges.beside),
             )
-        return SimulationResult(context.run, self._folder, finished, history.rows)
+        arch = self._prepared.artifacts / self._config.model.arch
+        return SimulationResult(context.run, self._folder, finished, history.rows, arch)
+
+    def _open_run(self, context: RunContext) -> None:
+        """Begin the run of the folder, or continue it under the configured name."""
+        record = self._store.run(context.run)
+        if record is None:
+            self._store.add_run(context.initial_record(), first_version(context, self._blobs))
+            return
+        if record.ended_at is not None:
+            self._store.reopen_run(record.id)
+        # Without a configured name, a resumed run keeps the one that it got.
+        if self._config.run_name is not None:
+            self._store.rename_run(record.id, self._config.run_name)
 
     def _work(
         self,
         context: RunContext,
         reporter: Reporter,
         fleet: VirtualFleet,
-        evaluator: Evaluator | None,
+        evaluators: Evaluators,
     ) -> control.RunFinished:
         """Run the coordinator with virtual devices until the run ends or is stopped."""
         setup = self._setup()
         table = self._config.engine
-        records = Records(self._store, self._blobs, self._updates, reporter)
+        storage = RunStorage(self._store, self._blobs, self._updates)
         with (
             contextlib.closing(open_engine(table, setup)) as engine,
             on_signals(lambda _: self._stopping.set()),
         ):
             dispatcher = VirtualDispatcher(
-                fleet, engine, records, group=table.group, stopping=self._stopping
+                fleet, engine, storage, reporter, group=table.group, stopping=self._stopping
             )
-            services = Services(dispatcher, self._store, self._blobs, self._updates)
-            coordinator = Coordinator(context, services, Evaluators(evaluator))
+            services = Services(**vars(storage), dispatcher=dispatcher)
+            coordinator = Coordinator(context, services, evaluators)
             try:
                 return coordinator.run()
             except StopRequested:
                 return coordinator.stopped()
 
     def _setup(self) -> WorkerSetup:
-        """Return what workers need."""
+        """Return the setup of the workers."""
         table = self._config.engine
         own = self._config.own_models
         return WorkerSetup(
@@ -260,10 +268,10 @@ class _Simulation:
             augment=self._config.data.changes,
             backend=table.backend,
             device=table.device,
-            # Settings may hold frozen mappings, which JSON takes only as dicts.
+            # Settings may contain frozen mappings, but JSON needs dicts.
             settings=json.dumps(dict(self._prepared.settings), default=dict),
             models=self._config.model.models,
             pairs=self._prepared.pairs,
             tasks=() if own is None else tuple(model.labels for model in own.models),
-            own_test=self._config.evaluation.local and own is not None,
+            own_test=self._config.evaluation.local and self._config.devices_judge,
         )

@@ -1,7 +1,7 @@
 """The configuration of a simulation, ``sim.toml``, as frozen values.
 
-The tables that say how a fleet runs are those of ``fleet.toml``. What a fleet has outside of its
-configuration has tables in `simulation.tables`.
+The tables of a fleet's run are those of ``fleet.toml``. `simulation.tables` has the tables for what
+a fleet has outside its configuration.
 """
 
 from pathlib import Path
@@ -24,10 +24,10 @@ from simulation.tables import (
     PartitionTable,
 )
 
-HOW_COMPUTED = frozenset({"out", "cache", "keep_versions", "engine"})
-"""Keys that say where a simulation is computed and what stays of it.
+HOW_COMPUTED = frozenset({"out", "cache", "keep_versions", "run_name", "engine"})
+"""Keys of the computation and the output of a simulation.
 
-Its figures do not depend on them.
+Results do not depend on them.
 """
 
 NO_DEADLINE = 1e8
@@ -35,17 +35,22 @@ NO_DEADLINE = 1e8
 
 
 class EvaluationTable(EvaluationKeys):
-    """``[evaluation]``: how the global model is judged; further keys are those of ``fleet.toml``.
+    """``[evaluation]``: evaluation of the global model; further keys are those of ``fleet.toml``.
 
     Attributes:
-        local: also judge it on every device's own part of the test set, with the device's label
-            mask (specification 1.6); where devices have models of their own, those are judged there
-            instead.
-        matthews: also correlate its predictions with the labels, of which there must be two.
-        perplexity: also compute its perplexity over chunks of so many test samples; 0 for none.
-        holdout: share of every device's samples on which its sub-model is judged after training.
+        local: whether to evaluate the global model also on every device's part of the test set,
+            with the device's label mask (specification 1.6). If devices have personal models, these
+            are evaluated instead.
+        matthews: whether to compute the Matthews correlation of the predictions with the labels as
+            well; requires exactly two labels.
+        perplexity: number of test samples in each chunk over which the perplexity of the global
+            model is computed; 0 to skip the perplexity.
+        holdout: share of every device's samples that is held out to evaluate the device's sub-model
+            after training.
+        tiers: ids of further tiers to evaluate, each as the model that its devices receive.
     """
 
+    tiers: tuple[str, ...] = ()
     local: bool = False
     matthews: bool = False
     perplexity: int = Field(default=0, ge=0)
@@ -53,33 +58,33 @@ class EvaluationTable(EvaluationKeys):
 
 
 class RoundTable(RoundKeys):
-    """``[round]``: how rounds go, in seconds of the emulated clock.
+    """``[round]``: the course of a round, in seconds of the emulated clock.
 
     Further keys are those of ``fleet.toml``.
 
     Attributes:
-        deadline_seconds: time from the offers to the close.
+        deadline_seconds: seconds from the offers until the round closes.
     """
 
     deadline_seconds: float = Field(default=NO_DEADLINE, gt=0, le=NO_DEADLINE)
 
 
 class SimulationConfig(RunKeys):
-    """Everything in ``sim.toml``, beside what a run of a fleet has as well.
+    """All keys of ``sim.toml``, in addition to those of a fleet's run.
 
     Attributes:
         out: folder of the results.
-        cache: folder for exported artifacts and prepared data, which simulations can share; ``out``
-            by default.
-        model: what is trained; its initial weights are drawn with the seed.
-        data: on what.
-        partition: who gets which samples.
+        cache: folder for exported artifacts and prepared data, which several simulations can share;
+            by default, the folder ``out``.
+        model: the model to train; the seed draws its initial weights.
+        data: the data set.
+        partition: assignment of samples to devices.
         devices: the virtual devices.
-        round: how rounds go.
-        evaluation: how the global model is judged.
-        engine: what computes.
-        clock: how long the devices would take.
-        own_models: the devices' own models, None for methods without.
+        round: the course of a round.
+        evaluation: evaluation of the global model.
+        engine: the compute engine.
+        clock: emulated times of the devices.
+        own_models: personal models of the devices; None for methods without them.
     """
 
     out: Path = Path("runs/simulation")
@@ -99,6 +104,7 @@ class SimulationConfig(RunKeys):
         if self.engine.backend != "torch":
             return self
         rate = self.train.rate
+        # The torch backend lacks these features.
         onnx_only = {
             'train.optimizer_state = "keep"': self.train.optimizer_state == "keep",
             "train.micro_batch": self.train.micro_batch is not None,
@@ -107,28 +113,52 @@ class SimulationConfig(RunKeys):
         }
         for key, is_set in onnx_only.items():
             if is_set:
-                raise ValueError(f'{key} is for engine.backend = "onnx"')
+                raise ValueError(f'{key} requires engine.backend = "onnx"')
+        return self
+
+    @model_validator(mode="after")
+    def _tiers_are_judged(self) -> "SimulationConfig":
+        if self.evaluation.tiers and not self._global_is_judged:
+            raise ValueError(
+                "evaluation.tiers evaluates models of the server, but here devices keep parts of"
+                " the model, or have different tasks; remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def _defaults_yield(self) -> "SimulationConfig":
-        # A frozen value is changed while it is made alone: what yields never was set.
+        # The only change of a frozen value, during its creation.
         self.__dict__.update(yielding_defaults(self))
         return self
 
-    def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:
-        """Return the configuration of the fleet that is simulated."""
-        evaluation = self.evaluation.model_dump(include=set(EvaluationKeys.model_fields))
-        data: NpzData | None = NpzData(path=test_set)
+    @property
+    def devices_judge(self) -> bool:
+        """Return whether devices evaluate their models, because only they have them."""
+        return self.own_models is not None or self.private is not None
+
+    @property
+    def _global_is_judged(self) -> bool:
+        """Return whether the global model can be judged by one test set.
+
+        It cannot if devices have different tasks, or keep parts of the model.
+        """
         own_models = () if self.own_models is None else self.own_models.models
         if any(model.labels is not None for model in own_models):
-            # Devices have their own tasks, by none of which the global model could be judged.
-            data = None
+            return False
+        return self.private is None or not self.private.parts
+
+    def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:
+        """Return the configuration of the simulated fleet."""
+        # The server's table has fewer keys than that of a simulation.
+        evaluation = self.evaluation.model_dump(include=set(EvaluationKeys.model_fields))
+        data = NpzData(path=test_set) if self._global_is_judged else None
         return FleetConfig(
             fleet=SIMULATED_FLEET,
             store=self.out / "store",
             model=ModelConfig(artifacts=artifacts, arch=self.model.arch, weights=weights),
             round=RoundConfig(**self.round.model_dump()),
-            evaluation=EvaluationConfig(data=data, statistics_quorum=1.0, **evaluation),
+            evaluation=EvaluationConfig(
+                data=data, tiers=self.evaluation.tiers, statistics_quorum=1.0, **evaluation
+            ),
             **{key: getattr(self, key) for key in RunKeys.model_fields},
         )

@@ -1,4 +1,4 @@
-"""Lets virtual devices choose their tier, as boards do, by the times of the emulated clock."""
+"""Lets virtual devices choose their tier like boards, by the times of the emulated clock."""
 
 from collections.abc import Mapping
 
@@ -6,16 +6,16 @@ from broker_server.rounds.collecting import OpenTask
 from broker_server.store import Store
 from device_runtime.training.choosers import Situation, TierChooser, chooser_of
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import TaskMetrics
 from models.tier import Tier
 from simulation.board_times import BoardTimes
 from simulation.virtual_fleet import VirtualBoard
 
 
 class TierChoices:
-    """Chooses for devices, and knows what each remembers.
+    """Chooses tiers for devices, and keeps their memories.
 
-    What they remember is replayed from the store, so a simulation that was killed goes on with the
-    same choices.
+    The memories are replayed from the store, so a killed simulation resumes with the same choices.
     """
 
     def __init__(self, store: Store, boards: Mapping[str, VirtualBoard], times: BoardTimes) -> None:
@@ -24,17 +24,27 @@ class TierChoices:
         self._times = times
         self._memories: dict[str, FrozenModel] = {}
         self._replayed = 0  # the last round that is in the memories
+        self._efficiencies: dict[str, float] = {}  # of the last choices, by device
 
     def choose(self, task: OpenTask) -> None:
-        """Let the device of a task choose its tier, if its instructions say so."""
+        """Let the device of a task choose its tier, if its instructions allow it."""
         chooser = chooser_of(task.instructions)
         if chooser is None:
             return
         record = task.record
         self._replay(record.run, record.round, chooser)
-        tier = chooser.choose(self._memories.get(record.device), self._situation(task))
-        if task.choose_tier(tier):
+        decision = chooser.choose(self._memories.get(record.device), self._situation(task))
+        if decision.efficiency is not None:
+            self._efficiencies[record.device] = decision.efficiency
+        if task.choose_tier(decision.tier):
             self._store.choose_tier(task.record)
+
+    def reported(self, device: str, metrics: TaskMetrics) -> TaskMetrics:
+        """Return what a device reports of its task: also the efficiency that it chose by."""
+        efficiency = self._efficiencies.get(device)
+        if efficiency is None:
+            return metrics
+        return metrics.model_copy(update={"efficiency": efficiency})
 
     def _situation(self, task: OpenTask) -> Situation:
         record = task.record

@@ -1,8 +1,8 @@
-"""Does the tasks of virtual devices in a worker, by the code that boards run.
+"""Runs the tasks of virtual devices in a worker, with the code of boards.
 
 A virtual device is a number with samples. Its task goes through
-`device_runtime.training.compute.compute`, as on a board. Only the sessions are kept from task to
-task, one for each tier, because here one process stands for many boards. With the torch backend
+`device_runtime.training.compute.compute`, as on a board. Only the sessions are reused between
+tasks, one per tier, because one process represents many boards. With the torch backend
 `simulation.torch_backend.trainer` trains, and everything else stays the same.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from device_runtime.board import installed_backends
-from device_runtime.training.backends import ForwardSession, Sessions, TrainSession
+from device_runtime.training.backends import ForwardSession, LowerGraph, Sessions, TrainSession
 from device_runtime.training.compute import compute
 from device_runtime.training.hooks import Hooks, SelfTested
 from device_runtime.training.own_model import OwnModel
@@ -41,7 +41,7 @@ class _SharedBlobs(BlobStore):
 
     Args:
         updates: folder of updates, to which this process adds.
-        read_only: folders that other processes write, whose blobs are read where they lie.
+        read_only: folders that other processes write, whose blobs are read in place.
     """
 
     def __init__(self, updates: Path, read_only: Sequence[Path]) -> None:
@@ -57,7 +57,7 @@ class _SharedBlobs(BlobStore):
 
 
 class _KeptSessions(Sessions):
-    """Sessions that stay open: one of every graph."""
+    """Open sessions, one per graph."""
 
     def __init__(self) -> None:
         super().__init__(threads=1)
@@ -65,15 +65,20 @@ class _KeptSessions(Sessions):
         self._forward: dict[Path, ForwardSession] = {}
 
     def train(
-        self, manifest: Manifest, graph: Path, base: Mapping[str, NDArray[Any]]
+        self,
+        manifest: Manifest,
+        graph: Path,
+        base: Mapping[str, NDArray[Any]],
+        lower: LowerGraph | None = None,
     ) -> TrainSession:
         if graph not in self._train:
-            self._train[graph] = super().train(manifest, graph, base)
+            self._train[graph] = super().train(manifest, graph, base, lower)
         return self._train[graph]
 
     def forward(
         self, manifest: Manifest, graph: Path, parameters: Mapping[str, NDArray[Any]]
     ) -> ForwardSession:
+        # A session holds its parameters, so each use of a kept one loads those of the device.
         if graph not in self._forward:
             self._forward[graph] = super().forward(manifest, graph, parameters)
         self._forward[graph].load(parameters)
@@ -81,7 +86,7 @@ class _KeptSessions(Sessions):
 
 
 class VirtualDevices:
-    """All virtual devices, as one worker sees them.
+    """The virtual devices of one worker.
 
     Raises:
         DataError: the samples cannot be read.
@@ -96,26 +101,30 @@ class VirtualDevices:
         self._manifests: dict[str, Manifest] = {}
         self._trainers: dict[str, TorchTrainer] = {}
         runtime = installed_backends().get("onnx", "")
-        # The exporter has just checked the graphs on this machine, so no device needs to test them
-        # once more.
+        # The exporter has just checked the graphs on this machine, so devices need not test them
+        # again.
         self._tested = frozenset({f"onnx/train {runtime}"})
 
     def work(self, order: WorkOrder) -> list[Finished | Failed]:
-        """Do the tasks of an order, and return a result for each.
+        """Run the tasks of an order, and return a result for each.
 
-        An error of a task concerns that task alone.
+        An error of a task affects only that task.
         """
         first = order.tasks[0]
+        # Only this routine has a program for many devices; others run graph by graph, with equal
+        # results.
         if self._setup.backend == "torch" and first.instructions.routine == "train":
             return self._train_with_torch(order.tasks)
+        # One after another: a worker is one process with one thread.
         return [self._compute(task) for task in order.tasks]
 
     def _manifest(self, task: DeviceTask) -> Manifest:
-        """Return the manifest of a task's tier, which must not have changed on the disk."""
+        """Return the manifest of a task's tier; it must not have changed on disk."""
         digest = task.artifact_set.digest
         if digest not in self._manifests:
             folder = self._setup.artifacts / self._setup.arch
             data = read_within(folder, f"{task.tier}/manifest.json")
+            # Orders name sets by digest: a set that was exported again in between has other graphs.
             if not matches(data, digest):
                 raise BlobError(
                     f"the manifest of {task.tier} in {folder} has changed; start the simulation "
@@ -125,21 +134,23 @@ class VirtualDevices:
         return self._manifests[digest]
 
     def _device_setup(self, task: DeviceTask) -> DeviceSetup:
-        """Return what a device brings to a task."""
+        """Return a device's inputs of a task."""
         own_model = None
         if self._setup.pairs:
             folder = self._setup.devices / task.device
             folder.mkdir(parents=True, exist_ok=True)
+            # Dealt in turn, so that the pair of a device is the same in every round and every
+            # process.
             pair = self._setup.pairs[task.index % len(self._setup.pairs)]
             own_model = OwnModel(pair, folder)
         if self._setup.own_test:
-            data, parts = self._data.with_test(task.index)
+            data, split = self._data.with_test(task.index)
         else:
-            data = self._data.of(task.index)
-            parts = None
+            data = self._data.samples_of(task.index)
+            split = None
         return DeviceSetup(
             data=data,
-            parts=parts,
+            parts=split,
             blobs=self._blobs,
             backend="onnx",
             threads=1,
@@ -147,11 +158,13 @@ class VirtualDevices:
             own_model=own_model,
             sessions=self._sessions,
             folder=self._setup.devices / task.device,
+            # Derived from device and round, because the worker and the time of a task must not
+            # change its bits.
             noise=seeded(f"{task.instructions.train.seed}/{task.device}/{task.round}"),
         )
 
     def _compute(self, task: DeviceTask) -> Finished | Failed:
-        """Do one task as a board does."""
+        """Run one task like a board."""
         try:
             manifest = self._manifest(task)
             outcome = compute(
@@ -203,6 +216,7 @@ class VirtualDevices:
                 )
             started = time.monotonic()
             results = trainer.train(jobs)
+        # Before or during the training of all: nobody knows whose task it was.
         except ShoalError as error:
             return [_failed(task, error) for task in tasks]
         seconds = (time.monotonic() - started) / len(tasks)
@@ -222,7 +236,7 @@ class VirtualDevices:
 
 
 def _as_received(task: DeviceTask, manifest: Manifest, tested: frozenset[str]) -> Task:
-    """Return a task as a board receives it."""
+    """Return a task in the form that a board receives."""
     return Task(
         run=task.run,
         round=task.round,

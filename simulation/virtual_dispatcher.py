@@ -1,18 +1,18 @@
-"""The dispatcher of a simulation: tasks go to an engine instead of over MQTT.
+"""The dispatcher of a simulation, which sends tasks to an engine instead of over MQTT.
 
-What a server checks of an update is checked here by the same intake, and the store holds what it
-would hold. A device that chooses its own tier chooses here.
+The same intake as on a server checks updates, and the store gets the same content. Devices that
+choose their tier do so here.
 
-The clock of a round is the emulated one, and starts at 0 for every collection. Where nobody can be
-missing, an answer is taken as soon as it is computed. Where devices drop out, more are asked than
-wanted, or there is a deadline, it matters which answer comes first: then all answers are computed
-before the first is taken, and they are taken in the order of emulated time.
+A round uses the emulated clock, which starts at 0 for every collection. If no device can be
+missing, an update is accepted as soon as it is computed. If devices drop out, if more devices are
+selected than needed, or if there is a deadline, the order of updates matters: then all are computed
+first and accepted in the order of emulated time.
 """
 
 import heapq
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,13 +20,13 @@ import numpy as np
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Cohort, CohortSum, Collection, OpenTask
+from broker_server.rounds.dispatch import RunStorage
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import OperatorWish, StopRequested
-from broker_server.store import Store, TaskPhase
+from broker_server.stages.update import Tensors
+from broker_server.store import TaskPhase
 from broker_server.updates.intake import MOST_SENT, receive_update
-from broker_server.updates.values import Tensors
-from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.secure_sum import Words
@@ -39,21 +39,21 @@ from simulation.tier_choices import TierChoices
 from simulation.virtual_fleet import VirtualFleet
 
 PATIENCE_SECONDS = 0.5
-_COMMIT_SECONDS = 1.0  # a killed simulation computes again what it received in less than this
+_COMMIT_SECONDS = 1.0  # a killed simulation recomputes updates received within this time
 
 Result = Finished | Failed
 
 
 class _Event(NamedTuple):
-    """What happens next to a device of a round.
+    """The next event of a device in a round.
 
-    Events are ordered by time, and by device where two happen at the same time. A device has one
-    at most, so that no two results are compared.
+    Events are ordered by time, and simultaneous ones by device. A device has at most one event, so
+    results are never compared.
 
     Attributes:
         moment: seconds on the emulated clock.
         device: its id.
-        result: of its task; None if it leaves.
+        result: result of its task; None if it leaves.
     """
 
     moment: float
@@ -62,38 +62,22 @@ class _Event(NamedTuple):
 
 
 class SimulationError(ShoalError):
-    """A worker could not do a task for a reason that no device has."""
+    """A worker failed for a reason other than the device."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True)
-class Records:
-    """Where the tasks of a run and their updates are kept.
-
-    Attributes:
-        store: has the tasks.
-        blobs: the weights that devices are sent.
-        updates: what devices send.
-        reporter: of the run.
-    """
-
-    store: Store
-    blobs: BlobStore
-    updates: BlobStore
-    reporter: Reporter
-
-
 class VirtualDispatcher:
-    """Asks virtual devices, as `broker_server.rounds.dispatch.Dispatcher` says."""
+    """Dispatches tasks to virtual devices, as a `broker_server.rounds.dispatch.Dispatcher`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (options by keyword)
         self,
         fleet: VirtualFleet,
         engine: Engine,
-        records: Records,
+        storage: RunStorage,
+        reporter: Reporter,
         *,
         group: int,
         stopping: threading.Event,
@@ -102,11 +86,13 @@ class VirtualDispatcher:
 
         Args:
             fleet: the devices.
-            engine: computes what they are asked.
-            records: where tasks and updates are kept.
-            group: how many tasks of one tier a worker is given together.
+            engine: computes their tasks.
+            storage: storage of tasks and updates.
+            reporter: reporter of the run.
+            group: number of tasks of one tier in an order.
             stopping: set when the simulation should stop.
         """
+        # Nobody has to come back: virtual devices are there from the first moment.
         self.settling_seconds = 0.0
         self.operator = OperatorWish()
         self.fleet = Fleet()
@@ -114,13 +100,13 @@ class VirtualDispatcher:
             self.fleet.receive(board.profile())
             self.fleet.receive(board.status())
         self.blobs = BlobCounter()
-        self.reporter = records.reporter
+        self.reporter = reporter
         self._boards = {board.id: board for board in fleet.boards}
         self._engine = engine
-        self._records = records
+        self._storage = storage
         self._group = group
         self._stopping = stopping
-        self._tier_choices = TierChoices(records.store, self._boards, fleet.times)
+        self._tier_choices = TierChoices(storage.store, self._boards, fleet.times)
         self._answer_times = AnswerTimes(self._boards, fleet.times)
         self._sent = lru_cache(MOST_SENT)(self._read_sent)
         self._collection: Collection | None = None
@@ -129,11 +115,11 @@ class VirtualDispatcher:
         self._committed = 0.0
         self._computing: set[str] = set()
         self._in_order = False
-        self._waiting: dict[str, Result] = {}  # of tasks that go on beyond a round
+        self._waiting: dict[str, Result] = {}  # tasks that continue beyond a round
         self._ahead: list[_Event] = []  # a heap
 
     def _read_sent(self, digest: str) -> Tensors:
-        return open_weights(self._records.blobs.path(digest))
+        return open_weights(self._storage.blobs.path(digest))
 
     def now(self) -> float:
         """Return the emulated seconds since the collection in progress began."""
@@ -146,29 +132,30 @@ class VirtualDispatcher:
         return ByteCount(wire=0, payload=payload)
 
     def forget(self, task: str) -> None:
-        """Drop what came of a task that is over: nothing, as virtual updates come whole."""
+        """Do nothing: virtual updates are always complete."""
 
     # The coordinator's side.
 
     def open(self, collection: Collection) -> None:
-        """Give every task that is not answered to the engine, and forget the collection before."""
+        """Send every unanswered task to the engine, and drop the previous collection."""
         self._collection = collection
         self._sent.cache_clear()
+        # Before anything is computed, as a board chooses before it trains.
         for task in collection.unanswered:
             self._tier_choices.choose(task)
         self._schedule(collection)
         self._engine.submit(self._orders(collection))
 
     def _schedule(self, collection: Collection) -> None:
-        """Find out which devices drop out and when, and whether the order of answers matters."""
+        """Determine which devices drop out and when, and whether the order of updates matters."""
         rule = collection.rule
         self._computing = set()
         self._ahead = []
-        self._answer_times.begin(collection, self._records.store, self.reporter.run)
+        self._answer_times.begin(collection, self._storage.store, self.reporter.run)
         for task in collection.tasks.values():
             record = task.record
             if record.phase.answered:
-                # It answered before the simulation was stopped.
+                # It answered before the simulation stopped.
                 task.answered = self._answer_times.seconds(task)
                 self._now = max(self._now, task.answered)
                 continue
@@ -178,10 +165,13 @@ class VirtualDispatcher:
                 moment = share * self._answer_times.seconds(task)
                 heapq.heappush(self._ahead, _Event(moment, record.device, None))
             elif record.id in self._waiting:
+                # A delayed update arrives at its own emulated time, among the others.
                 self._in_order = True
                 self._finish_computing(collection, self._waiting.pop(record.id))
             else:
                 self._computing.add(record.id)
+        # Where all are waited for without a deadline, the order of answers changes nothing, and
+        # none is kept.
         more_asked = rule.wanted < len(collection.tasks)
         ends_by_time = rule.deadline - rule.opened < NO_DEADLINE
         self._in_order = bool(self._ahead) or more_asked or ends_by_time
@@ -191,7 +181,7 @@ class VirtualDispatcher:
         by_size: dict[tuple[int, str], list[DeviceTask]] = {}
         for task in collection.unanswered:
             if task.record.id in self._computing:
-                # A large task that came last would keep one worker long after the others.
+                # A large last task would keep one worker busy after the others have finished.
                 place = (-task.manifest.flops_per_sample, task.record.tier)
                 by_size.setdefault(place, []).append(self._device_task(task))
         orders = []
@@ -219,11 +209,11 @@ class VirtualDispatcher:
 
     @property
     def has_begun_sums(self) -> bool:
-        """Return that no sum waits for anything: there are no masks."""
+        """Return that no sum is pending, because there are no masks."""
         return False
 
     def sum_obstacle(self, cohort: Cohort) -> str:
-        """Return why the sum of a cohort cannot be made; nothing where it can."""
+        """Return why the sum of a cohort cannot be computed; empty if it can."""
         try:
             cohort.require(len(cohort.received), len(cohort.tasks))
         except RefusedError as error:
@@ -231,16 +221,16 @@ class VirtualDispatcher:
         return ""
 
     def total(self, cohort: Cohort) -> CohortSum:
-        """Return the sum of a cohort's whole numbers, which have no masks: they cancel to the bit.
+        """Return the sum of a cohort's integers without masks, because masks cancel exactly.
 
-        Everybody who was asked counts as having dealt shares.
+        All selected devices count as having sent shares.
         """
         digests = [str(task.record.update_digest) for task in cohort.received]
         cohort.require(len(digests), len(cohort.tasks))
         total: Words = np.zeros((), np.uint32)
         for digest in digests:
-            tensors = self._records.updates.tensors(digest)
-            # Whole numbers modulo 2^32, so that no order of the devices changes a bit.
+            tensors = self._storage.updates.tensors(digest)
+            # Integers modulo 2^32, so that the order of devices does not matter.
             total = total + tensors[MASKED]
         return CohortSum(total, cohort.received)
 
@@ -248,15 +238,15 @@ class VirtualDispatcher:
         """End the collection; devices that left are back.
 
         Args:
-            reason: for devices that still work.
-            waits: whether answers that would come later are kept for later, or dropped.
+            reason: reason for devices that are still working.
+            waits: whether later updates are kept for later rounds, or dropped.
         """
         for event in self._ahead:
             result = event.result
             if result is not None and waits:
                 self._waiting[result.task] = result
             elif isinstance(result, Finished):
-                self._records.updates.remove(result.update.digest)
+                self._storage.updates.remove(result.update.digest)
             self._announce(event.device)
         if self._collection is not None:
             for task in self._collection.tasks.values():
@@ -267,7 +257,7 @@ class VirtualDispatcher:
         self._now = 0.0
 
     def _announce(self, device: str, *, online: bool = True) -> None:
-        """Let the fleet know that a device is there, or has left."""
+        """Report that a device is online, or has left."""
         board = self._boards[device]
         self.fleet.receive(board.status(online=online))
 
@@ -277,10 +267,10 @@ class VirtualDispatcher:
         return self._stopping.is_set()
 
     def pump(self, until: float) -> None:
-        """Wait for some results, or go on to what happens next.
+        """Wait for results, or advance to the next event.
 
         Raises:
-            StopRequested: the simulation shall stop.
+            StopRequested: the simulation has to stop.
             SimulationError: a worker failed.
         """
         if self.stopping:
@@ -291,7 +281,7 @@ class VirtualDispatcher:
         elif collection is not None and self._ahead and self._ahead[0].moment <= until:
             self._go_on(collection)
         elif collection is not None and until >= NO_DEADLINE:
-            # Devices that left are away until the end of the round.
+            # Devices that left are offline until the end of the round.
             for task in collection.unanswered:
                 task.record = replace(task.record, phase=TaskPhase.MISSED)
         else:
@@ -299,16 +289,16 @@ class VirtualDispatcher:
 
     def _receive_results(self, collection: Collection) -> None:
         for result in self._engine.receive(PATIENCE_SECONDS):
-            # After the death of a worker a result may come twice.
+            # After the death of a worker, a result may arrive twice.
             if result.task in self._computing:
                 self._computing.discard(result.task)
                 self._finish_computing(collection, result)
         if time.monotonic() - self._committed > _COMMIT_SECONDS:
-            self._records.store.flush()
+            self._storage.store.flush()
             self._committed = time.monotonic()
 
     def _go_on(self, collection: Collection) -> None:
-        """Let the next thing happen: a device leaves, or its result comes."""
+        """Process the next event: a device leaves, or its result arrives."""
         event = heapq.heappop(self._ahead)
         self._now = max(self._now, event.moment)
         result = event.result
@@ -317,16 +307,16 @@ class VirtualDispatcher:
             return
         self._announce(event.device, online=False)
         for task in collection.unanswered_of(event.device):
-            # A simulation that goes on begins at its latest stored answer, which is later.
+            # A resumed simulation starts at its latest stored update, which is later.
             task.left = event.moment
 
     def _finish_computing(self, collection: Collection, result: Result) -> None:
-        """Take a result at once, or put it in its place in the order of time."""
+        """Accept a result immediately, or queue it by time."""
         task = collection.tasks[result.task]
         record = task.record
         if isinstance(result, Failed) and not result.reason:
             raise SimulationError(
-                f"{record.device} cannot do its task of round {record.round} ({record.tier}):"
+                f"device {record.device} failed in round {record.round} ({record.tier}):"
                 f" {result.detail}",
                 result.exit_code,
             )
@@ -339,7 +329,7 @@ class VirtualDispatcher:
         self._receive(task, result)
 
     def _seconds_with(self, task: OpenTask, result: Result) -> float:
-        """Return when a result comes; the size of an update is part of its time."""
+        """Return the arrival time of a result, which depends on the size of the update."""
         if isinstance(result, Failed):
             return self._answer_times.seconds(task)
         size = result.update.size
@@ -355,7 +345,7 @@ class VirtualDispatcher:
 
     def _receive_update(self, task: OpenTask, result: Finished) -> None:
         update = result.update
-        updates = self._records.updates
+        updates = self._storage.updates
         data = updates.path(update.digest).read_bytes()
         digest = update.digest
         try:
@@ -369,10 +359,11 @@ class VirtualDispatcher:
             digest = updates.put(arrived.data)
         before = task.record
         task.distance = arrived.distance
-        task.record = before.with_update(digest, update.size, result.metrics)
-        self._records.store.receive([task.record], later=True)
+        metrics = self._tier_choices.reported(before.device, result.metrics)
+        task.record = before.with_update(digest, update.size, metrics)
+        self._storage.store.receive([task.record], later=True)
         self._upload_bytes += update.size
-        self.reporter.received(before, update, result.metrics, log=False)
+        self.reporter.received(before, update, metrics, log=False)
 
     def _settle(
         self,
@@ -383,7 +374,7 @@ class VirtualDispatcher:
     ) -> None:
         record = task.record
         detail = f"{reason.value}: {text}"
-        self._records.store.settle([record.id], phase, detail)
+        self._storage.store.settle([record.id], phase, detail)
         task.record = replace(record, phase=phase, detail=detail)
         by_device = phase is TaskPhase.DECLINED
         self.reporter.refused(

@@ -1,4 +1,4 @@
-"""The devices of a simulation: what each would tell about itself, and how long it would take."""
+"""The devices of a simulation: their descriptions and their times."""
 
 import random
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ class VirtualBoard:
     """A virtual device.
 
     Attributes:
-        id: its name.
+        id: its id.
         index: its place among all devices.
-        examples: samples that it has.
-        max_width: of the largest tier that it can train.
-        max_depth: likewise; None for any.
-        dropout: the chance that it leaves in the middle of a round.
+        examples: number of its samples.
+        max_width: width of the largest tier that it can train.
+        max_depth: depth of the largest tier that it can train; None for any.
+        dropout: probability that it leaves during a round.
     """
 
     id: str
@@ -34,17 +34,17 @@ class VirtualBoard:
     max_depth: int | None
     dropout: float = 0.0
 
-    def leaves(self, seed: int, number: int) -> float | None:
-        """Return after which share of its time it leaves a round, in [0, 1); None if it stays."""
+    def leaving_share(self, seed: int, number: int) -> float | None:
+        """Return the share of its time until it leaves a round, in [0, 1); None if it stays."""
         draw = random.Random(f"{seed}/drop-out/{self.id}/{number}")  # noqa: S311
         return draw.random() if draw.random() < self.dropout else None
 
     def status(self, *, online: bool = True) -> DeviceStatus:
-        """Return what it would tell about what it does."""
+        """Return its state message."""
         return DeviceStatus(fleet=_FLEET, device=self.id, online=online, state="idle")
 
     def profile(self) -> DeviceProfile:
-        """Return what it would tell about itself."""
+        """Return its description."""
         profile = Profile(
             arch="virtual",
             system="simulation",
@@ -78,14 +78,14 @@ class VirtualFleet:
         *,
         seed: int,
     ) -> "VirtualFleet":
-        """Return the devices as configured.
+        """Return the configured devices.
 
         Args:
             table: the types of devices.
-            examples: how many samples each device has.
-            clock: how long types of boards take.
-            layout: of the global model.
-            seed: of what is drawn.
+            examples: number of samples of each device.
+            clock: times of the types of boards.
+            layout: layout of the global model.
+            seed: seed of random draws.
 
         Raises:
             ConfigError: the clock has no such type or link.

@@ -1,8 +1,8 @@
 """A worker process of the local engine: ``python -m simulation.worker``.
 
 Reads one line of `WorkerSetup`, then `WorkOrder`s, a line each, from standard input; writes
-`Finished` and `Failed` lines to standard output. It ends when its input does, which is also what
-happens when the simulation dies.
+`Finished` and `Failed` lines to standard output. It exits when its input ends, which also happens
+if the simulation dies.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from simulation.virtual_device import VirtualDevices
 
 
 def main() -> int:
-    """Do orders until the input ends."""
-    # What a library prints must not get between the results.
+    """Process orders until the input ends."""
+    # Output of libraries must not mix with the results.
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     source = sys.stdin.buffer

@@ -15,6 +15,7 @@ import pytest
 from tests.brokers import mosquitto_broker
 
 FORTY_KB = 40_000
+_SECONDS_TO_LEAVE = 2.0
 _PLUGINS = (
     Path("/usr/lib/x86_64-linux-gnu/mosquitto_dynamic_security.so"),
     Path("/usr/lib/aarch64-linux-gnu/mosquitto_dynamic_security.so"),
@@ -105,6 +106,7 @@ class QuotaBroker:
         self.connections = 0
         self.ended = 0
         self.bytes = 0
+        self._refused: set[socket.socket] = set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"mqtt://127.0.0.1:{self._listening.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -128,17 +130,30 @@ class QuotaBroker:
                 self.bytes += len(head) + len(body)
                 if kind >> 4 == 3 and len(body) > self._quota:
                     self.ended += 1
-                    client.sendall(self._answer)
+                    self._refuse(client)
                     break
                 server.sendall(head + body)
         _end(client, server)
+
+    def _refuse(self, client: socket.socket) -> None:
+        """Answer, and read what the client still sends until it ends the connection.
+
+        A connection that is closed with unread bytes is reset, and a reset may overtake the answer.
+        """
+        self._refused.add(client)
+        client.sendall(self._answer)
+        client.shutdown(socket.SHUT_WR)
+        client.settimeout(_SECONDS_TO_LEAVE)
+        while client.recv(65536):
+            pass
 
     def _pass_down(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
                 self.bytes += len(data)
                 client.sendall(data)
-        _end(client, server)
+        if client not in self._refused:
+            _end(client, server)
 
     def close(self) -> None:
         """Accept no more connections."""

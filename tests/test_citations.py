@@ -37,7 +37,7 @@ CITED = re.compile(
 )
 APPENDIX = re.compile(r"specification,? appendix (\w)\b", re.IGNORECASE)
 NOTATION = re.compile(r"specification,? [\"']?shared notation", re.IGNORECASE)
-VECTOR = r"[HRIWF]\d{1,2}b?"
+VECTOR = r"[HRIWFD]\d{1,2}b?"
 VECTORS = re.compile(
     rf"\b(?:vectors?|worked examples?) ({VECTOR}(?:{NEXT}{VECTOR})*)\b", re.IGNORECASE
 )

@@ -93,6 +93,7 @@ PROGRAMS = {
     "import base64, json, pathlib, socket": "tests/device_runtime/test_serving.py",
     "from shoal import Client": "tests/shoal/test_client.py",
     "from shoal import Adapters, Cut, architecture, with_adapters": "test_a_program_defines_what_it_says",
+    "from torch import nn": "test_a_program_defines_what_it_says",
     "import torch": "test_a_program_defines_what_it_says",
     '@architecture(input_dtype={"words": "int64"})': "test_a_program_defines_what_it_says",
     '@loss({"label": "int64", "box": "float32"}, {"box": (4,)})': "test_a_program_defines_what_it_says",

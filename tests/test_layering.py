@@ -19,7 +19,17 @@ ALLOWED = {
 }
 ALLOWED["reproduction"] = {*ALLOWED, "simulation"}
 ALLOWED["shoal"] = {*ALLOWED, "reproduction"}
-LAYERS = {"broker_server": ("strategies", "settings", "store", "updates", "rounds", "service")}
+LAYERS = {
+    "broker_server": (
+        "strategies",
+        "stages",
+        "settings",
+        "store",
+        "updates",
+        "rounds",
+        "service",
+    )
+}
 """The subpackages of a package from the lowest layer to the highest: each imports only itself and
 those before it.
 """
@@ -32,6 +42,7 @@ MQTT = {
 }
 FORBIDDEN = {
     "broker_server.strategies": MQTT,
+    "broker_server.stages": MQTT,
     "broker_server.settings": MQTT,
     "broker_server.store": MQTT,
     "broker_server.updates": MQTT,

@@ -10,7 +10,8 @@ import pytest
 from tests.test_structure import PACKAGES
 
 ROOT = Path(__file__).parents[1]
-MUTUAL = re.compile("fml|mutual|meme|personal", re.IGNORECASE)
+# "Personal model" is a term of the whole field.
+MUTUAL = re.compile("fml|mutual|meme", re.IGNORECASE)
 MUTUAL_FILES = {
     "broker_server/strategies/fml.py",
     "device_runtime/training/routines/__init__.py",

@@ -77,6 +77,6 @@ def test_every_suite_and_target_of_proof_is_run():
         set(re.search(r"make --jobs 2 .*", (ROOT / ".ci" / "run").read_text())[0].split()) & targets
     )
     measuring = {"bench", "mutants", "readability", "results-check"}
-    using = {"board", "demo", "docs", "proofs"}
+    using = {"board", "demo", "docs", "notebooks", "proofs"}
     assert targets - proofs - ci == measuring | using
     assert proofs <= targets

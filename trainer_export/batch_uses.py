@@ -1,10 +1,11 @@
-"""Where a traced program uses the size of its batch, so that other widths are traced faster.
+"""Records how a traced program uses its batch size, so that other widths are traced faster.
 
-PyTorch takes twice as long with a symbol for a size as with a number. So the first tier of an
-export is traced with a symbol, and others with a prime that divides none of their sizes: its
-multiples are the batch. That holds where the same operators lead to multiples of the batch in the
-same places as in the first, and to nothing else made of it; any other program is traced with a
-symbol, too. All that is written is compared with PyTorch at other sizes of the batch.
+Tracing with a symbolic size takes PyTorch twice as long as with a number. So the first tier of an
+export is traced with a symbol, and the others with a prime that divides none of their sizes:
+multiples of the prime stand for multiples of the batch. This is valid if the same operators give
+multiples of the batch in the same places as in the first tier, and no other expression of it; any
+other program is traced with a symbol, too. All graphs are compared with PyTorch at other batch
+sizes.
 """
 
 from collections.abc import Sequence
@@ -20,18 +21,18 @@ from trainer_export.graph import Port
 from trainer_export.lowering.values import Spec, dim_of
 
 Known = dict[tuple[str, ...], list[Any] | None]
-"""Uses of the batch by the names of a graph and its inputs.
+"""Uses of the batch size, by the names of a graph and its inputs.
 
-They are the operators that take the batch or put it elsewhere in a shape, with its places in what
-they take and return; None for a program that must be traced with a symbol.
+Each use is an operator that takes the batch size or moves it within a shape, with its places in
+arguments and results; None for a program that must be traced with a symbol.
 """
 
-_MARKS = (10007, 10009)  # primes, above any size that a model has
+_MARKS = (10007, 10009)  # primes above any size in a model
 _BATCH = sympy.Symbol("batch", integer=True, positive=True)
 
 
 def mark_of(ports: Sequence[Port]) -> int | None:
-    """Return a number for the batch that divides no other size, if there is one."""
+    """Return a batch size that divides no other size, if there is one."""
     sizes = []
     for port in ports:
         for size in port.shape:
@@ -47,8 +48,8 @@ def describe(program: fx.GraphModule, mark: int | None) -> None:
     """Replace a program's fake tensors by specs, and its sizes by expressions of the batch.
 
     Args:
-        program: what was traced; it is changed.
-        mark: the number that stands for the batch; None if it was traced with a symbol.
+        program: the traced program; it is modified.
+        mark: the number used as batch size; None if the program was traced with a symbol.
     """
 
     def described(value: Any) -> Any:
@@ -56,7 +57,7 @@ def describe(program: fx.GraphModule, mark: int | None) -> None:
             return Spec(tuple(map(described, value.shape)), value.dtype)
         if isinstance(value, torch.SymInt):
             return dim_of(value)
-        # A bool is no size, though Python counts it as a number.
+        # A bool is not a size, although Python treats it as a number.
         if mark and type(value) is int and value and value % mark == 0:
             return value // mark * _BATCH
         return value
@@ -70,12 +71,12 @@ def describe(program: fx.GraphModule, mark: int | None) -> None:
 
 
 def uses_of(program: fx.GraphModule) -> list[Any] | None:
-    """Return where a described program uses its batch; None if not everywhere as a multiple."""
+    """Return where a program uses its batch size; None if a use is not a multiple of it."""
     uses: list[Any] = []
     for node in program.graph.nodes:
         result = node.meta["val"]
         if isinstance(result, (sympy.Basic, int)):
-            continue  # a size: it counts where an operator takes it
+            continue  # a size: it is counted where an operator takes it
         arguments = _arguments(node)
         taken = _batches(arguments)
         returned = []
@@ -92,7 +93,7 @@ def uses_of(program: fx.GraphModule) -> list[Any] | None:
 
 
 def _arguments(node: fx.Node) -> list[Any]:
-    """Return all that a node takes, with values for nodes."""
+    """Return all arguments of a node, with values for nodes."""
     leaves = tree_leaves((node.args, node.kwargs))
     arguments = []
     for leaf in leaves:
@@ -105,14 +106,14 @@ def _is_tensor_first(arguments: Sequence[Any]) -> bool:
 
 
 def _are_multiples(sizes: dict[int, Any]) -> bool:
-    """Return whether all that is made of the batch is a number times it."""
+    """Return whether every expression of the batch size is a multiple of it."""
     return all(
         isinstance(size, sympy.Expr) and size.as_coeff_Mul()[1].is_Symbol for size in sizes.values()
     )
 
 
 def _batches(sizes: Sequence[Any]) -> dict[int, Any]:
-    """Return what is made of the batch, by place."""
+    """Return the expressions of the batch size, by place."""
     kinds = (sympy.Basic, torch.SymFloat, torch.SymBool)
     batches = {}
     for place, size in enumerate(sizes):

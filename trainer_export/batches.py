@@ -1,4 +1,4 @@
-"""Random batches that graphs are checked with, a function of a seed."""
+"""Random batches for the checks of graphs, derived from a seed."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,9 +11,10 @@ from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.losses.own import OwnLoss
 from trainer_export.model_inputs import Signature
 
-# Of one sample's training step: a model above is compared on fewer samples, in a third of the time.
+# FLOPs of a training step for one sample; larger models are compared on fewer samples, which takes
+# a third of the time.
 _LARGE_FLOPS = 2e9
-_IGNORED = 0.2  # share of the labels of tokens that count for nothing
+_IGNORED = 0.2  # share of token labels that are ignored
 _CROSS_ENTROPY = MaskedCrossEntropy()
 
 
@@ -22,9 +23,9 @@ class SizedBatches:
     """Random batches for a model and a loss.
 
     Attributes:
-        vocabulary: tokens are below it.
-        sizes: samples of each batch, in turn.
-        steps: of a training that is compared.
+        vocabulary: upper bound of the tokens.
+        sizes: number of samples of each batch, in turn.
+        steps: number of compared training steps.
     """
 
     signature: Signature
@@ -35,17 +36,17 @@ class SizedBatches:
     steps: int = 6
 
     def sized_for(self, flops: int) -> "SizedBatches":
-        """Return two steps of unlike sizes for a large model.
+        """Return two steps of different sizes for a large model.
 
         Args:
-            flops: of a training step for one sample.
+            flops: FLOPs of a training step for one sample.
         """
         if flops <= _LARGE_FLOPS:
             return self
         return replace(self, sizes=(3, 2), steps=2)
 
-    def take(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield some pairs of samples and targets, the same ones for the same seed."""
+    def draw(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield pairs of samples and targets; the seed determines them."""
         generator = torch.Generator().manual_seed(self.seed)
         for i in range(count):
             shape = (self.sizes[i % len(self.sizes)], *self.signature.input_shape)
@@ -63,19 +64,23 @@ class SizedBatches:
         shape = (count, *target.shape)
         if target.dtype == "float32":
             bounds = self.loss.bounds
-            if bounds is not None:  # both ends, as labels that hold or do not
+            if bounds is not None:  # include both ends, for targets that are true or false
                 return (
                     torch.randint(0, 2, shape, generator=generator) * (bounds[1] - bounds[0])
                     + bounds[0]
                 )
             return torch.randn(shape, generator=generator)
         y = torch.randint(0, self.signature.classes, shape, generator=generator)
-        if target.shape:  # some labels that count for nothing
-            y = torch.where(torch.rand(shape, generator=generator) < _IGNORED, -1, y)
+        if target.shape:  # some ignored labels
+            y = torch.where(
+                torch.rand(shape, generator=generator) < _IGNORED,
+                -1,
+                y,
+            )
         return y
 
     def again(self, attempt: int) -> "SizedBatches":
-        """Return other batches of the same kind, the same ones for attempt 0."""
+        """Return different batches of the same kind; attempt 0 returns these batches."""
         return replace(self, seed=self.seed + attempt)
 
     def noise(
@@ -84,10 +89,10 @@ class SizedBatches:
         count: int,
         step: int,
     ) -> dict[str, Tensor]:
-        """Return random numbers for layers that need them, other ones at each step.
+        """Return random numbers for layers that need them; they differ between steps.
 
         Args:
-            shapes: for one sample, by path of the layer.
+            shapes: shapes for one sample, by path of the layer.
             count: number of samples.
             step: number of the step.
         """
@@ -98,7 +103,7 @@ class SizedBatches:
         return noises
 
     def mask(self) -> Tensor:
-        """Return a label mask with one label missing, so that masking is compared too."""
+        """Return a label mask without one label, so that masking is compared, too."""
         mask = torch.ones(self.signature.classes)
         mask[-1] = 0.0
         return mask

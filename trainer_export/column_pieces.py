@@ -1,9 +1,9 @@
-"""Splits matrix products with gathered columns into some output positions at a time.
+"""Splits matrix products with gathered columns into products over a few output positions.
 
-No more than ``PIECE_BYTES`` of columns then exist at once. Each product gathers its own columns:
-forward pass and weight gradient no longer share them, which would keep them from one to the other.
-Small ones are no exception: fresh in the cache they save the product what gathering them again
-takes.
+Then at most ``PIECE_BYTES`` of columns exist at once. Each product gathers its own columns: forward
+pass and weight gradient no longer share them, because sharing would keep them in memory from one to
+the other. This also holds for small ones: in the cache, they save as much time in the product as
+gathering them again takes.
 """
 
 import math
@@ -18,9 +18,9 @@ from onnx import helper, numpy_helper
 from trainer_export.sized_graph import SizedGraph, attribute
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Columns that may exist at once, for a batch of 32; four times the kernel's where that is more.
+"""Bytes of columns that may exist at once for a batch of 32; or four times the kernel's, if more.
 
-Every product packs the kernel again, so few rows with a large kernel cost a third more.
+Every product packs the kernel again, so few rows with a large kernel take a third longer.
 """
 
 
@@ -29,10 +29,10 @@ class _Columns:
     """A gathered column matrix ``[batch * positions, taps * channels]``.
 
     Attributes:
-        rows: ``[batch, places, channels]`` that it is gathered from.
-        table: the place of each position and tap.
+        rows: ``[batch, places, channels]`` from which it is gathered.
+        table: the source place of each position and tap.
         width: number of columns.
-        nbytes: for a batch of 32.
+        nbytes: size for a batch of 32.
     """
 
     rows: str
@@ -41,21 +41,24 @@ class _Columns:
     nbytes: int
 
     def pieces(self, outputs: int) -> list[NDArray[np.int64]]:
-        """Return the table, cut so that no piece gives more columns than allowed.
+        """Return the table in pieces, each with at most the allowed number of columns.
 
         Args:
-            outputs: channels of the kernel beside it.
+            outputs: output channels of the kernel.
         """
         kernel_bytes = 4 * self.width * outputs
+        # Four times the kernel: with fewer rows, packing the kernel again dominates (see
+        # PIECE_BYTES).
         count = math.ceil(self.nbytes / max(PIECE_BYTES, 4 * kernel_bytes))
+        # At most a piece for each position, and pieces of nearly equal length.
         return np.array_split(self.table, max(1, min(len(self.table), count)))
 
 
 def _columns(graph: SizedGraph, name: str) -> _Columns | None:
     """Return the columns behind an operand.
 
-    They are a Gather by a constant along the places, then a Reshape to a matrix; None for anything
-    else.
+    They consist of a Gather by a constant along the places and a Reshape to a matrix; None for
+    anything else.
     """
     reshape = graph.producers.get(name)
     if reshape is None or reshape.op_type != "Reshape":
@@ -67,6 +70,7 @@ def _columns(graph: SizedGraph, name: str) -> _Columns | None:
     table = graph.constants.get(gather.input[1])
     shape = graph.shapes.get(name, ())
     channels = (graph.shapes.get(rows) or (0,))[-1]
+    # Columns are whole rows of channels, or these are not columns of a convolution.
     if table is None or len(shape) != 2 or not channels or shape[1] % channels:
         return None
     if len(graph.shapes[rows]) != 3:  # maps of a batch by places and channels
@@ -76,19 +80,21 @@ def _columns(graph: SizedGraph, name: str) -> _Columns | None:
 
 
 def in_pieces(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """Return a matrix product with gathered columns as products with pieces of them.
+    """Rewrite a matrix product with gathered columns as products with pieces of them.
 
     Returns:
         None for any other node.
     """
     if node.op_type != "Gemm":
         return None
+    # A transposed second operand would need pieces along the other axis.
     if attribute(node, "transB") and _columns(graph, node.input[1]) is not None:
         return None
     transposed = attribute(node, "transA")
     columns = _columns(graph, node.input[1 if transposed else 0])
     if columns is None:
         return None
+    # With transA, the columns are summed over: a weight gradient.
     split = _gradient_pieces if transposed else _product_pieces
     return list(split(graph, node, columns))
 
@@ -107,8 +113,12 @@ def _gathered(
     return [gather, helper.make_node("Reshape", [wide, sizes], [matrix])], matrix
 
 
-def _like(node: onnx.NodeProto, inputs: Sequence[str], output: str) -> onnx.NodeProto:
-    """Return a product with the attributes of another."""
+def _like(
+    node: onnx.NodeProto,
+    inputs: Sequence[str],
+    output: str,
+) -> onnx.NodeProto:
+    """Return a product with the attributes of another one."""
     copy = helper.make_node(node.op_type, inputs, [output])
     copy.attribute.extend(node.attribute)
     return copy
@@ -119,7 +129,7 @@ def _product_pieces(
     node: onnx.NodeProto,
     columns: _Columns,
 ) -> Iterator[onnx.NodeProto]:
-    """Yield the product for some positions at a time, put together along the positions."""
+    """Yield products over a few positions each, joined along the positions."""
     width = graph.shapes[node.output[0]][1]
     pieces = columns.pieces(width)
     maps: list[str] = []
@@ -135,7 +145,11 @@ def _product_pieces(
     if maps:
         joined = graph.name()
         yield helper.make_node("Concat", maps, [joined], axis=1)
-        yield helper.make_node("Reshape", [joined, graph.ints(-1, width)], [node.output[0]])
+        yield helper.make_node(
+            "Reshape",
+            [joined, graph.ints(-1, width)],
+            [node.output[0]],
+        )
 
 
 def _gradient_pieces(
@@ -145,26 +159,39 @@ def _gradient_pieces(
 ) -> Iterator[onnx.NodeProto]:
     """Yield the product over all positions as a sum over pieces of them.
 
-    Gemm adds to its third operand, so the sum needs no nodes of its own.
+    Gemm adds to its third operand, so the sum needs no extra nodes.
     """
     width = graph.shapes[node.input[0]][1]
     pieces = columns.pieces(width)
     if len(pieces) == 1:
         nodes, matrix = _gathered(graph, columns, pieces[0])
         yield from nodes
-        yield _like(node, [node.input[0], matrix, *node.input[2:]], node.output[0])
+        yield _like(
+            node,
+            [node.input[0], matrix, *node.input[2:]],
+            node.output[0],
+        )
         return
     rows = graph.name()
     slopes = [graph.name() for _ in pieces]
     sizes = graph.ints(-1, len(columns.table), width)
     yield helper.make_node("Reshape", [node.input[0], sizes], [rows])
-    yield helper.make_node("Split", [rows, graph.ints(*map(len, pieces))], slopes, axis=1)
+    yield helper.make_node(
+        "Split",
+        [rows, graph.ints(*map(len, pieces))],
+        slopes,
+        axis=1,
+    )
     total = list(node.input[2:])
     for index, (piece, slope) in enumerate(zip(pieces, slopes, strict=True)):
         nodes, matrix = _gathered(graph, columns, piece)
         yield from nodes
         flat = graph.name()
-        yield helper.make_node("Reshape", [slope, graph.ints(-1, width)], [flat])
+        yield helper.make_node(
+            "Reshape",
+            [slope, graph.ints(-1, width)],
+            [flat],
+        )
         product = node.output[0] if index == len(pieces) - 1 else graph.name()
         yield _like(node, [flat, matrix, *total], product)
         total = [product]

@@ -1,11 +1,11 @@
-"""What a sub-model costs a device: arithmetic, and memory while it trains.
+"""The cost of a sub-model on a device: arithmetic, and memory during training.
 
-Arithmetic is counted by PyTorch's own counter (multiplications and additions of matrix products and
-convolutions, two per multiply-add; element-wise work is left out, as in the tables of the papers).
-Memory is counted on the exported graph: the sizes of all values are inferred, the nodes are walked
-in the order the runtime runs them, each value lives from its producer to its last consumer, and the
-peak of the sum is taken. Two sets of parameters and states (a step reads one and writes the other)
-are part of it; the runtime itself, its arena's slack and the data set are not.
+PyTorch's own counter counts the arithmetic: multiplications and additions of matrix products and
+convolutions, two per multiply-add. Element-wise work is not counted, as in the papers' tables.
+Memory is computed from the exported graph: the sizes of all values are inferred, the nodes are
+visited in the runtime's order, each value lives from its producer to its last consumer, and the
+result is the peak of the sum. It includes two sets of parameters and states (a step reads one and
+writes the other), but not the runtime itself, the unused part of its arena, or the data set.
 """
 
 import math
@@ -26,7 +26,7 @@ from trainer_export.model_inputs import Signature
 from trainer_export.sized_graph import VIEWS, sized
 
 MEMORY_BATCH = 32
-"""Samples per batch the memory estimate is for."""
+"""Batch size of the memory estimate."""
 
 _NUMBER_BYTES: dict[int, int] = {
     onnx.TensorProto.FLOAT: 4,
@@ -43,14 +43,14 @@ class Footprint:
 
     parameters: int  # number of scalars
     flops_per_sample: int  # one forward pass of one sample
-    flops_per_step_sample: int  # one training step per sample of the batch, the update left out
-    peak_memory_bytes: int  # training at batch 32, beyond the runtime itself
+    flops_per_step_sample: int  # one training step per sample, without the optimizer's update
+    peak_memory_bytes: int  # training at batch size 32, without the runtime itself
 
 
 class _WholeModel(nullcontext[None]):
-    """Counts a model as one.
+    """Counts a model as a whole.
 
-    PyTorch's way to count its modules apart forbids gradients inside a forward pass.
+    PyTorch's count by module does not allow gradients inside a forward pass.
     """
 
     parents = frozenset({"Global"})
@@ -59,8 +59,14 @@ class _WholeModel(nullcontext[None]):
 _Sizes = tuple[int, ...]
 
 
-def _recurrent_flops(x: _Sizes, to_gates: _Sizes, of_state: _Sizes, *_: Any, **__: Any) -> int:
-    """Return two per weight for each step of each sample."""
+def _recurrent_flops(
+    x: _Sizes,
+    to_gates: _Sizes,
+    of_state: _Sizes,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Return the operations of a recurrent layer: two per weight, step and sample."""
     return 2 * x[0] * x[1] * (math.prod(to_gates) + math.prod(of_state))
 
 
@@ -68,8 +74,14 @@ def _recurrent_backward_flops(*shapes: Any, **_: Any) -> int:
     return 2 * _recurrent_flops(*shapes)
 
 
-def _attention_flops(q: _Sizes, k: _Sizes, v: _Sizes, *_: Any, **__: Any) -> int:
-    """Return those of the products of queries with keys, and of their shares with values."""
+def _attention_flops(
+    q: _Sizes,
+    k: _Sizes,
+    v: _Sizes,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Return the operations of attention: queries times keys, and weights times values."""
     return 2 * math.prod(q[:-1]) * k[-2] * (k[-1] + v[-1])
 
 
@@ -77,9 +89,24 @@ def _attention_backward_flops(*shapes: Any, **_: Any) -> int:
     return 2 * _attention_flops(*shapes[1:])
 
 
+def _convolution_backward_flops(
+    grad: _Sizes, x: _Sizes, weight: _Sizes, *settings: Any, **_: Any
+) -> int:
+    """Return the operations of a convolution's gradients, of each group by itself.
+
+    PyTorch's counter counts the gradient of a grouped kernel as that of a dense one.
+    """
+    _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, wanted = settings[:8]
+    places = math.prod((x if transposed else grad)[2:])
+    one_way = 2 * x[0] * places * math.prod(weight)
+    # The gradient of the bias is a sum.
+    return one_way * sum(map(bool, wanted[:2]))
+
+
 _FUSED = "_scaled_dot_product_flash_attention_for_cpu"
-# Operators of the CPU that PyTorch's counter does not know; they get shapes.
+# CPU operators that PyTorch's counter lacks or counts wrongly; the functions receive shapes.
 _UNKNOWN = {
+    torch.ops.aten.convolution_backward: _convolution_backward_flops,
     torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward_flops,
     getattr(torch.ops.aten, _FUSED): _attention_flops,
@@ -94,7 +121,7 @@ def _counter() -> FlopCounterMode:
 
 
 def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
-    """Return floating point operations per sample of the forward pass, and of a training step."""
+    """Return floating point operations per sample of the forward pass and of a training step."""
     batch = 2  # a static batch norm needs more than one sample
     x = signature.samples(batch)
     set_mode(module, "train")
@@ -112,9 +139,9 @@ def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
 
 
 def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
-    """Return bytes of all live values at the worst moment of one run.
+    """Return the peak number of bytes of all live values during a run.
 
-    How it is counted stands at the top of this module.
+    The docstring of this module describes the calculation.
     """
     graph = sized(model, batch)
     sizes = {}
@@ -126,7 +153,7 @@ def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
 
 
 def _value_bytes(tensor: onnx.TypeProto.Tensor) -> int:
-    # A size that nothing is known of counts as 1.
+    # An unknown size counts as 1.
     dims: list[int] = []
     for dim in tensor.shape.dim:
         dims.append(max(dim.dim_value, 1))
@@ -134,18 +161,22 @@ def _value_bytes(tensor: onnx.TypeProto.Tensor) -> int:
 
 
 def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
-    """Return the largest sum of live values, whose nodes run in order."""
+    """Return the largest sum of live values when the nodes run in order."""
     constants = []
     for tensor in graph.initializer:
         constants.append(tensor.name)
     inputs = [value.name for value in graph.input]
-    forever = {*inputs, *constants, *(value.name for value in graph.output)}
+    forever = {
+        *inputs,
+        *constants,
+        *(value.name for value in graph.output),
+    }
     owner, dying = _lifetimes(graph)
     live = sum(sizes.get(name, 0) for name in inputs) + sum(sizes[name] for name in constants)
     worst = live
     for position, node in enumerate(graph.node):
         for name in node.output:
-            if name not in owner:  # a view has no memory of its own
+            if name not in owner:  # a view does not allocate memory
                 live += sizes.get(name, 0)
         worst = max(worst, live)
         for name in dying.get(position, ()):
@@ -155,7 +186,7 @@ def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
 
 
 def _lifetimes(graph: onnx.GraphProto) -> tuple[dict[str, str], dict[int, list[str]]]:
-    """Return the value whose memory each view shares, and the values that each node reads last."""
+    """Return the base value of each view, and the values that each node reads last."""
     owner: dict[str, str] = {}
     last: dict[str, int] = {}
     for position, node in enumerate(graph.node):

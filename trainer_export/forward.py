@@ -1,4 +1,4 @@
-"""Graphs that read parameters and change nothing: a run with statistics, and what follows it."""
+"""Graphs that only read parameters: a forward pass with given statistics, and functions of it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from fleet_protocol.manifest import (
     statistic_variance,
 )
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Session, Worst, open_session, run_session
+from trainer_export.check import Session, WorstDeviation, open_session, run_session
 from trainer_export.graph import Port
 from trainer_export.model_inputs import (
     Signature,
@@ -37,22 +37,24 @@ def trace_forward(
     extra: tuple[Port, ...],
     outputs: tuple[Port, ...],
 ) -> Trace:
-    """Trace a run of the model in evaluation mode, and what a pure function makes of its output.
+    """Trace a forward pass in evaluation mode, and a pure function of its output.
 
     The model is not changed. Inputs are ``param.*``, ``stat.*``, ``x`` and the extra ones.
 
     Args:
-        model: what is run.
-        signature: of the model.
-        finish: takes the output of the model, then the extra inputs.
+        model: the model to run.
+        signature: signature of the model.
+        finish: pure function of the output of the model and the extra inputs.
         extra: inputs of `finish`.
-        outputs: of `finish`.
+        outputs: outputs of `finish`.
     """
+    # A copy in evaluation mode, in which dropout is off and norms use given statistics.
     model = prepared(model, "eval")
     names = parameter_names(model)
     layers = norms(model)
     for path, _ in layers:
         names += [f"{path}.running_mean", f"{path}.running_var"]
+    # Parameters and statistics come first among the inputs, in this order.
     count = len(names)
 
     def run(*tensors: Tensor) -> list[Tensor]:
@@ -79,28 +81,32 @@ def check_forward(
     graph: str,
     expected: Callable[[Tensor, Tensor], dict[str, Tensor]],
 ) -> CheckSpec:
-    """Compare a forward graph with the module as it was written, which is not changed.
+    """Compare a forward graph with the original module, which is not changed.
 
     Args:
         model: the graph.
-        module: what it must agree with.
-        batches: what both are run on.
+        module: the reference.
+        batches: the batches for both.
         graph: its name in the report.
-        expected: from the module's output and the targets what the graph must return.
+        expected: computes the expected outputs from the module's output and the targets.
 
     Raises:
-        ExportError: it deviates.
+        ExportError: the graph deviates.
     """
     session = open_session(model)
-    worst = Worst()
+    worst = WorstDeviation()
     reference = prepared(module, "eval")
     feed = {}
     for name, parameter in reference.named_parameters():
         feed[parameter_input(name)] = parameter.detach().numpy()
     feed |= _random_statistics(reference, batches.seed)
-    for x, y in batches.take(len(batches.sizes)):
+    for x, y in batches.draw(len(batches.sizes)):
         worst.sizes.append(len(y))
-        batch = {"x": x.numpy(), "y": y.numpy(), "mask": batches.mask().numpy()}
+        batch = {
+            "x": x.numpy(),
+            "y": y.numpy(),
+            "mask": batches.mask().numpy(),
+        }
         outputs = run_session(session, {**feed, **batch})
         with torch.no_grad():
             for name, value in expected(reference(x), y).items():
@@ -109,11 +115,13 @@ def check_forward(
 
 
 def _random_statistics(module: nn.Module, seed: int) -> dict[str, NDArray[Any]]:
-    """Set statistics that no norm has by accident, and return them as inputs of a graph."""
+    """Set random statistics, and return them as inputs of a graph."""
     generator = torch.Generator().manual_seed(seed)
     feed: dict[str, NDArray[Any]] = {}
     for path, norm in norms(module):
+        # Not zeros and ones, which would hide a statistic that the graph does not use.
         norm.running_mean = torch.randn(norm.running_mean.shape, generator=generator) * 0.1
+        # At least 0.5, because a norm divides by the root of a variance.
         norm.running_var = torch.rand(norm.running_var.shape, generator=generator) + 0.5
         feed[statistic_mean(path)] = norm.running_mean.numpy()
         feed[statistic_variance(path)] = norm.running_var.numpy()

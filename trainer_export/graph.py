@@ -1,4 +1,4 @@
-"""A small writer of ONNX graphs, with equal nodes and constants only once, and no dead nodes."""
+"""A small writer of ONNX graphs without duplicate nodes and constants, and without dead nodes."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fleet_protocol.errors import ExportError
 
-OPSET = 18  # what onnxruntime 1.14 and later, and every converter we know, read
-IR_VERSION = 9  # older runtimes on boards refuse newer files
+OPSET = 18  # supported by onnxruntime 1.14 and later and by common converters
+IR_VERSION = 9  # older runtimes on boards refuse files of newer versions
 
 Attribute: TypeAlias = "int | float | str | Sequence[int] | Sequence[float] | GraphBuilder"
 
+# The types of ports that boards and the runtime's sessions pass.
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
 
 
@@ -35,9 +36,9 @@ class Port:
 class GraphBuilder:
     """Collects nodes and writes one model.
 
-    Values are named by the builder (``v0``, ``v1``, ...). Asking twice for the same operator on the
-    same values gives the same value, so that a lowering may rebuild what it needs (a transposed
-    view, the columns of a convolution) without counting who asked first.
+    Values are named by the builder (``v0``, ``v1``, ...). The same operator on the same values
+    always gives the same value. So a lowering may request what it needs (a transposed view, the
+    columns of a convolution) without knowing whether it already exists.
 
     Example:
         >>> g = GraphBuilder("twice")
@@ -50,12 +51,13 @@ class GraphBuilder:
     def __init__(self, name: str, prefix: str = "") -> None:
         """Begin a graph.
 
-        Inside another one its values have a prefix that no other has (:meth:`inner_prefix`).
+        The values of an inner graph have a unique prefix (:meth:`inner_prefix`).
         """
         self._name = name
         self.prefix = prefix
         self._inner = 0
         self._nodes: list[onnx.NodeProto] = []
+        # Every node by operator, inputs and attributes, so that an equal one is not written twice.
         self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._constants: dict[str, NDArray[np.generic]] = {}
         self._constant_names: dict[bytes, str] = {}
@@ -78,24 +80,29 @@ class GraphBuilder:
         """Declare that the graph output ``port`` is ``value``."""
         self._outputs.append((port, value))
 
-    def constant(self, array: NDArray[np.generic], name: str | None = None) -> str:
+    def constant(
+        self,
+        array: NDArray[np.generic],
+        name: str | None = None,
+    ) -> str:
         """Return the name of a constant.
 
         Args:
             array: its content.
-            name: of its own, as a parameter has; without it equal constants share one.
+            name: a name, such as a parameter's; without it, equal constants share one.
 
         Raises:
-            ExportError: it has double precision.
+            ExportError: the array has double precision.
         """
         if array.dtype == np.float64:
             raise ExportError(
-                "double precision cannot be exported, as boards compute in float32; call .float()"
-                " on what comes in, and leave .double() and torch.float64 out"
+                "double precision cannot be exported, because boards compute in float32; call"
+                " .float() on the inputs, and remove .double() and torch.float64"
             )
         if name is not None:
             self._constants[name] = array
             return name
+        # By type and shape, too: equal bytes may be different arrays.
         key = hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
         if key not in self._constant_names:
             self._constant_names[key] = f"{self.prefix}c{len(self._constant_names)}"
@@ -111,13 +118,18 @@ class GraphBuilder:
         return self.constant(np.array(value, dtype))
 
     def constant_value(self, name: str) -> NDArray[np.generic] | None:
-        """Return the content of a constant, None if the value is not one."""
+        """Return the content of a constant; None if the value is not a constant."""
         return self._constants.get(name)
 
-    def node(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
-        """Append a node of the default domain with one output, or find the equal one.
+    def node(
+        self,
+        op_type: str,
+        *inputs: str,
+        **attributes: Attribute,
+    ) -> str:
+        """Append a node of the default domain with one output, or find an equal node.
 
-        An empty name among the inputs leaves an optional one out.
+        An empty name among the inputs omits an optional input.
 
         Returns:
             The name of the output.
@@ -131,15 +143,18 @@ class GraphBuilder:
         outputs: int,
         attributes: Mapping[str, Attribute],
     ) -> tuple[str, ...]:
-        """Append a node of several outputs; else as :meth:`node`."""
+        """Append a node with several outputs; otherwise like :meth:`node`."""
+        # In the order of names, so that the call's order does not change the file.
         ordered = sorted(attributes.items())
+        # Lists cannot be keys; a GraphBuilder is a key by identity, so bodies of loops are never
+        # shared.
         frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in ordered)
         key = (op_type, inputs, outputs, frozen)
         if key not in self._known:
             names = tuple(f"{self.prefix}v{self._count + i}" for i in range(outputs))
             self._count += outputs
-            # A name of its own: rewrites of the runtime derive theirs from it and refuse two equal
-            # ones.
+            # A unique name, because rewrites of the runtime derive names from it and refuse
+            # duplicates.
             title = f"{op_type}.{names[0]}"
             node = helper.make_node(op_type, list(inputs), list(names), name=title)
             for attribute, value in ordered:
@@ -155,12 +170,12 @@ class GraphBuilder:
         constants: Mapping[str, NDArray[np.generic]],
         shapes: Sequence[onnx.ValueInfoProto],
     ) -> None:
-        """Append nodes of another graph, as they are and in order.
+        """Append nodes of another graph, unchanged and in order.
 
         Args:
-            nodes: whose names must not be of the form ``v<i>`` or ``c<i>``.
-            constants: that they read.
-            shapes: of values between them.
+            nodes: the nodes; their names must not have the form ``v<i>`` or ``c<i>``.
+            constants: constants that they read.
+            shapes: shapes of values between them.
         """
         self._nodes.extend(nodes)
         self._constants.update(constants)
@@ -171,10 +186,10 @@ class GraphBuilder:
         metadata: Mapping[str, str] | None = None,
         domains: Sequence[tuple[str, int]] = (),
     ) -> onnx.ModelProto:
-        """Return the model: live nodes only, outputs under their own names, no external files.
+        """Return the model: only live nodes, outputs with their own names, no external files.
 
         Args:
-            metadata: of the model.
+            metadata: metadata of the model.
             domains: operator sets, with versions, that appended nodes use beyond the default one.
         """
         opsets = [("", OPSET), *domains]
@@ -189,8 +204,9 @@ class GraphBuilder:
         return model
 
     def graph(self) -> onnx.GraphProto:
-        """Return the graph: what :meth:`model` wraps, and what a loop has inside."""
+        """Return the graph, which :meth:`model` wraps and a loop contains."""
         renamed, copies = self._name_outputs()
+        # Nodes that no output depends on, such as an unused gradient, are dropped.
         live = live_nodes(self._nodes, {value for _, value in self._outputs})
         nodes = [_renamed(node, renamed) for node in live] + copies
         used: set[str] = set()
@@ -198,6 +214,7 @@ class GraphBuilder:
         for node in nodes:
             used |= values_read(node)
             computed.update(node.output)
+        # Shapes of outputs are in their own declarations.
         computed -= {port.name for port, _ in self._outputs}
         initializers = []
         for name, array in self._constants.items():
@@ -217,16 +234,17 @@ class GraphBuilder:
         )
 
     def _name_outputs(self) -> tuple[dict[str, str], list[onnx.NodeProto]]:
-        """Give produced values the names of the outputs.
+        """Rename produced values to the names of the outputs.
 
-        An input or constant passed through, a value that is two outputs, or one that a graph inside
-        reads, needs a copy.
+        A copy is needed for an input or constant that is an output, for a value of two outputs, and
+        for a value that an inner graph reads.
         """
         renamed: dict[str, str] = {}
         copies: list[onnx.NodeProto] = []
-        # A value that is read inside a node, where this graph renames nothing.
+        # A value that an inner graph reads, in which nothing is renamed.
         captured: set[str] = set()
         for node in self._nodes:
+            # The inner graphs of a node read the values that are not among its inputs.
             captured |= values_read(node).difference(node.input)
         fixed = self._inputs.keys() | self._constants.keys() | captured
         for port, value in self._outputs:
@@ -242,10 +260,11 @@ def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.N
     """Return the nodes that some values depend on, in order.
 
     Args:
-        nodes: in the order in which they run.
-        wanted: names of the values; those of all values that the nodes read are added.
+        nodes: the nodes in the order in which they run.
+        wanted: names of the values; the names of all values that the nodes read are added.
     """
     live: list[onnx.NodeProto] = []
+    # From the end, because a node is live if a live node after it reads a value.
     for node in reversed(nodes):
         if any(name in wanted for name in node.output):
             live.append(node)
@@ -254,16 +273,17 @@ def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.N
 
 
 def values_read(node: onnx.NodeProto) -> set[str]:
-    """Return the values that a node reads, those that a graph inside it reads among them."""
+    """Return the values that a node reads, including those of its inner graphs."""
     names = set(node.input)
     for attribute in node.attribute:
+        # Bodies of loops and branches see the values of the graphs around them.
         if attribute.type == onnx.AttributeProto.GRAPH:
             names |= _read_from_around(attribute.g)
     return names
 
 
 def _read_from_around(graph: onnx.GraphProto) -> set[str]:
-    """Return the values that a graph reads and does not have itself."""
+    """Return the outer values that a graph reads."""
     read: set[str] = set()
     own = {value.name for value in graph.input}
     own.update(tensor.name for tensor in graph.initializer)

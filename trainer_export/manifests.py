@@ -1,4 +1,4 @@
-"""Makes the manifest of a sub-model's files: what a device must know of them."""
+"""Builds the manifest of a sub-model's files."""
 
 import contextlib
 import importlib.metadata
@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from fleet_protocol.errors import ExportError, RefusedError
+from fleet_protocol.graph_parts import stays_on_board
 from fleet_protocol.graphs.check import check_graph
 from fleet_protocol.manifest import (
     CheckSpec,
@@ -25,6 +26,7 @@ from fleet_protocol.manifest import (
     next_name,
 )
 from models.layout import Layout
+from models.shares import frozen_parameters
 from models.tier import Tier
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint
@@ -34,7 +36,7 @@ from trainer_export.model_inputs import Signature
 from trainer_export.sized_graph import VIEWS
 
 _STEP_GRAPHS = ("onnx/train", "ort-training/step")
-# What devices of other runtimes take, and what servers and users run.
+# Files for devices with other runtimes, and files that servers and users run.
 _NOT_FOR_BOARDS = (
     "onnx/infer",
     *(f"ort-training/{name}_model" for name in ("training", "eval", "optimizer")),
@@ -54,9 +56,9 @@ _ENTRYWISE = frozenset({"Add", "Mul", "Sub"})
 def in_place(model: onnx.ModelProto, prefix: str) -> bool:
     """Return whether inputs of a step graph may share memory with their next values.
 
-    They are those with a prefix, ``param.`` or ``state.``; the next one is ``next.<name>``. True if
-    there are none. Sharing is safe where everything that reads the old value comes before what
-    writes the new one by the flow of data, so that no order of execution can turn them round.
+    These are the inputs with a prefix, ``param.`` or ``state.``; the next value is ``next.<name>``.
+    True if there are none. Sharing is safe if, by the data flow, every reader of the old value
+    precedes the writer of the new one in any order of execution.
     """
     flow = _Flow.read(model.graph)
     names = []
@@ -71,9 +73,9 @@ class _Flow:
     """The flow of data through a graph, its nodes by number.
 
     Attributes:
-        readers: of each value.
-        producers: the node that makes each value.
-        ancestors: for each node those that must run before it, each a bit of a number.
+        readers: readers of each value.
+        producers: the node that produces each value.
+        ancestors: for each node, the nodes that must run before it, as bits of a number.
     """
 
     nodes: Sequence[onnx.NodeProto]
@@ -92,7 +94,10 @@ class _Flow:
             for name in values_read(node):
                 readers.setdefault(name, []).append(index)
                 producer = producers.get(name)
+                # Inputs of the graph and constants have no producer.
                 if producer is not None:
+                    # ONNX lists nodes after those whose results they read.
+                    # Bits of one number: sets would hold half of the square of all nodes.
                     before |= ancestors[producer] | 1 << producer
             ancestors.append(before)
             producers.update(dict.fromkeys(node.output, index))
@@ -104,7 +109,7 @@ class _Flow:
         if writer is None:
             return True  # frozen: there is no next value
         same_memory = [old]
-        for name in same_memory:  # which grows by the views of what is in it
+        for name in same_memory:  # grows by the views of its values
             for index in self.readers.get(name, ()):
                 node = self.nodes[index]
                 if node.op_type in VIEWS:
@@ -117,12 +122,13 @@ class _Flow:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a sub-model from running it.
+class SubModelFacts:
+    """Facts about a sub-model from running it.
 
     Attributes:
-        noise: shapes of what its layers draw for a sample in training, by path of the layer.
-        skipped: formats that it cannot have, with the reason.
+        noise: shapes of the random numbers of its layers for a sample in training, by path of the
+            layer.
+        skipped: unavailable formats, with the reason.
     """
 
     signature: Signature
@@ -132,20 +138,29 @@ class Facts:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
 
-def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:
+def manifest_of(
+    export: Export,
+    tier: Tier,
+    files: Sequence[SetFile],
+    facts: SubModelFacts,
+) -> Manifest:
     """Return the manifest of a sub-model's files."""
     layout = export.layout
     recipe = export.recipe
     output = facts.signature.output
     parameters = _parameter_specs(layout, tier)
-    shapes = {spec.name: spec.shape for spec in parameters}
+    not_trained = frozen_parameters(layout, tier)
+    shapes = {}
+    for spec in parameters:
+        if spec.name not in not_trained:
+            shapes[spec.name] = spec.shape
     steps = []
     for file in files:
         if file.key in _STEP_GRAPHS:
             steps.append(onnx.load_model_from_string(file.data))
-    frozen = []
+    base = []
     for name, shape in layout.base_of(tier).items():
-        frozen.append(TensorSpec(name=name, dtype="float32", shape=shape))
+        base.append(TensorSpec(name=name, dtype="float32", shape=shape))
     noise = []
     for path, shape in facts.noise.items():
         noise.append(NoiseSpec(name=path, shape=shape))
@@ -162,12 +177,14 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
         recipe=recipe.spec(output, facts.signature.outputs(1)),
         parameters=parameters,
         states=recipe.state_specs(shapes),
+        # A tier has one manifest for both runtimes, so each of its step graphs must allow it.
         states_in_place=all(in_place(step, "state.") for step in steps),
         parameters_in_place=all(in_place(step, "param.") for step in steps),
         statistics=_statistic_specs(layout, tier),
         graphs={file.key: graph_spec(file) for file in files if file.is_graph},
         files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},
-        base=tuple(frozen),
+        frozen=not_trained,
+        base=tuple(base),
         noise=tuple(noise),
         flops_per_sample=facts.footprint.flops_per_sample,
         flops_per_step_sample=facts.footprint.flops_per_step_sample,
@@ -203,20 +220,25 @@ def _parameter_specs(layout: Layout, tier: Tier) -> tuple[ParameterSpec, ...]:
             offset=offset,
         )
         specs.append(spec)
+        # Tensors lie one after another without gaps, as in a file of safetensors.
         offset += spec.nbytes
     return tuple(specs)
 
 
 def content_of(file: SetFile) -> dict[str, Any]:
-    """Return where a file lies, and the name and size of its content."""
-    return {"path": file.path, "digest": digest_of(file.data), "size": len(file.data)}
+    """Return the path of a file, and the digest and size of its content."""
+    return {
+        "path": file.path,
+        "digest": digest_of(file.data),
+        "size": len(file.data),
+    }
 
 
 def graph_spec(file: SetFile) -> GraphSpec:
-    """Return a graph as a manifest states it, with what a board checks before it runs it.
+    """Return a graph in the form of a manifest, after a board's checks of it.
 
     Raises:
-        ExportError: it is one for boards, and they would not run it.
+        ExportError: boards need the graph, but would refuse to run it.
     """
     spec = GraphSpec(
         **content_of(file),
@@ -225,9 +247,12 @@ def graph_spec(file: SetFile) -> GraphSpec:
     )
     if file.key not in _NOT_FOR_BOARDS:
         try:
-            check_graph(file.data, [spec])
+            check_graph(file.data, [spec], leaves_board=not stays_on_board(file.key))
         except RefusedError as error:
-            raise ExportError(f"boards would refuse the graph {file.key}: {error}") from error
+            raise ExportError(
+                f"boards would refuse to run the graph {file.key}: {error}"
+            ) from error
+        # The check has found this for each output.
         spec = spec.model_copy(update={"mixed": tuple(port.name for port in spec.outputs)})
     return spec
 
@@ -240,9 +265,10 @@ def _tensor_specs(ports: Sequence[Port]) -> tuple[TensorSpec, ...]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that had a part in an export."""
+    """Return the versions of the packages that affect an export."""
     installed = {"python": sys.version.split()[0]}
     for name in _VERSIONED:
+        # Runtimes of other formats are optional.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
     return installed

@@ -1,7 +1,7 @@
-"""What a metric is to the exporter: sums over a batch, in the eval graph, and a rule for them.
+"""The exporter's interface of a metric: sums over a batch in the eval graph, and their rule.
 
-Each lies in a module of its own in `trainer_export.metrics` and is found there by its row in the
-module's table ``METRICS``. Metrics that need the same sums share them.
+Each metric is a module in `trainer_export.metrics` with a row in the module's table ``METRICS``.
+Metrics that need the same sums share them.
 """
 
 from abc import ABC, abstractmethod
@@ -22,10 +22,10 @@ from trainer_export.numbers import make_record
 
 @dataclass(frozen=True)
 class Metric(ABC):
-    """A metric with its numbers, fields of the dataclass that derives from this.
+    """A metric with its parameters, which are the fields of the derived dataclass.
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: a parameter is out of range.
     """
 
     name: ClassVar[str]
@@ -36,22 +36,33 @@ class Metric(ABC):
 
     @abstractmethod
     def check(self, loss: Loss) -> None:
-        """Check that it goes with a loss.
+        """Check that the metric is compatible with a loss.
 
         Raises:
-            ConfigError: it does not; the message says with which it does.
+            ConfigError: it is not; the message names compatible losses.
         """
 
-    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+    def counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
         """Return its own sums over a batch, float32; pure and traceable.
 
-        They are empty if the loss has all that it needs.
+        They are empty if the sums of the loss suffice.
         """
         del loss, output, answer
         return {}
 
-    def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """Return the same by PyTorch's own means, which the exported graph is compared with."""
+    def pytorch_counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
+        """Return the same sums from PyTorch's own functions, as the graph's reference."""
+        # A metric that is only sums of PyTorch's operators is its own reference.
         return self.counts(loss, output, answer)
 
     @property
@@ -60,7 +71,7 @@ class Metric(ABC):
         return self.name
 
     def spec(self) -> MetricSpec:
-        """Return this metric as the manifest states it."""
+        """Return this metric in the form of the manifest."""
         return MetricSpec(name=self.label, rule=self.rule, sums=self.sums)
 
 
@@ -72,11 +83,13 @@ def counts(
     *,
     by_pytorch: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the sums of some metrics over a batch, without those of the loss.
+    """Return the sums of some metrics over a batch, and those of the loss's figures.
 
-    By PyTorch's own means they are a witness.
+    With PyTorch's own functions they are the reference.
     """
-    sums: dict[str, Tensor] = {}
+    further = loss.pytorch_further_sums if by_pytorch else loss.further_sums
+    # Figures of the loss first: the order of sums is that of the graph's outputs.
+    sums = further(output, answer)
     for metric in metrics:
         count = metric.pytorch_counts if by_pytorch else metric.counts
         sums |= count(loss, output, answer)
@@ -91,6 +104,7 @@ def count_shapes(
     """Return names and shapes of those sums."""
     target = loss.target(signature.output)
     kind = torch.int64 if target.dtype == "int64" else torch.float32
+    # Any labels do, since shapes of sums do not depend on them.
     answer = Answer(torch.zeros((1, *target.shape), dtype=kind), torch.ones(signature.classes))
     sums = counts(metrics, loss, signature.outputs(1), answer)
     shapes = {}
@@ -104,10 +118,10 @@ def metric_named(
     settings: Mapping[str, object] | None = None,
     own: Mapping[str, type[Any]] = MappingProxyType({}),
 ) -> Metric:
-    """Return a metric of `trainer_export.metrics` or of the user's, with its numbers.
+    """Return a metric of `trainer_export.metrics` or of the user, with its parameters.
 
     Raises:
-        ConfigError: there is no such metric or number, or a number is out of its range.
+        ConfigError: there is no such metric or parameter, or a parameter is out of range.
     """
     classes: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
     return make_record("metric", classes, name, settings, own)

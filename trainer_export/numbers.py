@@ -1,4 +1,4 @@
-"""Records of a recipe by name, and their numbers with the range they must lie in."""
+"""Records of a recipe by name, and the ranges of their parameters."""
 
 import dataclasses
 import math
@@ -18,11 +18,11 @@ _KEY = "range"
 
 @dataclass(frozen=True)
 class Range:
-    """Where a number must lie."""
+    """The valid range of a number."""
 
-    low: float = 0.0  # the smallest allowed
-    below: float = math.inf  # what it must be less than; infinity for any finite number
-    positive: bool = False  # whether it must be above 0
+    low: float = 0.0  # smallest allowed value
+    below: float = math.inf  # exclusive upper bound; infinity for any finite number
+    positive: bool = False  # whether 0 is excluded
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value < self.below and (value > 0 or not self.positive)
@@ -32,15 +32,15 @@ class Range:
 
 
 def number(default: float | None, allowed: Range) -> Any:
-    """Return a field of a frozen dataclass that holds a number."""
+    """Return a field of a frozen dataclass for a number."""
     return dataclasses.field(default=default, metadata={_KEY: allowed})
 
 
 def check_numbers(record: Any) -> None:
-    """Check that each :func:`number` of a dataclass is in its range or None.
+    """Check that each :func:`number` of a dataclass is None or in its range.
 
     Raises:
-        ConfigError: one is not; the message names it.
+        ConfigError: a number is out of range; the message names it.
     """
     for field in dataclasses.fields(record):
         allowed = field.metadata.get(_KEY)
@@ -60,18 +60,18 @@ def make_record(
     settings: Mapping[str, Any] | None,
     own: Mapping[str, type[Any]] = MappingProxyType({}),
 ) -> RecordT:
-    """Make a record of a recipe.
+    """Create a record of a recipe.
 
     Args:
-        kind: for messages, and to choose among `own`.
+        kind: kind of record, for messages and for the choice among `own`.
         known: classes that come with Shoal, by name.
-        name: of the record.
-        settings: its numbers that differ from the defaults.
-        own: further classes, of the user's file, of this kind and others.
+        name: name of the record.
+        settings: its parameters that differ from the defaults.
+        own: further classes from the user's file, of this kind and others.
 
     Raises:
-        ConfigError: there is no such record or number, a number is out of its range, or two records
-            share a name.
+        ConfigError: there is no such record or parameter, a parameter is out of range, or two
+            records share a name.
     """
     record = _class_of(kind, known, name, own)
     defaults = {}
@@ -80,9 +80,11 @@ def make_record(
     chosen = freeze(dict(settings or {}))
     for key in chosen:
         if key not in defaults:
-            has = f"it has {', '.join(defaults)}" if defaults else "it has no settings"
+            has = (
+                f"its parameters are {', '.join(defaults)}" if defaults else "it has no parameters"
+            )
             raise ConfigError(
-                f"the {kind} {name} has no {key!r}{did_you_mean(key, defaults)}; {has}"
+                f"the {kind} {name} has no parameter {key!r}{did_you_mean(key, defaults)}; {has}"
             )
         if not _alike(chosen[key], defaults[key]):
             raise ConfigError(
@@ -104,28 +106,27 @@ def _class_of(
         if record.kind == kind:
             added[key] = record
     if name in known and name in added:
-        raise ConfigError(
-            f"your {kind} {name} has the name of one that comes with Shoal; rename its function"
-        )
+        raise ConfigError(f"your {kind} {name} has the name of a built-in one; rename its function")
     classes = {**known, **added}
     if name not in classes:
         raise ConfigError(
-            f"no {kind} {name!r}{did_you_mean(name, classes)}; there are {', '.join(classes)}"
+            f"unknown {kind} {name!r}{did_you_mean(name, classes)}; choose from"
+            f" {', '.join(classes)}"
         )
     return classes[name]
 
 
 def _expected(default: Any) -> str:
-    """Return in words what a setting must be, by its default."""
+    """Return a description of the valid values of a setting, from its default."""
     if isinstance(default, bool):
         return "true or false"
     return "a list of numbers" if isinstance(default, tuple) else "a number"
 
 
 def _alike(value: Any, default: Any) -> bool:
-    """Return whether a setting is of the kind of its default.
+    """Return whether a setting has the kind of its default.
 
-    Kinds are yes or no, a list of numbers, and a number.
+    The kinds are bool, a list of numbers, and a number.
     """
     if isinstance(default, tuple):
         if not isinstance(value, tuple):

@@ -1,9 +1,9 @@
-"""Torch operators that stand for a whole layer in a traced program, for a lowering to find it.
+"""Torch operators that represent a whole layer in a traced program, so that a lowering finds it.
 
-Static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021) written out in PyTorch leaves some
-thirty element-wise nodes in a traced step, its gradient most of them. As one operator with a
-gradient in closed form it lowers to seven passes over the activations in each direction. Only the
-exported graphs use it; they are compared with the module as it was written.
+Static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021) written in PyTorch gives about thirty
+element-wise nodes in a traced step, most of them in its gradient. As one operator with a gradient
+in closed form, it lowers to seven passes over the activations in each direction. Only the exported
+graphs use it; they are compared with the original module.
 """
 
 import functools
@@ -21,14 +21,23 @@ def _dims(x: Tensor) -> list[int]:
 
 
 def _column(vector: Tensor, x: Tensor) -> Tensor:
-    return vector.view(1, -1, *([1] * (x.dim() - 2)))
+    return vector.view(
+        1,
+        -1,
+        *([1] * (x.dim() - 2)),
+    )
 
 
 @torch.library.custom_op("shoal::static_batch_norm", mutates_args=())
-def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def static_batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> Tensor:
     """Normalise each channel with the statistics of the batch.
 
-    Float32 [batch, channels, ...] and the same again; scale and shift are float32 [channels], and
+    Input and output are float32 [batch, channels, ...]; scale and shift are float32 [channels], and
     `eps` is added to the biased variance.
     """
     centred = x - x.mean(_dims(x), keepdim=True)
@@ -62,7 +71,12 @@ def static_batch_norm_backward(
     return grad_x, grad_weight.flatten(), grad.sum(dims)
 
 
-def _fake_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def _fake_forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> Tensor:
     del weight, bias, eps
     return torch.empty_like(x)
 
@@ -80,6 +94,7 @@ def _fake_backward(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
     x, weight, _, ctx.eps = inputs
+    # The gradient does not depend on the shift.
     ctx.save_for_backward(x, weight)
 
 
@@ -95,14 +110,16 @@ static_batch_norm.register_autograd(_gradient, setup_context=_save)
 
 @torch.library.custom_op("shoal::take", mutates_args=())
 def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
-    """Return elements along a dimension by their places, which are known before anything runs.
+    """Return elements along a dimension by constant places.
 
-    The dimension counts from 0; a place of -1 gives zeros.
+    The dimension is counted from 0; the place -1 gives zeros.
     """
+    # Constants of the graph, since the places are known when it is traced.
     places = torch.tensor(index, device=x.device)
     shape = []
     for axis in range(x.dim()):
         shape.append(-1 if axis == dim else 1)
+    # A look-up of -1 reads place 0, and its row is set to zero afterwards.
     rows = x.index_select(dim, places.clamp(min=0))
     present = (places >= 0).to(x.dtype)
     return rows * present.view(shape)
@@ -110,7 +127,13 @@ def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
 
 @take.register_fake
 def _fake_take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
-    return x.new_empty([*x.shape[:dim], len(index), *x.shape[dim + 1 :]])
+    return x.new_empty(
+        [
+            *x.shape[:dim],
+            len(index),
+            *x.shape[dim + 1 :],
+        ]
+    )
 
 
 def _save_take(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -122,12 +145,14 @@ def _save_take(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradient_of_take(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     """Return the first use of each element, plus the second, and so on.
 
-    Each of these is a look-up in the gradient again.
+    Each of these is again a look-up in the gradient.
     """
+    # Look-ups, whose sum has a fixed order; a scatter adds in an order of its runtime.
     uses: list[list[int]] = [[] for _ in range(ctx.size)]
     for place, source in enumerate(ctx.index):
         if source >= 0:
             uses[source].append(place)
+    # At least one look-up, which gives zeros if no element was used.
     most = max(1, *map(len, uses))
     slopes = []
     for i in range(most):
@@ -149,7 +174,7 @@ def _group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Group normalisation in simpler operators.
 
-    PyTorch's own decomposition leaves the set that exporters know.
+    PyTorch's own decomposition uses operators outside the core set.
     """
     batch, _, _, groups, eps = sizes
     grouped = x.reshape(batch, groups, -1)
@@ -159,6 +184,8 @@ def _group_norm(
     inverse = torch.rsqrt(variance + eps)
     normal = (centred * inverse).reshape(x.shape)
     if weight is not None:
+        # The mean and its inverse deviation are results, too, because the gradient operator takes
+        # them.
         normal = normal * _column(weight, x)
     if bias is not None:
         normal = normal + _column(bias, x)
@@ -178,14 +205,21 @@ def _eye(
     dtype: torch.dtype | None = None,
     **_: Any,
 ) -> Tensor:
-    """Return an identity matrix; PyTorch's own decomposition has bytes, which graphs lack."""
+    """Return an identity matrix; PyTorch's decomposition uses bytes, which graphs lack."""
     row = torch.arange(rows).unsqueeze(1)
     column = torch.arange(rows if columns is None else columns)
     places = row == column
     return places.to(dtype or torch.get_default_dtype())
 
 
-def _triangle(rows: int, columns: int, offset: int = 0, *, upper: bool, **_: Any) -> Tensor:
+def _triangle(
+    rows: int,
+    columns: int,
+    offset: int = 0,
+    *,
+    upper: bool,
+    **_: Any,
+) -> Tensor:
     """Return places on and below a diagonal, or on and above it, int64 [2, places]."""
     places = []
     for i in range(rows):
@@ -196,10 +230,14 @@ def _triangle(rows: int, columns: int, offset: int = 0, *, upper: bool, **_: Any
 
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
-    # The quotient says the angle up to half a turn, and nothing where x is 0.
+    # The quotient gives the angle up to half a turn, and is undefined if x is 0.
     divisor = torch.where(x == 0, 1, x)
     angle = torch.atan(y / divisor)
-    behind = angle + torch.where(y < 0, -math.pi, math.pi)
+    behind = angle + torch.where(
+        y < 0,
+        -math.pi,
+        math.pi,
+    )
     is_upright = x == 0
     upright = torch.sign(y) * (math.pi / 2)
     slanted = torch.where(x < 0, behind, angle)
@@ -218,8 +256,10 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.aten.log10.default: lambda x: torch.log(x) * (1 / math.log(10)),
         torch.ops.aten.exp2.default: lambda x: torch.exp(x * math.log(2)),
         torch.ops.aten.isinf.default: lambda x: torch.abs(x) == math.inf,
+        # A comparison with NaN is false, so a NaN of x gives y.
         torch.ops.aten.fmax.default: lambda x, y: torch.where((x >= y) | y.isnan(), x, y),
         torch.ops.aten.fmin.default: lambda x, y: torch.where((x <= y) | y.isnan(), x, y),
+        # -0.0 counts as positive.
         torch.ops.aten.copysign.Tensor: lambda x, y: torch.where(y < 0, -x.abs(), x.abs()),
         torch.ops.aten.tril_indices.default: functools.partial(_triangle, upper=False),
         torch.ops.aten.triu_indices.default: functools.partial(_triangle, upper=True),
@@ -228,4 +268,4 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.aten.remainder.Tensor: _remainder,
     }
 )
-"""Operators to take apart while tracing, beyond those PyTorch takes apart into its core set."""
+"""Operators to decompose during tracing, in addition to PyTorch's core decompositions."""

@@ -1,8 +1,8 @@
-"""What an optimizer is to the exporter: numbers, states for each parameter, and a rule.
+"""The exporter's interface of an optimizer: parameters, states for each tensor, and a rule.
 
-Each lies in a module of its own in `trainer_export.optimizers` and is found there by its row in the
-module's table ``OPTIMIZERS``. A step moves every parameter by ``- lr * direction``; the rule gives
-the direction.
+Each optimizer is a module in `trainer_export.optimizers` with a row in the module's table
+``OPTIMIZERS``. A step changes every parameter by ``- lr * direction``; the rule gives the
+direction.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from fleet_protocol.recipe_spec import OptimizerSpec
 from trainer_export.numbers import check_numbers, make_record
 
 STEP = "step"
-"""Name of the counter of steps, one number for the whole model."""
+"""Name of the step counter, one number for the whole model."""
 UNDERWAY = 20
-"""Steps that a training compared with PyTorch has behind it, where a state has a value for that."""
+"""Earlier steps that the comparison with PyTorch assumes, if a state has a value for that."""
 
 
 @dataclass(frozen=True)
@@ -30,42 +30,43 @@ class State:
     """A tensor that an optimizer keeps for every parameter, in the parameter's shape.
 
     Attributes:
-        name: as PyTorch's optimizer has it in its state.
-        initial: every entry when a task begins.
-        underway: every entry after `UNDERWAY` steps of a training that is compared with PyTorch;
-            None for initial. A rule that divides by the state would otherwise blow the rounding of
-            a gradient of zero up to a whole step.
+        name: its name in the state of PyTorch's optimizer.
+        initial: value of every entry when a task begins.
+        underway: value of every entry after `UNDERWAY` steps, for the comparison with PyTorch; None
+            for initial. Otherwise a rule that divides by the state would enlarge the rounding error
+            of a zero gradient to a whole step.
     """
 
     name: str
     initial: float = 0.0
+    # Only for states by which a rule divides.
     underway: float | None = None
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What a rule reads of one tensor of the model.
+    """The inputs of a rule for one tensor of the model.
 
     Attributes:
-        parameter: before the step, float32, any shape.
-        gradient: of the loss after clipping, of the same shape.
-        states: by name, of the same shape.
-        step: number of this step, 1 at the first, float32 []; None for an optimizer that counts
-            none.
+        parameter: value before the step, float32, any shape.
+        gradient: gradient of the loss after clipping, of the same shape.
+        states: states by name, of the same shape.
+        step: number of this step, from 1, float32 []; None for an optimizer without a step counter.
     """
 
     parameter: Tensor
     gradient: Tensor
     states: Mapping[str, Tensor]
+    # A tensor and not a number, because a graph counts its own steps.
     step: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An update rule with its numbers, fields of the dataclass that derives from it.
+    """An update rule with its parameters, which are the fields of the derived dataclass.
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: a parameter is out of range.
     """
 
     name: ClassVar[str]
@@ -76,19 +77,23 @@ class Optimizer(ABC):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Tensors that it keeps for every parameter."""
+        """Return the states that it keeps for every parameter."""
         return ()
 
     @abstractmethod
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what is subtracted from a parameter, times the learning rate, and the new states.
+        """Return the direction of the step, without the learning rate, and the new states.
 
         Pure and traceable.
         """
 
     @abstractmethod
-    def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Return PyTorch's own optimizer of the same numbers.
+    def pytorch(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+    ) -> torch.optim.Optimizer:
+        """Return PyTorch's own optimizer with the same parameters.
 
         Every exported graph is compared with it.
         """
@@ -96,10 +101,12 @@ class Optimizer(ABC):
     def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
         """Return the states of a model, in the order in which graphs take them.
 
-        An optimizer with one state per parameter and nothing else names it after the parameter.
+        If an optimizer has only one state per parameter, the state has the parameter's name.
         """
+        # A single state needs no name besides that of its parameter.
         alone = len(self.states) == 1 and not self.counts_steps
         specs = []
+        # State by state, not parameter by parameter: boards keep the tensors in this order.
         for state in self.states:
             for name, shape in shapes.items():
                 title = name if alone else f"{state.name}.{name}"
@@ -109,17 +116,17 @@ class Optimizer(ABC):
         return tuple(specs)
 
     def spec(self) -> OptimizerSpec:
-        """Return this optimizer as the manifest states it."""
+        """Return this optimizer in the form of the manifest."""
         return OptimizerSpec(name=self.name, settings=dataclasses.asdict(self))
 
 
 def optimizer_named(name: str, settings: Mapping[str, Any] | None = None) -> Optimizer:
     """Return an optimizer of `trainer_export.optimizers` by its name.
 
-    A number that is not set has its default.
+    Parameters that are not set have their defaults.
 
     Raises:
-        ConfigError: there is no such optimizer or number, or a number is out of its range.
+        ConfigError: there is no such optimizer or parameter, or a parameter is out of range.
     """
     classes: Mapping[str, type[Optimizer]] = discover("trainer_export.optimizers", "OPTIMIZERS")
     return make_record("optimizer", classes, name, settings)

@@ -1,8 +1,8 @@
-"""Describes for each tier how weights of a run load into the user's class, and tests that.
+"""Describes and tests how a tier's weights load into the user's class.
 
-The exporter loads random weights and statistics into a fresh model of the class, which must then
-compute the same as the exported model. If it does not, or has no place for a tensor, the
-description records the problem, and `shoal export-weights` refuses to write a file that would load
+The exporter loads random weights and statistics into a new instance of the class, which must then
+give the outputs of the exported model. If it does not, or has no place for a tensor, the
+description records the problem. `shoal export-weights` then refuses to write a file that would load
 but give wrong results.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ShoalError
@@ -25,16 +26,21 @@ from fleet_protocol.manifest import statistic_mean, statistic_variance
 from fleet_protocol.python_files import MODULE_PREFIX
 from models.architecture import Architecture, build
 from models.conversion_switch import unconverted
+from models.cut import CLASSES, Cut
 from models.layout import thaw
 from models.own_class import Builder, OwnClass, is_dotted, is_identifier
+from models.package_form import PackageBuild
 from models.slicing import Tensors
 from models.tier import Tier
 from models.user_lines import first_line
 from models.zoo.conversion import origin_of
 from models.zoo.origin import Origin, OriginalModule
 from models.zoo.randomized_model import random_samples
+from models.zoo.single_output import take_single_output
 from trainer_export.exported import Export
 from trainer_export.model_inputs import heads_of, norms, prepared
+from trainer_export.package_form import package_form
+from trainer_export.packages.builder import PackageBuilder
 
 # Relative to the largest output: order of operations, amplified by a norm of few numbers.
 _TOLERANCE = 1e-3
@@ -52,46 +58,62 @@ def own_class(export: Export, tier: Tier, module: nn.Module) -> bytes:
         lambda _path, _layer: False,
         converted=False,
     )
-    own = described.own_class.model_copy(update={"builder": builder})
+    form = package_form(module, (entry.name for entry in described.own_class.entries))
+    package = _package_build(export.arch, tier, settings)
+    changes = {"builder": builder, "form": form, "package": package}
+    own = described.own_class.model_copy(update=changes)
+    # An unconverted model is the user's class itself, so there is nothing to compare.
     if origin is not None and not own.problem:
         own = own.model_copy(update={"problem": _difference(export, tier, module, described)})
     return own.to_bytes(described.constant_arrays())
 
 
-def _difference(export: Export, tier: Tier, module: nn.Module, described: Origin) -> str:
-    """Return what is wrong with a fresh model of the class with the exported weights.
+def _difference(
+    export: Export,
+    tier: Tier,
+    module: nn.Module,
+    described: Origin,
+) -> str:
+    """Return the problem of a new instance of the class with the exported weights.
 
-    Empty if nothing is.
+    Empty if there is none.
     """
     model = prepared(module, "eval")
     tensors = _drawn(model, described.own_class, export.seed)
     x = random_samples(module, export.arch.row(export.layout.settings))
+    # The user's own function: Shoal's wrapper around it converts.
     arch = replace(export.arch, build=inspect.unwrap(export.arch.build))
     try:
+        # The random numbers of the user's program stay as they are.
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _plain_kernels():
             expected = heads_of(model(x))
             # Another seed, because the state must replace the values that the model draws.
             torch.manual_seed(export.seed + 1)
-            fresh: nn.Module = build(arch, tier, settings=export.settings(tier), convert=False)
+            fresh: nn.Module = build(
+                arch,
+                tier,
+                settings=export.settings(tier),
+                convert=False,
+            )
             values = described.own_class.values(tensors, described.constant_arrays(), 0)
             state = {}
             for name, value in values.items():
                 state[name] = torch.from_numpy(np.array(value))
+            # Strict: a name too many or too few is the problem that this test looks for.
             fresh.load_state_dict(state)
+            if [*expected] == ["logits"]:
+                take_single_output(fresh)
             outputs = heads_of(fresh.eval()(x))
     except ShoalError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001
-        return (
-            "the weights cannot be loaded into the class before the conversion:"
-            f" {first_line(error)}"
-        )
+        return f"the weights do not load into the class before its conversion: {first_line(error)}"
     if all(_alike(outputs.get(name), value) for name, value in expected.items()):
         return ""
     return (
-        "the class before the conversion gives other outputs with the same weights and statistics:"
-        " values outside its state, such as buffers with persistent=False, change each time it is"
-        " built"
+        "the class before its conversion gives different outputs with the same weights and"
+        " statistics: values outside its state, such as buffers with persistent=False, change"
+        " each time it is built, or adapters have a scaling by the rank of the tier"
     )
 
 
@@ -106,6 +128,7 @@ def _drawn(model: nn.Module, own: OwnClass, seed: int) -> Tensors:
     for name, value in model.named_parameters():
         tensors[name] = value.detach()
     for path, norm in norms(model):
+        # Not 0 and 1, with which an exchanged mean and variance would go unnoticed.
         norm.running_mean = torch.randn(norm.running_mean.shape, generator=generator) * 0.1
         norm.running_var = torch.rand(norm.running_var.shape, generator=generator) + 0.5
         tensors[statistic_mean(path)] = norm.running_mean
@@ -123,6 +146,7 @@ def _alike(value: Tensor | None, expected: Tensor) -> bool:
     if value is None or value.shape != expected.shape:
         return False
     size = float(expected.abs().max()) if expected.numel() else 0.0
+    # Absolute, because entries near 0 have no relative precision.
     return torch.allclose(value, expected, rtol=0, atol=_TOLERANCE * size, equal_nan=True)
 
 
@@ -139,6 +163,30 @@ def _plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(value=fast)
 
 
+def _package_build(
+    arch: Architecture, tier: Tier, settings: Mapping[str, Any]
+) -> PackageBuild | None:
+    """Return how a package's model is built by its SPEC; None for other models.
+
+    Also None if arguments are not valid JSON, because a line of Python could not repeat them.
+    """
+    builder = inspect.unwrap(arch.build)
+    if not isinstance(builder, PackageBuilder):
+        return None
+    sizes = builder.sizes(Cut(tier.width, tier.depth), settings.get(CLASSES, 0))
+    changed: dict[str, int] = {}
+    for place, size in sizes.items():
+        # A line of Python names only what the tier changes.
+        if size != builder.model.sizes.get(place):
+            changed[place] = size
+    try:
+        return PackageBuild(
+            spec=builder.model.spec, arguments=thaw(builder.model.changes), sizes=changed
+        )
+    except ValidationError:
+        return None
+
+
 def _builder_of(
     arch: Architecture,
     tier: Tier,
@@ -146,7 +194,7 @@ def _builder_of(
     *,
     converts: bool,
 ) -> Builder | None:
-    """Return where Python finds the architecture.
+    """Return the importable location of the architecture.
 
     None if no line of Python can import it by a name. A converted model may have been converted by
     its builder.
@@ -161,6 +209,7 @@ def _builder_of(
     if name is None or not (is_dotted(imported) and is_identifier(name)):  # such as my-models.py
         return None
     changed = {}
+    # Only what differs from the defaults, as a user would write it.
     for key, value in settings.items():
         if value != arch.defaults[key]:
             changed[key] = thaw(value)
@@ -187,7 +236,11 @@ def _user_file(module: ModuleType) -> str | None:
     return str(Path(module.__file__).resolve()) if is_own_file and module.__file__ else None
 
 
-def _converts(arch: Architecture, tier: Tier, settings: Mapping[str, Any]) -> bool:
+def _converts(
+    arch: Architecture,
+    tier: Tier,
+    settings: Mapping[str, Any],
+) -> bool:
     with torch.random.fork_rng(devices=[]), unconverted() as left_out:
         build(arch, tier, settings=settings)
     return bool(left_out)

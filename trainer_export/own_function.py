@@ -1,8 +1,8 @@
-"""A function of the user's file that a recipe names: its record, and what it must hold to.
+"""A function of the user's file that a recipe names: its record, and its requirements.
 
-A recipe's records are classes whose fields are their numbers, so a function becomes such a class:
-its keyword arguments are the fields. What it returns is one number for each sample; sums over
-batches and boards mean nothing else.
+A recipe's records are classes whose fields are their parameters, so a function becomes such a
+class, with its keyword arguments as fields. It must return one number per sample; otherwise sums
+over batches and boards have no meaning.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ _NEAR = 1e-4  # relative difference of two ways to compute the same
 
 
 class OwnFunction(UserFunction):
-    """A function of the user's as a record of a recipe.
+    """A user's function as a record of a recipe.
 
-    It takes outputs, targets and the record's numbers as keywords.
+    It takes outputs, targets and the record's parameters as keywords.
 
     Attributes:
-        join: how a sample's numbers are brought to one, ``mean`` or ``sum``: a method of tensors.
+        join: how to reduce a sample's numbers to one, ``mean`` or ``sum``: a method of tensors.
     """
 
     function: ClassVar[Callable[..., Any]]
@@ -42,22 +42,24 @@ class OwnFunction(UserFunction):
 
     @property
     def place(self) -> str:
-        """What it is and where it stands, for messages."""
+        """Return its kind, name and location, for messages."""
         code = self.function.__code__
         return (
             f"{self.kind} {self.name} (line {code.co_firstlineno} of {Path(code.co_filename).name})"
         )
 
     def refuse(self, wrong: str, remedy: str) -> NoReturn:
-        """Raise an ExportError that says what is wrong with the function."""
+        """Return an ExportError about a problem of the function."""
         raise ExportError(f"{self.place} {wrong}; {remedy}")
 
     def call(self, outputs: Any, targets: Any) -> Any:
-        """Call it on a batch, traced as a model's own operators are.
+        """Call the function on a batch, traced like a model's operators.
 
         Raises:
-            ExportError: it fails; the message names the line.
+            ExportError: the function fails; the message names the line.
         """
+        # Operators of the function get its place, so that messages name it and not a layer of the
+        # model.
         stack = traceback.current_meta.pop("nn_module_stack", None)
         traceback.current_meta["nn_module_stack"] = {"own": ("", self.place)}
         names = []
@@ -71,7 +73,7 @@ class OwnFunction(UserFunction):
             first = (str(error).splitlines() or [""])[0]
             raise ExportError(
                 f"{self.place} fails{at_line_of(error)}: {type(error).__name__}: {first}; use"
-                " PyTorch's functions of tensors alone, for any number of samples, and torch.where"
+                " only PyTorch's tensor functions, for any number of samples, and torch.where"
                 " instead of branches on values"
             ) from error
         finally:
@@ -80,27 +82,27 @@ class OwnFunction(UserFunction):
                 traceback.current_meta["nn_module_stack"] = stack
 
     def require_each(self, result: Any, count: int) -> Tensor:
-        """Return a result that has one entry for each sample.
+        """Return a result that has one entry per sample.
 
         Raises:
-            ExportError: it has not.
+            ExportError: it does not.
         """
         if not isinstance(result, Tensor):
             self.refuse(
                 f"returned {type(result).__name__}",
-                "return a tensor, made by PyTorch's functions alone",
+                "return a tensor, computed only with PyTorch's functions",
             )
         if result.dim() == 0:
             self.refuse(
                 "returned one number for the whole batch",
-                "return one for each sample, a tensor [batch]: reduction='none', and"
+                "return one number per sample, a tensor [batch]: use reduction='none' and"
                 f" .flatten(1).{self.join}(1)",
             )
         if result.shape[0] != count:
             self.refuse(
                 f"returned shape {list(result.shape)} for {count} samples",
-                "its first dimension must be the batch; of targets [batch] take outputs[:, 0], or"
-                " targets[:, None]",
+                "its first dimension must be the batch; with targets [batch] use outputs[:, 0]"
+                " or targets[:, None]",
             )
         return result
 
@@ -109,19 +111,19 @@ class OwnFunction(UserFunction):
         batched: Sequence[Tensor],
         single: Callable[[int], Sequence[Tensor]],
     ) -> None:
-        """Check that a sample gets the same in a batch as alone, and finite.
+        """Check that a sample's result is finite, and equal in a batch and on its own.
 
         Args:
             batched: results for a batch.
-            single: returns those for one of its samples alone, by its place.
+            single: returns the results for one of its samples on its own, by its index.
 
         Raises:
             ExportError: it does not.
         """
         if not all(bool(result.isfinite().all()) for result in batched):
             self.refuse(
-                "is not finite for the model's first outputs and targets from 0 to 1",
-                "keep what goes into a logarithm, a root or a quotient away from 0, with"
+                "is not finite for the initial model's outputs and targets from 0 to 1",
+                "keep arguments of logarithms, roots and divisions away from 0, for example with"
                 " torch.clamp",
             )
         for place in range(len(batched[0])):
@@ -130,13 +132,14 @@ class OwnFunction(UserFunction):
                     self._refuse_mixing(among[place], alone[0])
 
     def _refuse_mixing(self, among: Tensor, alone: Tensor) -> NoReturn:
-        """Refuse a function that gives a sample another result in its batch than alone."""
+        """Refuse a function whose result for a sample depends on its batch."""
         in_batch = float(among.detach().flatten()[0])
         by_itself = float(alone.detach().flatten()[0])
         self.refuse(
-            f"mixes samples: one has {in_batch:g} in its batch and {by_itself:g} alone",
-            "reduce over dimensions 1 and later only, and let [batch] meet [batch], not [batch, 1]:"
-            " the batches of boards and server differ",
+            f"mixes samples: the result of one is {in_batch:g} in its batch, but"
+            f" {by_itself:g} on its own",
+            "reduce only over dimensions from 1 on, and combine [batch] with [batch], not with"
+            " [batch, 1]: the batches of boards and server differ",
         )
 
 
@@ -145,16 +148,20 @@ def one_of(output: Any, place: int) -> Any:
     return tree_map(lambda head: head[place : place + 1], output)
 
 
-def record_of(function: Callable[..., Any], base: type[RecordT], **fixed: Any) -> type[RecordT]:
-    """Return the class of records that stands for a function.
+def record_of(
+    function: Callable[..., Any],
+    base: type[RecordT],
+    **fixed: Any,
+) -> type[RecordT]:
+    """Return the record class of a function.
 
     Args:
-        function: takes outputs, targets, and numbers with defaults, which become the fields.
-        base: of the class.
+        function: takes outputs, targets, and parameters with defaults, which become the fields.
+        base: base of the class.
         fixed: further attributes of the class.
 
     Raises:
-        ConfigError: the function has no name, takes fewer arguments, or a further one has no
+        ConfigError: the function has no name or takes too few arguments, or a parameter has no
             default.
     """
     name = getattr(function, "__name__", "")
@@ -162,16 +169,19 @@ def record_of(function: Callable[..., Any], base: type[RecordT], **fixed: Any) -
         raise ConfigError(f"a {base.kind} needs a function with a name, not {function!r}")
     code = function.__code__
     where = f"{base.kind} {name} (line {code.co_firstlineno} of {Path(code.co_filename).name})"
-    refusal = f"{where} must take outputs, targets, then numbers with defaults, but"
+    refusal = (
+        f"{where} must take outputs, targets, and then parameters with numbers as defaults, but"
+    )
     parameters = list(inspect.signature(function).parameters.values())
     fields = []
     for parameter in parameters[_TAKEN:]:
+        # A list as a default becomes a tuple, because records are immutable.
         default = freeze(parameter.default)
         if not isinstance(default, (bool, int, float, tuple)):
-            raise ConfigError(f"{refusal} its {parameter.name} has no number as default")
+            raise ConfigError(f"{refusal} the default of {parameter.name} is not a number")
         fields.append((parameter.name, Any, dataclasses.field(default=default)))
     if len(parameters) < _TAKEN:
-        raise ConfigError(f"{refusal} it takes {len(parameters)}")
+        raise ConfigError(f"{refusal} it takes {len(parameters)} arguments")
     return dataclasses.make_dataclass(
         name,
         fields,

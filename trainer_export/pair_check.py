@@ -1,4 +1,4 @@
-"""Checks the step of a pair: both models trained with PyTorch, and the graph beside them."""
+"""Checks the step of a pair: compares the graph with PyTorch's training of both models."""
 
 import copy
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fleet_protocol.pair_manifest import SIDES, loss_name, side_name
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Worst, open_session, repeated, run_session
+from trainer_export.check import WorstDeviation, open_session, repeated, run_session
 from trainer_export.model_inputs import model_noise
 from trainer_export.pair_step import PairRoutine
 from trainer_export.recipe import Recipe
@@ -30,20 +30,21 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch, and what the layers of each model draw for it."""
+    """A batch, and the random numbers of each model's layers for it."""
 
     x: Tensor
     y: Tensor
     noise: list[dict[str, Tensor]]
 
     def feed(self, routine: PairRoutine) -> Arrays:
-        """Return what a step takes beside parameters and states."""
+        """Return the inputs of a step other than parameters and states."""
         feed = {
             "x": self.x.numpy(),
             "y": self.y.numpy(),
             "lr": np.array(LEARNING_RATE, np.float32),
         }
         for knob in routine.knobs:
+            # Not the default, which a graph could contain as a constant.
             feed[knob.name] = np.array(knob.checked_with, np.float32)
         for side, drawn in zip(SIDES, self.noise, strict=True):
             for path, numbers in drawn.items():
@@ -58,21 +59,21 @@ def check_pair(
     recipe: Recipe,
     batches: SizedBatches,
 ) -> CheckSpec:
-    """Train both models with PyTorch, let the graph take each step from there, and compare.
+    """Train both models with PyTorch, run the graph from the same state for each step, and compare.
 
     Args:
         model: the graph.
-        routine: what it does.
-        modules: the device's own and the one it was sent, as their authors wrote them; they are
-            not changed.
-        recipe: how both are trained.
-        batches: what they are trained on.
+        routine: the routine.
+        modules: the original personal model and the model that the server sent; they are not
+            changed.
+        recipe: the recipe of both.
+        batches: the training batches.
 
     Returns:
-        The figures of the first run within the limit: of losses and all tensors.
+        The figures of the first run within the limit, for losses and all tensors.
 
     Raises:
-        ExportError: a tensor, which the message names, deviates in all runs.
+        ExportError: a tensor deviates in all runs; the message names it.
     """
     session = open_session(model)
     shapes = []
@@ -80,16 +81,23 @@ def check_pair(
         shapes.append(model_noise(module, batches.signature))
 
     def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
-        worst = Worst()
+        worst = WorstDeviation()
         reference = _Reference(routine, modules, recipe)
-        for number, (x, y) in enumerate(seeded.take(seeded.steps)):
+        for number, (x, y) in enumerate(seeded.draw(seeded.steps)):
             worst.sizes.append(len(y))
             noise = []
             for i, shape in enumerate(shapes):
-                noise.append(seeded.noise(shape, len(y), 2 * number + i))
+                # Both models draw their own numbers, so each has its own seed in a step.
+                noise.append(
+                    seeded.noise(
+                        shape,
+                        len(y),
+                        2 * number + i,
+                    )
+                )
             batch = _Batch(x, y, noise)
             outputs = run_session(session, {**reference.snapshot(), **batch.feed(routine)})
-            # Before the reference steps: its twin takes the same step in float64.
+            # Before the reference steps, because its copy takes the same step in float64.
             twin = in_float64(reference, x, y, noise) if exact else None
             for side, loss in zip(SIDES, reference.step(x, y, noise), strict=True):
                 worst.compare(outputs, {loss_name(side): loss})
@@ -100,12 +108,12 @@ def check_pair(
 
 
 def _compare_tensors(
-    worst: Worst,
+    worst: WorstDeviation,
     outputs: Arrays,
     reference: "_Reference",
     twin: "_Reference | None",
 ) -> None:
-    """Compare parameters and states of each side, which may be of unlike sizes, for themselves."""
+    """Compare parameters and states separately for each side, because their sizes may differ."""
     expected = reference.snapshot()
     exact = twin.snapshot() if twin else None
     values = {}
@@ -113,20 +121,22 @@ def _compare_tensors(
         values[name] = outputs.pop(next_name(name))
     for side in SIDES:
         for kind in (parameter_input(""), state_input("")):
+            # Parameters and states apart, too: an optimizer's state may be much smaller than a
+            # weight.
             names = []
             for name in expected:
                 if name.startswith(side_name(side, kind)):
                     names.append(name)
-            exact_values = exact and _of(exact, names)
-            worst.compare(values, _of(expected, names), exact_values)
+            exact_values = exact and _selected(exact, names)
+            worst.compare(values, _selected(expected, names), exact_values)
 
 
-def _of(arrays: Arrays, names: list[str]) -> Arrays:
+def _selected(arrays: Arrays, names: list[str]) -> Arrays:
     return {name: arrays[name] for name in names}
 
 
 class _Reference:
-    """PyTorch training both modules, neither of which sees the other's new weights."""
+    """Trains both modules with PyTorch; neither sees the other's new weights."""
 
     def __init__(
         self,
@@ -136,19 +146,27 @@ class _Reference:
     ) -> None:
         self._routine = routine
         self._modules = [set_mode(copy.deepcopy(module), "train") for module in modules]
+        # The graph starts from the states of the reference, which are those of a step in a run.
         self._optimizers = [
             TorchOptimizer(recipe, module, underway=True) for module in self._modules
         ]
 
-    def step(self, x: Tensor, y: Tensor, noise: list[dict[str, Tensor]]) -> list[NDArray[Any]]:
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        noise: list[dict[str, Tensor]],
+    ) -> list[NDArray[Any]]:
         """Train both models on a batch, and return the losses."""
         logits = []
         for module, drawn in zip(self._modules, noise, strict=True):
             feed_noise(module, drawn)
+            # Both before either is updated, as in the graph.
             logits.append(module(x))
         losses = []
         pairs = zip(self._routine.knobs, self._optimizers, strict=True)
         for position, (knob, optimizer) in enumerate(pairs):
+            # The other one of two.
             peer = logits[1 - position].detach()
             loss = self._routine.pytorch(logits[position], peer, y, knob.checked_with)
             losses.append(loss.detach().numpy())
@@ -156,7 +174,7 @@ class _Reference:
         return losses
 
     def double(self) -> None:
-        """Go on in float64."""
+        """Continue in float64."""
         for module, optimizer in zip(self._modules, self._optimizers, strict=True):
             module.double()
             optimizer.double()

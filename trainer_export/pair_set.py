@@ -1,16 +1,15 @@
-"""Exports pairs of models trained in one graph: the step of both, and what evaluates each.
+"""Exports pairs of models that are trained in one graph: their step, and their evaluation.
 
     <out>/<name>/<sent tier>+<own tier>/manifest.json             a `PairManifest`
     <out>/<name>/<sent tier>+<own tier>/<routine>.onnx            the step
-    <out>/<name>/<sent tier>+<own tier>/own-init.safetensors      first weights of the own model
-    <out>/<name>/<sent tier>+<own tier>/adaptor-init.safetensors  the same of an adaptor, if any
-    <out>/<name>/<sent tier>+<own tier>/{sent,own}/*.onnx         eval, infer, stats
+    <out>/<name>/<sent tier>+<own tier>/own-init.safetensors initial weights of the personal model
+    <out>/<name>/<sent tier>+<own tier>/adaptor-init.safetensors the same of an adaptor, if any
+    <out>/<name>/<sent tier>+<own tier>/{sent,own}/*.onnx eval, infer, stats
 
-``<name>`` is ``<sent arch>+<own arch>`` if nothing else is said. The sent model's ordinary set
-(layout, first weights) is exported by `trainer_export.artifact_set`; the two agree where arch,
-settings and tier do. With an adaptor they need to agree in the other parameters alone
-(specification 5.4). A pair takes its place by a rename after its last check, with all pairs of its
-name.
+``<name>`` is ``<sent arch>+<own arch>`` by default. `trainer_export.artifact_set` exports the sent
+model's ordinary set (layout, initial weights); the two are compatible if arch, settings and tier
+agree. With an adaptor, only the other parameters need to agree (specification 5.4). After the last
+check, one rename publishes all pairs of a name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats.files import SetFile
 from trainer_export.formats.onnx import check_graphs, write_forward_graphs, write_trace
 from trainer_export.manifests import (
-    Facts,
+    SubModelFacts,
     content_of,
     graph_spec,
     manifest_of,
@@ -53,12 +52,12 @@ from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
 from trainer_export.torch_version import require_known_torch
 
-_STAGES = 4  # of one pair: the step traced and checked, the forward graphs of each model
+_STAGES = 4  # of one pair: tracing and checking the step, and the forward graphs of both models
 
 
 @dataclass(frozen=True)
 class PairModel:
-    """One of the two models of a pair, with settings that differ from its defaults."""
+    """One of the two models of a pair, with its settings that differ from the defaults."""
 
     arch: Architecture
     tier: Tier
@@ -70,11 +69,11 @@ class Pair:
     """Two models that are trained on the same batch.
 
     Attributes:
-        sent: the copy of the global model, or of its shared part with an adaptor.
+        sent: the copy of the global model or, with an adaptor, of its shared part.
         own: the model that stays on the device.
-        adaptor: parts of the sent model that stay on the device and start there (`models.parts`);
-            usually ``head``.
-        routine: what trains them; None where there is but one for pairs.
+        adaptor: parts of the sent model that are initialised and stay on the device
+            (`models.parts`); usually ``head``.
+        routine: the training routine; None if there is only one for pairs.
     """
 
     sent: PairModel
@@ -84,12 +83,12 @@ class Pair:
 
     @property
     def folder(self) -> str:
-        """The name of the pair's folder."""
+        """Return the name of the pair's folder."""
         return f"{self.sent.tier.id}+{self.own.tier.id}"
 
     @property
     def models(self) -> tuple[tuple[Side, PairModel], ...]:
-        """Both by their side, in the order of `SIDES`."""
+        """Return both models by side, in the order of `SIDES`."""
         return ("own", self.own), ("sent", self.sent)
 
 
@@ -107,8 +106,12 @@ class PairReport:
     worst_deviation: float
 
     @classmethod
-    def from_manifest(cls, folder: Path, manifest: PairManifest) -> "PairReport":
-        """Return what a manifest says of its pair."""
+    def from_manifest(
+        cls,
+        folder: Path,
+        manifest: PairManifest,
+    ) -> "PairReport":
+        """Return the report of a pair from its manifest."""
         checks = (*manifest.checks, *manifest.own.checks, *manifest.sent.checks)
         return cls(folder, manifest, max(check.worst_relative for check in checks))
 
@@ -125,39 +128,40 @@ def export_pairs(  # noqa: PLR0913  (options by keyword)
     """Export, check and publish some pairs.
 
     Args:
-        pairs: what to export; all of them are published together under one name.
+        pairs: the pairs; all are published together under one name.
         recipe: the optimizer of both models.
-        out: folder of all artifact sets; made if it is not there.
-        name: of the folder under it; from the architectures if empty, which must then be the same
-            in all pairs.
-        seed: of the first weights of own models and adaptors, and of the random batches of the
-            checks.
-        progress: called before each stage, and once at the end.
+        out: folder of all artifact sets; created if it is missing.
+        name: name of the subfolder; if empty, it is built from the architectures, which must then
+            be the same in all pairs.
+        seed: seed of the initial weights of personal models and adaptors, and of the random batches
+            of the checks.
+        progress: called before each stage and once at the end.
 
     Returns:
         One report per pair, in order.
 
     Raises:
-        ConfigError: no pair, pairs that need a name or share a folder, a routine that there is not,
-            a recipe with a proximal term or a loss of its own, models of which one takes other
-            samples or labels than the other, or an adaptor that leaves nothing to share.
-        PlanError: a model cannot have its tier, or the sent one lacks a part of its adaptor.
-        ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing
-            is published.
-        StorageError: a file cannot be written; what was published before is still there.
+        ConfigError: no pair, pairs that need a name or share a folder, an unknown routine, a recipe
+            with a proximal term or its own loss, models with different samples or labels, or an
+            adaptor that leaves nothing to share.
+        PlanError: a model does not support its tier, or the sent model lacks a part of its adaptor.
+        ExportError: an operator cannot be exported, or a graph differs from PyTorch; nothing is
+            published.
+        StorageError: a file cannot be written; the previously published set is unchanged.
     """
     require_known_torch()
     title = _name_of(pairs, name)
     counter = Counter(progress, len(pairs) * _STAGES)
     manifests = []
     try:
+        # All pairs or none: boards of one fleet must find sets that were exported together.
         with calm_torch(), replacing(out / title) as fresh:
             for pair in pairs:
                 prepared = _prepare(pair, recipe, seed, counter)
                 manifests.append(_export_pair(prepared, fresh / pair.folder))
     except OSError as error:
         raise StorageError(
-            f"{title} cannot be written to {out}: {error}; what was published before is unchanged"
+            f"cannot write {title} to {out}: {error}; the previously published set is unchanged"
         ) from error
     counter.finish()
     reports = []
@@ -167,11 +171,12 @@ def export_pairs(  # noqa: PLR0913  (options by keyword)
 
 
 def _name_of(pairs: Sequence[Pair], name: str) -> str:
-    """Return the name that all pairs are published under; each has a folder of its own there."""
+    """Return the common name of all pairs; each pair has its own subfolder there."""
     if not pairs:
         raise ConfigError(
-            "no pair to export; give pairs of different tiers, one `name` for each export"
+            "no pair is requested; give pairs of different tiers, and one `name` for each export"
         )
+    # One folder for all, which one rename publishes.
     names = list(
         dict.fromkeys(name or f"{pair.sent.arch.name}+{pair.own.arch.name}" for pair in pairs)
     )
@@ -179,14 +184,14 @@ def _name_of(pairs: Sequence[Pair], name: str) -> str:
     if len(names) != 1 or len(set(folders)) != len(folders):
         raise ConfigError(
             f"pairs {', '.join(names)} in folders {', '.join(folders)}; give pairs of different"
-            " tiers, one `name` for each export"
+            " tiers, and one `name` for each export"
         )
     return names[0]
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A pair that can be exported."""
+    """A validated pair."""
 
     pair: Pair
     routine: PairRoutine
@@ -200,8 +205,13 @@ class _Prepared:
         return self.modules["own"], self.modules["sent"]
 
 
-def _prepare(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepared:
-    """Build both models of a pair, and refuse models of unlike samples or labels."""
+def _prepare(
+    pair: Pair,
+    recipe: Recipe,
+    seed: int,
+    counter: Counter,
+) -> _Prepared:
+    """Build both models of a pair, and refuse models with different samples or labels."""
     exports = {}
     for side, model in pair.models:
         exports[side] = _export(model, recipe, seed, counter)
@@ -212,13 +222,14 @@ def _prepare(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepar
     for side, model in pair.models:
         signatures[side] = exports[side].signature_of(model.tier, modules[side])
     signature = signatures["sent"]
+    # Both models of a board read one batch, so one set of inputs must do for both.
     if signatures["own"] != signature:
         raise ConfigError(
-            f"the model that is sent, {pair.sent.arch.name}, takes {_words(signature)}, the"
-            f" device's own, {pair.own.arch.name}, {_words(signatures['own'])}; both must be made"
-            " for the same samples and labels"
+            f"the sent model {pair.sent.arch.name} takes {_words(signature)}, but the personal"
+            f" model {pair.own.arch.name} takes {_words(signatures['own'])}; both need the same"
+            " samples and labels"
         )
-    # Tokens of the checks must be known to both.
+    # Both models must know the tokens of the checks.
     vocabulary = min(vocabulary_of(module) for module in modules.values())
     batches = SizedBatches(signature, vocabulary, seed=seed)
     return _Prepared(pair, pair_routine(pair.routine), exports, modules, batches)
@@ -227,18 +238,20 @@ def _prepare(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepar
 def _export_pair(prepared: _Prepared, folder: Path) -> PairManifest:
     """Trace, check and write a pair."""
     pair = prepared.pair
+    # Recipe, seed and counter are the same in both exports; the own one stands for them.
     own = prepared.exports["own"]
     batches = prepared.batches
     report = own.counter.start
     adaptor = _adaptor(pair, prepared.exports["sent"])
-    report(pair.folder, "tracing the step of both models")
+    report(pair.folder, "tracing the joint step")
     step = write_trace(trace_pair(prepared.routine, prepared.both, batches.signature, own.recipe))
+    # A step that disagrees is found before anything else of the pair is traced.
     report(pair.folder, "checking it against PyTorch")
     check = check_pair(step.data, prepared.routine, prepared.both, own.recipe, batches)
     files: list[SetFile] = [step]
     manifests: dict[Side, Manifest] = {}
     for side, _ in pair.models:
-        report(pair.folder, f"tracing and checking the forward graphs of the model {side}")
+        report(pair.folder, f"tracing and checking the forward graphs of the {side} model")
         manifests[side], forward_files = _forward_set(prepared, side)
         files += forward_files
     own_start = _own_start(pair.own, own.seed)
@@ -250,6 +263,7 @@ def _export_pair(prepared: _Prepared, folder: Path) -> PairManifest:
         adaptor_spec = AdaptorSpec(**content_of(adaptor_start), parameters=adaptor)
     for file in files:
         write_file(folder / file.path, file.data)
+    # Last, after every file that it names: whoever finds a manifest finds a whole pair.
     manifest = PairManifest(
         routine=prepared.routine.name,
         own=manifests["own"],
@@ -266,12 +280,16 @@ def _export_pair(prepared: _Prepared, folder: Path) -> PairManifest:
 
 
 def _own_start(model: PairModel, seed: int) -> SetFile:
-    """Return the file of the first weights of a device's own model."""
+    """Return the file of the initial weights of a personal model."""
     return SetFile("own/init", "own-init.safetensors", encode_weights(_first_weights(model, seed)))
 
 
-def _adaptor_start(model: PairModel, seed: int, adaptor: Sequence[str]) -> SetFile | None:
-    """Return the file of the first weights of an adaptor, if there is one."""
+def _adaptor_start(
+    model: PairModel,
+    seed: int,
+    adaptor: Sequence[str],
+) -> SetFile | None:
+    """Return the file of the initial weights of an adaptor, if there is one."""
     if not adaptor:
         return None
     weights = _first_weights(model, seed)
@@ -281,27 +299,34 @@ def _adaptor_start(model: PairModel, seed: int, adaptor: Sequence[str]) -> SetFi
 
 def _adaptor(pair: Pair, sent: Export) -> tuple[str, ...]:
     """Return names of the parameters of the sent model that stay on the device."""
+    # Found in the whole model, since the names of parts are those of the global layout, and then
+    # cut down to the tier.
     chosen = parameters_in(sent.layout, pair.adaptor)
     kept = []
     for parameter in sent.layout.kept(pair.sent.tier):
         kept.append(parameter.name)
     if chosen and set(kept) <= set(chosen):
         raise ConfigError(
-            f"the adaptor {', '.join(pair.adaptor)} is all of {pair.sent.arch.name}, so nothing"
-            " would be shared with the fleet; name fewer parts"
+            f"the adaptor {', '.join(pair.adaptor)} covers all of {pair.sent.arch.name}, so"
+            " nothing would be shared with the fleet; name fewer parts"
         )
     return tuple(name for name in kept if name in chosen)
 
 
-def _export(model: PairModel, recipe: Recipe, seed: int, counter: Counter) -> Export:
+def _export(
+    model: PairModel,
+    recipe: Recipe,
+    seed: int,
+    counter: Counter,
+) -> Export:
     layout = infer_layout(model.arch, model.settings)
-    # Raises for a tier that the model cannot have.
+    # Raises for a tier that the model does not support.
     layout.tier(model.tier.width, model.tier.depth)
     return Export(model.arch, layout, recipe, seed, counter)
 
 
 def _forward_set(prepared: _Prepared, side: Side) -> tuple[Manifest, list[SetFile]]:
-    """Return what evaluates one of the models, below a folder with the name of its side."""
+    """Return the evaluation graphs of one model, in a folder with the name of its side."""
     export = prepared.exports[side]
     module = prepared.modules[side]
     tier = dict(prepared.pair.models)[side].tier
@@ -310,22 +335,23 @@ def _forward_set(prepared: _Prepared, side: Side) -> tuple[Manifest, list[SetFil
     checks = check_graphs(graphs, module, export.recipe, prepared.batches)
     files: list[SetFile] = []
     for graph in graphs:
+        # Both models have graphs of the same names.
         files.append(replace(graph, path=f"{side}/{graph.path}"))
     footprint = Footprint(
         export.layout.parameter_count(tier),
         *count_flops(module, signature),
         peak_memory(graphs[0].model),
     )
-    facts = Facts(signature, model_noise(module, signature), checks, footprint)
+    facts = SubModelFacts(signature, model_noise(module, signature), checks, footprint)
     return manifest_of(export, tier, files, facts), files
 
 
 def _first_weights(model: PairModel, seed: int) -> dict[str, NDArray[Any]]:
-    """Return fresh weights of a model's own shape; no two seeds share any.
+    """Return new random weights in a model's shapes; different seeds share no weights.
 
-    They are not those that `artifact_set` draws from the same seed: an own model of the fleet's
-    architecture would start as the sent one's twin, and two models that agree have nothing to teach
-    each other.
+    They differ from the weights that `artifact_set` draws from the same seed. Otherwise a personal
+    model of the fleet's architecture would start equal to the sent model, and two equal models
+    cannot learn from each other.
     """
     with torch.random.fork_rng(devices=[]):
         sequence = np.random.SeedSequence([seed], spawn_key=(1,))

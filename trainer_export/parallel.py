@@ -1,21 +1,21 @@
-"""Runs jobs in processes of their own, as many at a time as cores and memory allow.
+"""Runs jobs in parallel processes, as many at a time as cores and memory allow.
 
-Their only result is what they write.
+Their only results are the files that they write.
 
-A process is a copy of this one (fork): a model that is a function in a user's file needs no name
-by which another process would find it, and what was loaded is loaded once. PyTorch must be on one
-thread before.
+Each process is a fork of this one. So a model that is a function in a user's file does not need an
+importable name, and modules are loaded once. PyTorch must use one thread before the fork.
 """
 
 import contextlib
 import ctypes
+import gc
 import json
 import multiprocessing
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -28,19 +28,19 @@ from fleet_protocol.errors import ExportError, ShoalError
 ReportStage = Callable[[str], None]
 """Called with the name of each stage of a job as it begins."""
 
-_SILENCE_SECONDS = 3600.0  # without a message from any job
-_BUDGET_BYTES = 1_500_000_000  # of all jobs together, where their number is not set
+_SILENCE_SECONDS = 3600.0  # seconds without a message from any job
+_BUDGET_BYTES = 1_500_000_000  # memory of all jobs together if their number is not set
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
 @dataclass(frozen=True)
 class Job:
-    """Something to do in a process of its own.
+    """A job for a separate process.
 
     Attributes:
-        name: for messages.
-        nbytes: memory that it takes beside what all processes share.
-        run: does it.
+        name: name for messages.
+        nbytes: memory that it takes in addition to shared memory.
+        run: runs the job.
     """
 
     name: str
@@ -48,18 +48,22 @@ class Job:
     run: Callable[[ReportStage], None]
 
 
-def run_jobs(jobs: Sequence[Job], workers: int | None, report: Callable[[str, str], None]) -> None:
+def run_jobs(
+    jobs: Sequence[Job],
+    workers: int | None,
+    report: Callable[[str, str], None],
+) -> None:
     """Run all jobs, the largest first.
 
     Args:
-        jobs: what to run.
-        workers: how many run at a time, if the free memory holds them: 1 for all in this process,
-            None for one for each core and 1.5 GB at most.
+        jobs: the jobs.
+        workers: number of parallel jobs, if the free memory allows it: 1 runs all in this process,
+            None runs one per core with at most 1.5 GB.
         report: called with a job's name and stage.
 
     Raises:
-        ShoalError: what the first job that failed raised; the others were stopped.
-        ExportError: a process was killed, or none sent anything for an hour.
+        ShoalError: the error of the first failed job; the other jobs were stopped.
+        ExportError: a process was killed, or no process sent a message for an hour.
     """
     waiting = sorted(jobs, key=lambda job: -job.nbytes)
     count = len(_cores()) if workers is None else workers
@@ -79,7 +83,7 @@ def run_jobs(jobs: Sequence[Job], workers: int | None, report: Callable[[str, st
 
 
 class _Running:
-    """The jobs that run now, by the pipe that each reports on."""
+    """The running jobs, by the pipe of their reports."""
 
     def __init__(self, budget: int, count: int) -> None:
         self.budget = budget
@@ -87,7 +91,7 @@ class _Running:
         self.jobs: dict[Connection, tuple[Job, BaseProcess]] = {}
 
     def has_room(self, job: Job) -> bool:
-        """Return whether another job may start; one may always run, however large it is."""
+        """Return whether another job may start; a single job may always run, whatever its size."""
         used = sum(running.nbytes for running, _ in self.jobs.values())
         return not self.jobs or (len(self.jobs) < self.count and used + job.nbytes <= self.budget)
 
@@ -95,22 +99,26 @@ class _Running:
         """Start a job."""
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(job, sender, os.getpid()), name=job.name)
-        with warnings.catch_warnings():
-            # Python warns where a progress bar has a thread, which a job does not use.
+        process = context.Process(
+            target=_work,
+            args=(job, sender, os.getpid()),
+            name=job.name,
+        )
+        with warnings.catch_warnings(), _kept_garbage():
+            # Python warns about the thread of a progress bar, which a job does not use.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        # Closed here, so that the pipe ends with the process.
+        # Closed in the parent, so that the pipe ends with the process.
         sender.close()
         self.jobs[receiver] = (job, process)
 
     def receive(self, report: Callable[[str, str], None]) -> None:
-        """Wait for messages, pass stages on, and forget jobs that ended."""
+        """Wait for messages, report stages, and remove finished jobs."""
         ready = wait(list(self.jobs), timeout=_SILENCE_SECONDS)
         if not ready:
             names = ", ".join(job.name for job, _ in self.jobs.values())
             raise ExportError(
-                f"the export of {names} stands still; export with --jobs 1 to see where"
+                f"the export of {names} makes no progress; export with --jobs 1 to find the cause"
             )
         for receiver in ready:
             if not isinstance(receiver, Connection):
@@ -126,32 +134,47 @@ class _Running:
             report(job.name, message["stage"])
 
     def _finish(self, receiver: Connection) -> None:
-        """Forget a job whose process ended."""
+        """Remove a job whose process ended."""
         job, process = self.jobs.pop(receiver)
         process.join()
         if process.exitcode:
             raise ExportError(
-                f"the process that exported {job.name} ended with {process.exitcode} (-9: killed,"
-                " usually for want of memory); nothing is published; export with --jobs 1"
+                f"the process that exported {job.name} ended with exit code {process.exitcode}"
+                " (-9: killed, usually because memory ran out); nothing is published; export"
+                " with --jobs 1"
             ) from None
 
     def stop(self) -> None:
-        """Kill what still runs."""
+        """Kill the running jobs."""
         for receiver, (_, process) in self.jobs.items():
             process.kill()
             process.join()
             receiver.close()
 
 
+@contextlib.contextmanager
+def _kept_garbage() -> Iterator[None]:
+    """Keep the garbage collector of a forked process away from what this process made.
+
+    Garbage may hold a session of ONNX Runtime. Its end waits for its threads, but a fork has none
+    of them, so that the process would wait forever.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _work(job: Job, sender: Connection, parent: int) -> None:
-    """Do a job in the process that was forked for it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
+    """Run a job in its forked process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals all; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
     def report(stage: str) -> None:
-        if os.getppid() != parent:  # it was killed, and nothing waits for this
+        if os.getppid() != parent:  # the job was killed, and no process reads this
             os._exit(1)
         sender.send_bytes(json.dumps({"stage": stage}).encode())
 
@@ -163,14 +186,14 @@ def _work(job: Job, sender: Connection, parent: int) -> None:
 
 
 def _cores() -> Sequence[int]:
-    """Return the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return range(os.cpu_count() or 1)
 
 
 def _free_bytes() -> int:
-    """Return memory that is free, in this container if it is one; no bound if nothing says."""
+    """Return the free memory, of the container if there is one; infinity if unknown."""
     bounds = [sys.maxsize]
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():

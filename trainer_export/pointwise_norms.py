@@ -1,13 +1,13 @@
-"""A convolution of single places and the static batch norm behind it, as one operator.
+"""A 1x1 convolution and the static batch norm after it, as one operator.
 
 With ``X`` as a matrix [inputs, places] less its means, ``C = W X`` is centred as well, and its sum
 of squares is the diagonal of ``W (X X^T) W^T``. So the norm of a wide ``C`` needs no pass over it:
-the product ``X X^T`` is small where the inputs are few, the kernel takes the scale, and ``C``
+the product ``X X^T`` is small if there are few inputs, the kernel absorbs the scale, and ``C``
 itself is never written. The gradient needs ``C`` only in sums, which are products of the same
 matrices. That saves ten passes over the widest maps of an inverted residual.
 
-It is done beside depthwise convolutions, where such pairs are, and where the outputs are so many
-more than the inputs that it pays.
+The rewrite applies to programs with depthwise convolutions, where such pairs occur, and to pairs
+with so many more outputs than inputs that it saves time.
 """
 
 import operator
@@ -25,18 +25,24 @@ aten = torch.ops.aten
 # Nanoseconds, of products and passes over maps, measured on two cores of an x86-64 server on
 # 2026-11-28; only their ratios matter.
 _FLOP_NS = 0.014
-_PASSES_NS = 4.0  # what the norm of a number and its gradient take
-_CENTRED_NS = 1.0  # what is done for a number of the input instead
+_PASSES_NS = 4.0  # cost of the norm of a number and of its gradient
+_CENTRED_NS = 1.0  # cost per number of the input instead
 
 
 def _convolved(x: Tensor, weight: Tensor) -> Tensor:
-    """Return a convolution of single places."""
+    """Return a 1x1 convolution."""
     return torch.einsum("oi,ni...->no...", weight.flatten(1), x)
 
 
 @torch.library.custom_op("shoal::pointwise_norm", mutates_args=())
-def pointwise_norm(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """Return the static batch norm of a convolution of single places.
+def pointwise_norm(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+) -> Tensor:
+    """Return the static batch norm of a 1x1 convolution.
 
     Float32 [batch, inputs, ...] and [batch, outputs, ...]; the kernel is [outputs, inputs, 1, ...],
     scale and shift are [outputs].
@@ -62,7 +68,13 @@ def pointwise_norm_backward(
 
 
 def _fake_forward(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return x.new_empty([x.shape[0], weight.shape[0], *x.shape[2:]])
+    return x.new_empty(
+        [
+            x.shape[0],
+            weight.shape[0],
+            *x.shape[2:],
+        ]
+    )
 
 
 def _fake_backward(
@@ -90,7 +102,7 @@ def has_groups(graph: fx.Graph) -> bool:
 
 
 def fuse_pointwise_norms(graph: fx.Graph) -> None:
-    """Make one operator of each pair that it pays for, and one of their gradients."""
+    """Replace each pair for which it saves time by one operator, and their gradients by another."""
     if not has_groups(graph):
         return
     for node in list(graph.nodes):
@@ -113,7 +125,7 @@ class _Pair:
 
     @property
     def pays(self) -> bool:
-        """Whether fewer numbers are worked on than the norm alone works on."""
+        """Return whether the operator is cheaper than the norm."""
         weight: Any = self.convolution.args[1]
         outputs, inputs = weight.meta["val"].shape[:2]
         passes = _PASSES_NS * outputs
@@ -121,7 +133,7 @@ class _Pair:
         return bool(products + _CENTRED_NS * inputs < passes)
 
     def fuse(self, graph: fx.Graph) -> None:
-        """Put the operator and its gradient in the place of the four."""
+        """Replace the four nodes by the operator and its gradient."""
         x, weight = self.convolution.args[:2]
         _, scale, shift, eps = self.norm.args
         with graph.inserting_before(self.norm):
@@ -136,7 +148,11 @@ class _Pair:
                 torch.ops.shoal.pointwise_norm_backward.default, (grad, x, weight, scale, eps)
             )
         back.meta = dict(self.norm_back.meta)
-        values: list[Any] = [None, None, *self.norm_back.meta["val"][1:]]
+        values: list[Any] = [
+            None,
+            None,
+            *self.norm_back.meta["val"][1:],
+        ]
         values[:2] = self.convolution_back.meta["val"][:2]
         back.meta["val"] = tuple(values)
         for source, places in (
@@ -152,7 +168,7 @@ class _Pair:
 def _redirect(
     graph: fx.Graph, source: fx.Node, target: fx.Node, places: Sequence[int | None]
 ) -> None:
-    """Read the results of a node from another one, by their places there."""
+    """Redirect the readers of a node's results to another node, by index."""
     for user in list(source.users):
         index: Any = user.args[1]
         place = places[index]
@@ -168,7 +184,7 @@ def _redirect(
 
 
 def _pair(norm: fx.Node) -> _Pair | None:
-    """Return the pair that a norm ends, if nothing else reads what lies between."""
+    """Return the pair that a norm completes, if nothing else reads the convolution."""
     convolution = norm.args[0]
     if not isinstance(convolution, fx.Node) or not _is_pointwise(convolution):
         return None
@@ -190,7 +206,7 @@ def _pair(norm: fx.Node) -> _Pair | None:
 
 
 def _is_pointwise(node: fx.Node) -> bool:
-    """Return whether a node is a convolution of single places, without a bias."""
+    """Return whether a node is a 1x1 convolution without a bias."""
     if node.target is not aten.convolution.default:
         return False
     _, weight, bias, stride, padding, _, transposed, _, groups = node.args

@@ -1,4 +1,4 @@
-"""How far an export is, for a progress bar."""
+"""The progress of an export."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an export is: the stage for people, and how many stages of all tiers have ended."""
+    """The progress of an export: the name of the stage, and the number of finished stages."""
 
     tier: str
     stage: str
@@ -17,7 +17,11 @@ class Progress:
 class Counter:
     """Counts stages for a progress bar."""
 
-    def __init__(self, report: Callable[[Progress], None] | None, total: int) -> None:
+    def __init__(
+        self,
+        report: Callable[[Progress], None] | None,
+        total: int,
+    ) -> None:
         self._report = report
         self._total = total
         self._done = 0
@@ -31,6 +35,6 @@ class Counter:
         self._done += 1
 
     def finish(self) -> None:
-        """Report that all is done."""
+        """Report the end of the export."""
         if self._report is not None:
             self._report(Progress(self._tier, "done", self._total, self._total))

@@ -1,9 +1,9 @@
-"""What a tier's files are made from, by which an export knows that they would come out the same.
+"""Records the inputs of a tier's files, so that an export can reuse unchanged files.
 
-Beside them lies a record: facts about the model, the recipe and the code, and the digest of every
-file. The model is described by what was built, its modules with their numbers and the content of
-their buffers; the code by the exporter's files and by those that the modules are in and have from
-elsewhere; installed packages are not followed.
+The record beside the files has facts about the model, the recipe and the code, and the digest of
+every file. The facts about the model are its built modules with their numbers and the content of
+their buffers. The facts about the code are the exporter's files, and the files of the modules and
+of their imports, except for installed packages.
 """
 
 import ast
@@ -44,9 +44,10 @@ def facts_of(
     module: nn.Module,
     formats: Sequence[str],
 ) -> dict[str, Any]:
-    """Return everything that a tier's files are a function of."""
+    """Return all inputs of a tier's files."""
     own = {}
     for key, classes in export.layout.heads.items():
+        # Heads of other tiers do not change this tier's files.
         if key == tier.id:
             own[key] = classes
     recipe = export.recipe
@@ -56,6 +57,7 @@ def facts_of(
         functions.append(getattr(record, "function", None))
     modules = []
     for member in (*module.modules(), *records):
+        # Also layers of the user that live in other files than the builder.
         modules.append(type(member).__module__)
     facts = {
         "tier": tier.id,
@@ -67,14 +69,14 @@ def facts_of(
         "code": code_of(functions, modules),
         "versions": versions(),
     }
-    # As they are after a round trip, to be compared with what was read.
+    # Round-tripped, to be comparable with a record that was read.
     return json.loads(json.dumps(facts))  # type: ignore[no-any-return]
 
 
 def code_of(functions: Iterable[Any], modules: Iterable[str] = ()) -> str:
     """Return the digest of all files that an export depends on.
 
-    They are the exporter's, and those that functions and modules are in and have something from.
+    They are the exporter's files, and the files of functions, modules and their imports.
     """
     names = list(modules)
     for function in functions:
@@ -83,19 +85,20 @@ def code_of(functions: Iterable[Any], modules: Iterable[str] = ()) -> str:
 
 
 def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
-    """Return what is kept beside a tier's other files."""
+    """Return the record beside a tier's other files."""
     record = {"facts": facts, "files": _digests(folder)}
     return json.dumps(record, indent=1, sort_keys=True).encode()
 
 
 def unchanged(folder: Path, facts: Mapping[str, Any]) -> bool:
-    """Return whether a tier's files are whole and made from these facts, by :func:`record_of`."""
+    """Return whether a tier's files are complete and match these facts, by :func:`record_of`."""
     try:
         record = json.loads((folder / MADE_FROM).read_bytes())
     except (OSError, ValueError):
         return False
     files = _digests(folder)
-    files.pop(MADE_FROM)  # which does not hold its own digest
+    # A half-written set has no record, or one whose digests differ.
+    files.pop(MADE_FROM)  # the record does not contain its own digest
     return bool(record == {"facts": facts, "files": files})
 
 
@@ -108,18 +111,20 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _digest(*contents: bytes) -> str:
-    """Return one digest of several contents; the length tells them apart."""
+    """Return one digest of several contents, separated by their lengths."""
     digest = hashlib.sha256()
     for content in contents:
+        # Without lengths, contents that are cut elsewhere would have the same digest.
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 
 
 def _described(module: nn.Module) -> Iterator[bytes]:
-    """Yield what a model was built as: modules with their numbers, parameters, buffers."""
+    """Yield the parts of a built model: modules with their numbers, parameters, buffers."""
     for path, member in module.named_modules():
         plain = {}
         for key, value in vars(member).items():
+            # Numbers such as a dropout's rate change a graph without changing a tensor.
             if isinstance(value, _PLAIN):
                 plain[key] = value
         title = type(member).__qualname__
@@ -132,7 +137,7 @@ def _described(module: nn.Module) -> Iterator[bytes]:
 
 
 def _modules_behind(value: Any) -> Iterator[str]:
-    """Yield the modules that a builder comes from, through functions that wrap it."""
+    """Yield the modules of a builder and of the functions that wrap it."""
     if isinstance(value, FunctionType):
         yield value.__module__
         for cell in value.__closure__ or ():
@@ -143,7 +148,7 @@ def _modules_behind(value: Any) -> Iterator[str]:
 def _files(names: Iterable[str]) -> list[Path]:
     """Return the exporter's files, and those of some modules.
 
-    Modules that are not installed are followed to what they have from others.
+    The imports of modules that are not installed are followed.
     """
     files: set[Path] = set()
     for folder in _FOLDERS:
@@ -163,14 +168,14 @@ def _files(names: Iterable[str]) -> list[Path]:
 
 
 def _imported_by(module: ModuleType, path: Path) -> list[str]:
-    """Return names of the modules that a module has something from."""
+    """Return the names of the modules from which a module imports."""
     names = []
     for value in list(vars(module).values()):
         if isinstance(value, ModuleType):
             names.append(value.__name__)
         else:
             names.append(str(getattr(value, "__module__", "")))
-    # A constant does not say where it is from, so that import statements are read, too.
+    # A constant does not record its module, so import statements are read, too.
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.ImportFrom):
             above = str(module.__package__).rsplit(".", node.level - 1)[0] if node.level else ""

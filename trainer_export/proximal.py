@@ -1,4 +1,4 @@
-"""The proximal term of FedProx, which keeps a device's weights near those it was sent.
+"""The proximal term of FedProx, which keeps a device's weights close to the sent ones.
 
 Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: "Federated
 Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, equation 2:

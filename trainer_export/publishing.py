@@ -1,9 +1,9 @@
-"""Publishes artifact sets: a folder takes the place of another in one rename.
+"""Publishes artifact sets: one rename replaces a folder by another.
 
-Its files lie by content beside it.
+Its files are stored by content beside it.
 
-What is unfinished lies in a hidden folder, which is locked while its export lives: the export that
-ends takes it away, however it ends, and what a killed one left is taken away by the next.
+An unfinished set is in a hidden folder, locked while its export runs. The export removes the folder
+when it ends for any reason; the next export removes the folder of a killed one.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from fleet_protocol.locks import LOCKS, hold
 from fleet_protocol.manifest import digest_of
 
 _OBJECTS = "objects"
-_TRIES = 10  # of making a folder that an export beside this one takes for a dead one's and removes
+_TRIES = 10  # a parallel export may remove a new folder that it takes for an abandoned one
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -32,19 +32,19 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Make a folder that takes the place of ``folder`` if the block ends well, and vanishes if not.
+    """Create a folder that replaces ``folder`` if the block succeeds, and is removed otherwise.
 
-    SIGTERM ends the block as SIGINT does. When it is published each file is a link to
-    ``objects/<sha256[:2]>/<sha256>`` beside the folder, and objects that no set has any more are
-    gone.
+    SIGTERM ends the block like SIGINT. Each published file is a link to
+    ``objects/<sha256[:2]>/<sha256>`` beside the folder, and objects that no set uses any longer are
+    removed.
 
     Raises:
-        StorageError: no folder can be made beside it.
+        StorageError: cannot create a folder beside it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     retired = folder.with_name(f".{folder.name}.old")
     if retired.exists() and not folder.exists():
-        # A process was killed between the two renames below.
+        # An earlier process was killed between the two renames below.
         retired.rename(folder)
     with _interruptible(), _locked_folder(folder) as fresh:
         shutil.rmtree(retired, ignore_errors=True)
@@ -60,7 +60,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def _replace(folder: Path, fresh: Path, retired: Path) -> None:
-    """Put a folder in the place of another; if that fails, the other is back."""
+    """Replace a folder by another; restore it if that fails."""
     try:
         if folder.exists():
             folder.rename(retired)
@@ -73,9 +73,9 @@ def _replace(folder: Path, fresh: Path, retired: Path) -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM raise, so that what is unfinished is removed.
+    """Let SIGTERM raise an exception, so that the unfinished folder is removed.
 
-    A program that handles it itself goes on doing so.
+    An existing handler of the program stays in place.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -94,12 +94,12 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_folder(folder: Path) -> Iterator[Path]:
-    """Make a hidden folder beside another, locked until the end.
+    """Create a hidden folder beside another, locked until the end.
 
-    Those whose export ended are removed.
+    Hidden folders of ended exports are removed.
     """
     prefix = f".{folder.name}.new-"
-    if LOCKS:  # without them there is no way to know whether an export still holds a folder
+    if LOCKS:  # without locks it is impossible to detect whether an export still uses a folder
         _remove_unheld(folder.parent, prefix)
     with contextlib.ExitStack() as stack:
         for _ in range(_TRIES):
@@ -111,14 +111,14 @@ def _locked_folder(folder: Path) -> Iterator[Path]:
                     break
         else:
             raise StorageError(
-                f"no folder can be kept beside {folder} while it is exported; export into another"
-                " folder"
+                f"parallel exports kept removing the temporary folder beside {folder}; export"
+                " into another folder"
             )
         yield fresh
 
 
 def _remove_unheld(parent: Path, prefix: str) -> None:
-    """Remove the hidden folders that no process holds."""
+    """Remove the hidden folders that no process has locked."""
     for abandoned in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             lock = hold(abandoned)
@@ -150,7 +150,7 @@ def _link_objects(folder: Path, objects: Path) -> None:
 def _forget_objects(objects: Path) -> None:
     """Remove objects that no set links to.
 
-    They are of sets that were replaced, and of exports that were killed.
+    They belong to replaced sets and to killed exports.
     """
     for stored in objects.glob("??/*"):
         with contextlib.suppress(OSError):

@@ -25,25 +25,25 @@ _CROSS_ENTROPY = MaskedCrossEntropy()
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one training step does; the learning rate and the label mask are inputs of the graph.
+    """The recipe of a training step; learning rate and label mask are inputs of the graph.
 
     Example:
         >>> Recipe(Sgd(momentum=0.5), clip_norm=None).optimizer.states
         (State(name='momentum_buffer', initial=0.0),)
 
     Attributes:
-        optimizer: the update rule with its numbers.
-        loss: what is made small.
+        optimizer: the update rule with its parameters.
+        loss: the loss to minimise.
         clip_norm: largest global norm of the gradient; None for no clipping.
-        clip_value: largest absolute value of each of its entries, which is bounded before the norm;
-            None for none.
-        accumulate: whether a step may be given a batch in pieces, with a sum of gradients for every
-            parameter.
+        clip_value: largest absolute value of each entry of the gradient, applied before the norm;
+            None for no limit.
+        accumulate: whether a step may receive a batch in micro-batches, with a sum of gradients for
+            every parameter.
         proximal: whether the graph takes anchors and the strength mu of FedProx's proximal term.
-        metrics: what an evaluation reports beside the loss and what goes with it.
+        metrics: metrics that an evaluation reports besides the loss.
 
     Raises:
-        ConfigError: a number is out of its range, or a metric does not go with the loss.
+        ConfigError: a parameter is out of range, or a metric is incompatible with the loss.
     """
 
     optimizer: Optimizer = _SGD
@@ -60,7 +60,7 @@ class Recipe:
             metric.check(self.loss)
 
     @classmethod
-    def of(
+    def from_table(
         cls,
         table: RecipeTable,
         own: Mapping[str, type[Any]] = MappingProxyType({}),
@@ -68,17 +68,18 @@ class Recipe:
         """Return the recipe that a table describes.
 
         Args:
-            table: as a configuration has it.
-            own: losses and metrics of the user's file, as its registry has them.
+            table: the table of a configuration.
+            own: losses and metrics from the registry of the user's file.
 
         Raises:
-            ConfigError: there is no such optimizer, loss or number, or a number is out of its
+            ConfigError: there is no such optimizer, loss or parameter, or a parameter is out of
                 range.
         """
         metrics = tuple(metric_named(metric.name, metric.settings, own) for metric in table.metrics)
         return cls(
             optimizer_named(table.optimizer.name, table.optimizer_settings),
             loss_named(table.loss.name, table.loss.settings, own),
+            # A table has no None, so 0 turns clipping off.
             clip_norm=table.clip_norm or None,
             proximal=table.proximal,
             clip_value=table.clip_value or None,
@@ -88,15 +89,15 @@ class Recipe:
 
     @property
     def has_own(self) -> bool:
-        """Whether the loss or a metric is the user's."""
+        """Return whether the loss or a metric comes from the user."""
         records = (self.loss, *self.metrics)
         return any(isinstance(record, (OwnLoss, OwnMetric)) for record in records)
 
     def try_out(self, output: Tensor, answer: Answer) -> None:
-        """Try the user's losses and metrics on a batch of a model.
+        """Run the user's losses and metrics on a batch of a model.
 
         Raises:
-            ExportError: one does not work; the message names function and line.
+            ExportError: a loss or metric fails; the message names function and line.
         """
         if isinstance(self.loss, OwnLoss):
             self.loss.try_out(output, answer)
@@ -105,26 +106,32 @@ class Recipe:
                 metric.try_out(self.loss, output, answer)
 
     def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
-        """Return what a device keeps from step to step beside the parameters.
+        """Return the state that a device keeps between steps besides the parameters.
 
-        The order is that in which graphs take it.
+        The order is that of the graphs' inputs.
         """
         specs = self.optimizer.state_specs(shapes)
         if not self.accumulate:
             return specs
         sums = []
         for name, shape in shapes.items():
+            # After the optimizer's states, as inputs of the graph.
             sums.append(StateSpec(name=f"gradient_sum.{name}", shape=shape))
         return (*specs, *sums)
 
-    def spec(self, output: tuple[int, ...], zeros: Any = None) -> RecipeSpec:
-        """Return this recipe as the manifest states it; arguments as of `Loss.spec`."""
+    def spec(
+        self,
+        output: tuple[int, ...],
+        zeros: Any = None,
+    ) -> RecipeSpec:
+        """Return this recipe in the manifest's form; the arguments are those of `Loss.spec`."""
         return RecipeSpec(
             optimizer=self.optimizer.spec(),
             loss=self.loss.spec(output, zeros),
             clip_norm=self.clip_norm,
             proximal=self.proximal,
             clip_value=self.clip_value,
+            # Absent if off, so that sets without micro-batches keep their digests.
             accumulate=self.accumulate or None,
             metrics=tuple(metric.spec() for metric in self.metrics),
         )

@@ -1,8 +1,8 @@
-"""Computes cheap values again instead of keeping them, if that lowers a graph's peak of memory.
+"""Recomputes cheap values instead of keeping them, if that lowers a graph's peak memory.
 
-While it lowers a peak that is felt, a value that waits for a late consumer is dropped and computed
-again just before that consumer, from values that are alive there anyway (both halves of a max-pool
-from the normalised map).
+While this lowers a significant peak, a value that waits for a late consumer is dropped and
+recomputed just before that consumer from values that are alive there anyway (for example, both
+halves of a max pooling from the normalised map).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,37 +15,37 @@ from onnx import helper
 from trainer_export.graph import values_read
 from trainer_export.sized_graph import VIEWS, SizedGraph, attribute
 
-_SMALL_BYTES = 64 * 1024  # values below this may live as long as they like
-_LITTLE_BYTES = 8 * 1024 * 1024  # a peak that is little beside the 100 MB of a process that trains
-_WORK_FACTOR = 8  # bytes computed again per byte saved, at most
-_THIN_COLUMNS = 16  # a product over so few columns costs little more than writing its result
+_SMALL_BYTES = 64 * 1024  # values below this size are never recomputed
+_LITTLE_BYTES = 8 * 1024 * 1024  # a small peak beside the 100 MB of a process
+_WORK_FACTOR = 8  # largest number of recomputed bytes per saved byte
+_THIN_COLUMNS = 16  # a product over so few columns costs little more than its result
 
 _COMMUTATIVE = frozenset({"Add", "Max", "Min", "Mul"})
 _CHEAP = VIEWS | _COMMUTATIVE | {"HardSigmoid", "Pad", "Relu", "Slice", "Split", "Sub", "Transpose"}
 
 
-class _TooDear(Exception):
-    """A value cannot be had again for little."""
+class _TooExpensiveError(Exception):
+    """Recomputing a value is too expensive."""
 
 
 @dataclass(frozen=True)
 class _Peak:
-    """The worst moment of a run."""
+    """The moment of peak memory of a run."""
 
-    nbytes: int  # of live values, inputs, outputs and constants left out
-    index: int  # of the node that runs then
-    alive: frozenset[str]  # values (not views) that lie in memory meanwhile
+    nbytes: int  # bytes of live values, without inputs, outputs and constants
+    index: int  # index of the node that runs then
+    alive: frozenset[str]  # values (not views) that are in memory then
 
 
 class _Reads:
-    """Which values nodes read; schedules that differ in a few nodes share it."""
+    """Caches the values that nodes read; schedules that differ in a few nodes share it."""
 
     def __init__(self) -> None:
-        # A node is kept with what it reads, so that no other one takes its identity.
+        # The node is kept with its reads, so that no other object gets its id.
         self._by_node: dict[int, tuple[onnx.NodeProto, frozenset[str]]] = {}
 
-    def of(self, node: onnx.NodeProto) -> frozenset[str]:
-        """Return the values that a node reads, those that a graph inside it reads among them."""
+    def values_of(self, node: onnx.NodeProto) -> frozenset[str]:
+        """Return the values that a node reads, including those of its inner graphs."""
         entry = self._by_node.get(id(node))
         if entry is None:
             entry = (node, frozenset(values_read(node)))
@@ -54,13 +54,13 @@ class _Reads:
 
 
 class _Schedule:
-    """An order of nodes, and how long each value lives in it.
+    """An order of nodes, and the lifetime of each value in it.
 
     Args:
-        nodes: in the order in which they run.
-        sizes: bytes of values.
-        fixed: values that live outside of a run: inputs, outputs, constants.
-        reads: what nodes read.
+        nodes: the nodes in the order in which they run.
+        sizes: sizes of values in bytes.
+        fixed: values that live outside a run: inputs, outputs, constants.
+        reads: the values that nodes read.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class _Schedule:
         self.sizes = dict(sizes)
         self.fixed = fixed
         self.reads = reads
-        # For each node whose memory it reads.
+        # The values whose memory each node reads.
         self._read_roots: list[set[str]] = []
         self.owner: dict[str, str] = {}
         self.uses: dict[str, list[int]] = {}
@@ -83,19 +83,19 @@ class _Schedule:
             if node.op_type in VIEWS:
                 self.owner[node.output[0]] = self.root(node.input[0])
             self.producer.update(dict.fromkeys(node.output, node))
-            roots = {self.root(name) for name in reads.of(node)}
+            roots = {self.root(name) for name in reads.values_of(node)}
             self._read_roots.append(roots)
             for name in roots:
                 self.uses.setdefault(name, []).append(index)
         self.outside = fixed | {self.root(name) for name in fixed}
 
     def root(self, name: str) -> str:
-        """Return the value whose memory a name means."""
+        """Return the value that owns the memory of a name."""
         return self.owner.get(name, name)
 
     @cached_property
     def peak(self) -> _Peak:
-        """The worst moment."""
+        """Return the moment of peak memory."""
         live = 0
         worst = _Peak(0, 0, frozenset())
         alive: set[str] = set()
@@ -116,20 +116,20 @@ class _Schedule:
         return worst
 
     def _has_memory(self, name: str) -> bool:
-        """Return whether an output of a node lies in memory that the run takes for it."""
+        """Return whether the run allocates memory for an output of a node."""
         return bool(name) and name not in self.owner and name not in self.outside
 
 
 def compute_again(graph: SizedGraph) -> None:
     """Drop and recompute values, one after the other.
 
-    It ends when the peak is little or goes down no more.
+    It ends when the peak is small or cannot be lowered further.
     """
     fixed = set()
     for value in (*graph.proto.input, *graph.proto.output):
         fixed.add(value.name)
     fixed.update(tensor.name for tensor in graph.proto.initializer)
-    # Sizes of the graph as it is now, rewritten since it was measured.
+    # Sizes of the current graph, which was rewritten since the last measurement.
     model = helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])
     sizes = SizedGraph(model).sizes
     schedule = _Schedule(graph.proto.node, sizes, frozenset(fixed), _Reads())
@@ -143,10 +143,14 @@ def compute_again(graph: SizedGraph) -> None:
     graph.replace(schedule.nodes)
 
 
-def _improved(graph: SizedGraph, schedule: _Schedule, peak: _Peak) -> _Schedule | None:
+def _improved(
+    graph: SizedGraph,
+    schedule: _Schedule,
+    peak: _Peak,
+) -> _Schedule | None:
     """Return the schedule with one value recomputed so that its peak is lower.
 
-    The largest such value comes first, and of equal ones the first by name, so that the result
+    The largest such value is chosen first, and among equals the first by name, so that the result
     does not depend on the order of a set.
     """
     waiting = []
@@ -160,15 +164,20 @@ def _improved(graph: SizedGraph, schedule: _Schedule, peak: _Peak) -> _Schedule 
             continue
         try:
             candidate = _recomputed(graph, schedule, name, late)
-        except _TooDear:
+        except _TooExpensiveError:
             continue
         if candidate.peak.nbytes < peak.nbytes:
             return candidate
     return None
 
 
-def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) -> _Schedule:
-    """Return the schedule in which a value is computed again before a late consumer.
+def _recomputed(
+    graph: SizedGraph,
+    schedule: _Schedule,
+    target: str,
+    late: int,
+) -> _Schedule:
+    """Return the schedule in which a value is recomputed before a late consumer.
 
     Args:
         graph: gives names, and shapes.
@@ -177,7 +186,7 @@ def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) 
         late: index of the first consumer that reads the copy.
 
     Raises:
-        _TooDear: it costs too much.
+        _TooDear: recomputing costs too much.
     """
     copies = _Copies(graph, schedule, target, late)
     tail = []
@@ -193,15 +202,21 @@ def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) 
         copy.input.extend(inputs)
         tail.append(copy)
     if copies.work() > _WORK_FACTOR * schedule.sizes[target]:
-        raise _TooDear
+        raise _TooExpensiveError
     nodes = [*schedule.nodes[:late], *copies.nodes, *tail]
     return _Schedule(nodes, copies.sizes, schedule.fixed, schedule.reads)
 
 
 class _Copies:
-    """The nodes that compute a value again, and all that is not alive then of what they read."""
+    """The nodes that recompute a value and all their inputs that are not alive then."""
 
-    def __init__(self, graph: SizedGraph, schedule: _Schedule, target: str, late: int) -> None:
+    def __init__(
+        self,
+        graph: SizedGraph,
+        schedule: _Schedule,
+        target: str,
+        late: int,
+    ) -> None:
         self.targets = set(schedule.producer[target].output)
         self.nodes: list[onnx.NodeProto] = []
         self.sizes = dict(schedule.sizes)
@@ -211,7 +226,7 @@ class _Copies:
         self._renamed: dict[str, str] = {}
 
     def copy_of(self, name: str) -> str:
-        """Return the name of a value computed again, or its own if it is alive then."""
+        """Return the name of a recomputed value, or its original name if it is alive then."""
         if name in self._renamed:
             return self._renamed[name]
         root = self._schedule.root(name)
@@ -224,7 +239,7 @@ class _Copies:
         return self._renamed[name]
 
     def work(self) -> int:
-        """Return the bytes that the copies write."""
+        """Return the number of bytes that the copies write."""
         total = 0
         for node in self.nodes:
             if node.op_type not in VIEWS:
@@ -234,11 +249,10 @@ class _Copies:
     def _copy(self, node: onnx.NodeProto) -> None:
         thin = _is_thin(self._graph, node)
         if node.op_type not in _CHEAP and not thin:
-            raise _TooDear
+            raise _TooExpensiveError
         inputs = [self.copy_of(name) for name in node.input]
         if node.op_type in _COMMUTATIVE and inputs == list(node.input):
-            # Another expression for the same value, which the runtime does not merge with the
-            # first.
+            # A different expression for the same value, so that the runtime does not merge them.
             inputs.reverse()
         for output in node.output:
             self._renamed[output] = self._graph.name()
@@ -273,9 +287,9 @@ def _is_thin(graph: SizedGraph, node: onnx.NodeProto) -> bool:
 
 
 def _set_unlike(node: onnx.NodeProto) -> None:
-    """Make a product another expression, which the runtime does not merge with the first.
+    """Change a product's expression, so that the runtime does not merge it with the first.
 
-    Beta scales nothing here, so it may be any number of its own.
+    Beta scales nothing here, so it may be any unique number.
     """
     kept = []
     for setting in node.attribute:
@@ -287,7 +301,7 @@ def _set_unlike(node: onnx.NodeProto) -> None:
 
 
 def _stays(schedule: _Schedule, root: str, late: int) -> bool:
-    """Return whether a value is alive at a node anyway, or is so small that it may as well be."""
+    """Return whether a value is alive at a node anyway, or is small enough to keep."""
     if root in schedule.outside or schedule.sizes.get(root, 0) < _SMALL_BYTES:
         return True
     return schedule.uses.get(root, [-1])[-1] >= late

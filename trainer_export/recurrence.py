@@ -1,10 +1,10 @@
-"""Recurrent cells as one operator over all steps, whose gradient is one operator too.
+"""Recurrent cells as one operator over all steps, with a gradient that is one operator, too.
 
-A graph has each as a loop.
+Each is a loop in the graph.
 
-A cell is what one step does to its states; the gradient of a step is traced from that. What the
-weights of the states add to the gates, ``a = h W^T + b``, is the same for all cells, so the
-gradient of ``W`` is one product over all steps.
+A cell is the function of one step; the gradient of a step is traced from it. The contribution of
+the states to the gates, ``a = h W^T + b``, is the same for all cells, so the gradient of ``W`` is
+one product over all steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,10 @@ class Cell:
     """A kind of recurrent layer.
 
     Attributes:
-        gates: how many times the size of a state its pre-activations are.
+        gates: size of its pre-activations as a multiple of a state's size.
         states: number of states; the first is the output.
-        step: from what the input adds to the gates [batch, gates * size], what the states add to
-            them, and the states [batch, size], to the new states.
+        step: maps the contributions of input and states to the gates, both [batch, gates * size],
+            and the states [batch, size] to the new states.
     """
 
     gates: int
@@ -42,8 +42,8 @@ def _lstm(z: Tensor, a: Tensor, states: States) -> list[Tensor]:
 
 
 def _gru(z: Tensor, a: Tensor, states: States) -> list[Tensor]:
-    # n = tanh(z_n + sigmoid(r) * a_n), h' = n + sigmoid(u) * (h - n): the reset gate acts on what
-    # the states add, as in PyTorch.
+    # n = tanh(z_n + sigmoid(r) * a_n), h' = n + sigmoid(u) * (h - n): the reset gate applies to the
+    # contribution of the states, as in PyTorch.
     z_reset, z_update, z_new = z.chunk(3, 1)
     a_reset, a_update, a_new = a.chunk(3, 1)
     new = torch.tanh(z_new + torch.sigmoid(z_reset + a_reset) * a_new)
@@ -60,17 +60,27 @@ CELLS: Mapping[str, Cell] = MappingProxyType(
 )
 
 
-def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -> list[Tensor]:
+def forth(
+    cell: Cell,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    states: States,
+) -> list[Tensor]:
     """Return the new states after one step.
 
     Args:
-        cell: what it does.
-        z: what the input adds to the gates, float32 [batch, gates].
-        weight: of the first state, float32 [gates, size].
+        cell: the cell.
+        z: contribution of the input to the gates, float32 [batch, gates].
+        weight: weights of the first state, float32 [gates, size].
         bias: float32 [gates].
         states: float32 [batch, size] each.
     """
-    return cell.step(z, torch.addmm(bias, states[0], weight.t()), states)
+    return cell.step(
+        z,
+        torch.addmm(bias, states[0], weight.t()),
+        states,
+    )
 
 
 def back(  # noqa: PLR0913  (an argument for each thing that it needs)
@@ -83,14 +93,18 @@ def back(  # noqa: PLR0913  (an argument for each thing that it needs)
 ) -> list[Tensor]:
     """Return the gradient of :func:`forth`.
 
-    It is with respect to the states, ``z`` and what the states add to the gates.
+    It is with respect to the states, ``z`` and the contribution of the states to the gates.
     """
     with torch.enable_grad():
         gates = torch.addmm(bias, states[0], weight.t())
         leaves = []
         for tensor in (z, gates, *states):
             leaves.append(tensor.detach().requires_grad_())
-        new = cell.step(leaves[0], leaves[1], leaves[2:])
+        new = cell.step(
+            leaves[0],
+            leaves[1],
+            leaves[2:],
+        )
         slope_of: list[Tensor | None] = list(
             torch.autograd.grad(new, leaves, list(slopes), allow_unused=True)
         )
@@ -98,7 +112,7 @@ def back(  # noqa: PLR0913  (an argument for each thing that it needs)
     for slope, leaf in zip(slope_of, leaves, strict=True):
         gradients.append(torch.zeros_like(leaf) if slope is None else slope)
     to_z, to_gates, *before = gradients
-    # The first state reaches the cell through the gates, too.
+    # The first state also affects the cell through the gates.
     through_gates = to_gates @ weight
     before[0] = through_gates if slope_of[2] is None else before[0] + through_gates
     return [*before, to_z, to_gates]
@@ -115,9 +129,9 @@ def recurrence(
     """Run all steps of a cell.
 
     Args:
-        kind: of `CELLS`.
-        z: what the inputs add to the gates, float32 [steps, batch, gates].
-        weight: of the first state, float32 [gates, size].
+        kind: a key of `CELLS`.
+        z: contribution of the inputs to the gates, float32 [steps, batch, gates].
+        weight: weights of the first state, float32 [gates, size].
         bias: float32 [gates].
         start: the states before the first step, float32 [batch, size].
 
@@ -147,22 +161,22 @@ def recurrence_backward(  # noqa: PLR0913  (an argument for each thing that it n
     """Return the gradient of :func:`recurrence`.
 
     Args:
-        kind: of `CELLS`.
-        slopes: of each state after every step, None for one that nothing else depends on.
-        z: as of :func:`recurrence`, as `weight` and `bias`.
-        weight: of the first state.
-        bias: of the gates.
+        kind: a key of `CELLS`.
+        slopes: gradients of each state after every step; None for a state without other uses.
+        z: as in :func:`recurrence`, like `weight` and `bias`.
+        weight: weight of the first state.
+        bias: bias of the gates.
         before: each state before every step, float32 [steps, batch, size].
 
     Returns:
-        With respect to the first states, ``z``, and what the states add to the gates.
+        The gradients of the first states, ``z``, and the contribution of the states to the gates.
 
     Raises:
-        NotImplementedError: it is run; a graph has it as a loop over :func:`back`.
+        NotImplementedError: the function is called; in graphs it is a loop over :func:`back`.
     """
     del slopes, z, weight, bias, before
     raise NotImplementedError(
-        f"the gradient of {kind} is written into graphs, and nothing runs it here"
+        f"the gradient of {kind} exists only in exported graphs and cannot run in PyTorch"
     )
 
 
@@ -211,7 +225,14 @@ def _gradient(ctx: Any, slopes: Sequence[Tensor | None]) -> tuple[Any, ...]:
     before = []
     for first, after in pairs:
         before.append(torch.cat([first.unsqueeze(0), after[:-1]]))
-    *start, to_z, to_gates = recurrence_backward(ctx.kind, list(slopes), z, weight, bias, before)
+    *start, to_z, to_gates = recurrence_backward(
+        ctx.kind,
+        list(slopes),
+        z,
+        weight,
+        bias,
+        before,
+    )
     gates = to_gates.flatten(0, 1)
     return None, to_z, gates.t() @ before[0].flatten(0, 1), gates.sum(0), start
 

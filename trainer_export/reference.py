@@ -1,4 +1,4 @@
-"""PyTorch training a module as its author wrote it, which exported steps are compared with."""
+"""Trains the original module with PyTorch, as the reference of exported steps."""
 
 import contextlib
 import copy
@@ -20,19 +20,19 @@ from trainer_export.proximal import proximal_loss
 from trainer_export.recipe import Recipe
 
 LEARNING_RATE = 0.01
-MU = 0.5  # of the proximal term: large, so that it counts within a few steps
+MU = 0.5  # strength of the proximal term: large, so that it matters within a few steps
 
 Arrays = dict[str, NDArray[Any]]
 
 
 class TorchOptimizer:
-    """PyTorch's own optimizer and clipping, with states under our names.
+    """PyTorch's optimizer and clipping, with states by the exporter's names.
 
     Args:
-        recipe: the numbers of both.
-        module: whose parameters are trained.
-        base: names of those that are not.
-        underway: whether it has `UNDERWAY` steps behind it; otherwise it begins.
+        recipe: the parameters of both.
+        module: the module to train.
+        base: names of its parameters that are not trained.
+        underway: whether the states are those after `UNDERWAY` steps, not the initial ones.
     """
 
     def __init__(
@@ -52,10 +52,11 @@ class TorchOptimizer:
         self._steps = 0
         self._optimizer = recipe.optimizer.pytorch(list(self._parameters.values()), LEARNING_RATE)
         if underway:
+            # Some rules divide by a state: after no steps, rounding errors would be whole steps.
             self._put_steps_behind()
 
     def _put_steps_behind(self) -> None:
-        """Set states to what they are after some steps, where an optimizer says what that is."""
+        """Set states to their values after some steps, if the optimizer defines these."""
         values = {}
         for state in self._record.states:
             if state.underway is not None:
@@ -68,30 +69,32 @@ class TorchOptimizer:
             for name, value in values.items():
                 states[name] = torch.full_like(parameter, value)
             steps = torch.tensor(float(UNDERWAY))
+            # PyTorch's optimizers count steps for each parameter.
             self._optimizer.state[parameter] = {"step": steps, **states}
 
     def step(self, loss: Tensor, *, materialize: bool = False) -> None:
-        """Go down the gradient of a loss.
+        """Take a step along the gradient of a loss.
 
         Args:
             loss: float [].
-            materialize: whether a parameter outside the loss has a gradient of zero, which weight
-                decay adds to.
+            materialize: whether a parameter without influence on the loss gets a zero gradient, so
+                that weight decay applies.
         """
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter in self._parameters.values():
             if parameter.grad is None and materialize:
                 parameter.grad = parameter.detach().new_zeros(parameter.shape)
         if self._recipe.clip_value is not None:
+            # Entries before the norm, the order of the graph.
             nn.utils.clip_grad_value_(self._parameters.values(), self._recipe.clip_value)
         if self._recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._recipe.clip_norm)
         self._optimizer.step()
-        self._optimizer.zero_grad()  # they would lie beside all that the graph needs
+        self._optimizer.zero_grad()  # they would take memory that the graph needs
         self._steps += 1
 
     def double(self) -> None:
-        """Go on in float64, as the module does."""
+        """Continue in float64, like the module."""
         for states in self._optimizer.state.values():
             states.update({name: _doubled(value) for name, value in states.items()})
 
@@ -103,7 +106,13 @@ class TorchOptimizer:
             for parameter in self._parameters.values():
                 value = self._optimizer.state.get(parameter, {}).get(state.name)
                 if value is None:  # before the first step
-                    values.append(np.full(tuple(parameter.shape), state.initial, np.float32))
+                    values.append(
+                        np.full(
+                            tuple(parameter.shape),
+                            state.initial,
+                            np.float32,
+                        )
+                    )
                 else:
                     values.append(value.numpy())
         if self._record.counts_steps:
@@ -113,9 +122,9 @@ class TorchOptimizer:
 
 
 class Reference:
-    """PyTorch training a copy of a module as it was written.
+    """Trains a copy of the original module with PyTorch.
 
-    Arguments are those of `TorchOptimizer`.
+    The arguments are those of `TorchOptimizer`.
     """
 
     def __init__(
@@ -129,6 +138,7 @@ class Reference:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe = recipe
         self._base = base
+        # The values of the original, which stays as it was sent while its copy is trained.
         self._sent = [parameter.detach() for parameter in module.parameters()]
         self._optimizer = TorchOptimizer(recipe, self._module, base, underway=underway)
 
@@ -143,18 +153,23 @@ class Reference:
         loss = self._recipe.loss.pytorch(self._module(x), answer)
         whole = loss
         if self._recipe.proximal:
-            whole = loss + proximal_loss(list(self._module.parameters()), self._sent, MU)
+            # The device reports the loss without this term.
+            whole = loss + proximal_loss(
+                list(self._module.parameters()),
+                self._sent,
+                MU,
+            )
         self._optimizer.step(whole)
         return loss.detach().numpy()
 
     def double(self) -> None:
-        """Go on in float64."""
+        """Continue in float64."""
         self._module.double()
         self._optimizer.double()
         self._sent = [_doubled(value) for value in self._sent]
 
     def anchors(self) -> Arrays:
-        """Return the weights at the start, as the graph takes them for the proximal term."""
+        """Return the initial weights, as inputs of the graph for the proximal term."""
         named = zip(self._module.named_parameters(), self._sent, strict=True)
         anchors = {}
         for (name, _), value in named:
@@ -180,11 +195,12 @@ _T = TypeVar("_T", bound=_Training)
 
 
 def in_float64(training: _T, *batch: Any) -> _T | None:
-    """Return a copy that went one step from here in float64.
+    """Return a copy after one step from here in float64.
 
-    None where a module cannot, as with float32 tensors that it makes.
+    None if the module cannot run in float64, for example because it creates float32 tensors.
     """
     with contextlib.suppress(Exception):
+        # The original goes on from the state before this step.
         twin = copy.deepcopy(training)
         twin.double()
         twin.step(*tree_map(_doubled, batch))
@@ -194,6 +210,6 @@ def in_float64(training: _T, *batch: Any) -> _T | None:
 
 def _doubled(value: Any) -> Any:
     if isinstance(value, Answer):
-        return Answer(_doubled(value.y), _doubled(value.mask))
+        return Answer(_doubled(value.y), _doubled(value.mask), knobs=value.knobs)
     is_float = isinstance(value, Tensor) and value.is_floating_point()
     return value.double() if is_float else value

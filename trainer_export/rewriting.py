@@ -1,8 +1,8 @@
-"""Writes some of PyTorch's functions in simpler ones while a model is traced.
+"""Rewrites some of PyTorch's functions in simpler ones while a model is traced.
 
-A rewrite stands above autograd, so its gradient needs no rule of its own. It is found in
-`trainer_export.functions` by the function that it stands for. Only traces see it: what an exported
-graph is compared with is the module as its author wrote it.
+A rewrite happens above autograd, so its gradient needs no extra rule. `trainer_export.functions`
+lists the rewrites by function. Only traces use them: the reference of an exported graph is the
+original module.
 """
 
 import sys
@@ -20,21 +20,27 @@ from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ExportError
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = discover("trainer_export.functions", "FUNCTIONS")
-"""By the function: from its arguments its result, or NotImplemented to leave it as it is."""
+"""The rewrites by function: each takes the arguments and returns the result, or NotImplemented."""
 
 _TORCH = str(Path(torch.__file__).parent)
 _EXPORTER = str(Path(__file__).parent)
-_LINE = "stack_trace"  # under this name torch.fx copies it to every node
+_LINE = "stack_trace"  # torch.fx copies the value of this key to every node
 
 
 class Rewriting(TorchFunctionMode):
-    """Rewrites functions, and notes at each the line of the model's file that called it.
+    """Rewrites functions, and records the line of the model's file that called each one.
 
-    Traced nodes remember the line, for messages.
+    Traced nodes keep the line for messages.
     """
 
     @override
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         line = line_of(sys._getframe(1))  # noqa: SLF001 - no public name
         if line:
             traceback.current_meta[_LINE] = line
@@ -53,9 +59,9 @@ class Rewriting(TorchFunctionMode):
 
 
 def place_of(meta: Mapping[str, Any], line: str | None) -> str:
-    """Return the module and line that an entry of trace metadata names, for a message.
+    """Return the module and line in an entry of trace metadata, for a message.
 
-    Empty if it names none.
+    Empty if there are none.
     """
     stack = meta.get("nn_module_stack")
     if not stack:
@@ -68,16 +74,16 @@ def place_of(meta: Mapping[str, Any], line: str | None) -> str:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return the innermost line that is neither PyTorch's nor the exporter's.
+    """Return the innermost line outside PyTorch and the exporter.
 
-    Empty where there is none below the exporter.
+    Empty if there is no such line below the exporter.
     """
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(_EXPORTER):
-            # A rewrite stands between two lines of a model; anything else of ours is above it.
-            if code.co_name != "__torch_function__":
-                return ""
+        if code.co_name == "__torch_function__":
+            pass  # a rewrite, of the exporter or of a layer, stands between two lines of a model
+        elif code.co_filename.startswith(_EXPORTER):
+            return ""  # anything else of the exporter is above the model
         elif not code.co_filename.startswith((_TORCH, "<")):
             return f"line {frame.f_lineno} of {Path(code.co_filename).name}"
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""An ONNX graph with the sizes of its values for a batch, to be rewritten node by node."""
+"""An ONNX graph with the sizes of its values for a batch, for rewrites node by node."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from trainer_export.graph import live_nodes
 
 _BATCH = 32
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"})
-"""Operators that give memory another name."""
+"""Operators whose output shares their input's memory."""
 
 Shape = tuple[int, ...]
 
@@ -23,8 +23,10 @@ def sized(model: onnx.ModelProto, batch: int) -> onnx.GraphProto:
     fixed.CopyFrom(model)
     for value in (*fixed.graph.input, *fixed.graph.output):
         for dim in value.type.tensor_type.shape.dim:
+            # Only the batch is a named dimension.
             if dim.dim_param:
                 dim.dim_value = batch
+    # Shapes that the graph computes from shapes are followed, too.
     return onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
 
 
@@ -50,7 +52,7 @@ class SizedGraph:
         self._taken = {*self.producers, *self.constants, *inputs}
 
     def name(self) -> str:
-        """Return a name that no value has."""
+        """Return an unused name."""
         self._count += 1
         while f"memory.{self._count}" in self._taken:  # a graph that was rewritten before
             self._count += 1
@@ -61,9 +63,9 @@ class SizedGraph:
         return self.constant(np.array(values, np.int64))
 
     def constant(self, array: NDArray[np.int64]) -> str:
-        """Return a constant that no other node has.
+        """Return a constant for a single node.
 
-        The runtime would merge values again that share one.
+        The runtime would merge values that share a constant.
         """
         tensor = numpy_helper.from_array(array, self.name())
         self.proto.initializer.append(tensor)
@@ -75,6 +77,7 @@ class SizedGraph:
         needed = {value.name for value in self.proto.output}
         kept = live_nodes(nodes, needed)
         constants = []
+        # `live_nodes` has added to `needed` what the kept nodes read.
         for tensor in self.proto.initializer:
             if tensor.name in needed:
                 constants.append(tensor)
@@ -84,7 +87,7 @@ class SizedGraph:
 
 
 def attribute(node: onnx.NodeProto, name: str) -> int:
-    """Return an integer attribute of a node; 0 if it has none of this name."""
+    """Return an integer attribute of a node; 0 if it has no such attribute."""
     for entry in node.attribute:
         if entry.name == name:
             return int(entry.i)
@@ -92,7 +95,7 @@ def attribute(node: onnx.NodeProto, name: str) -> int:
 
 
 def _number_bytes(element_type: int) -> int:
-    """Return bytes of a number; 4 where nothing is known of its type."""
+    """Return the bytes of a number; 4 if its type is unknown."""
     if not element_type:
         return 4
     return int(helper.tensor_dtype_to_np_dtype(element_type).itemsize)

@@ -1,4 +1,4 @@
-"""The files of one tier: traced, compared with PyTorch and written, or copied if unchanged."""
+"""Writes the files of one tier after comparing them with PyTorch, or copies unchanged ones."""
 
 import gc
 import shutil
@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from fleet_protocol.errors import ExportError, ShoalError
+from fleet_protocol.graph_parts import BELOW
 from fleet_protocol.manifest import CheckSpec, digest_of
 from fleet_protocol.weights import encode_weights
 from models.cut import CLASSES
@@ -27,26 +28,26 @@ from trainer_export.formats import executorch, ort_training
 from trainer_export.formats import onnx as portable
 from trainer_export.formats.files import SetFile, UnavailableError
 from trainer_export.loss import Answer
-from trainer_export.manifests import Facts, manifest_of
+from trainer_export.manifests import SubModelFacts, manifest_of
 from trainer_export.model_inputs import (
     Signature,
     check_output,
     heads_of,
     model_noise,
     prepared,
-    require_one_output,
 )
 from trainer_export.own_class import own_class
 from trainer_export.parallel import Job, ReportStage
 from trainer_export.provenance import MADE_FROM, facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
 from trainer_export.recipe import Recipe
+from trainer_export.step_parts_check import NotKeptError, check_parts, without_parts
 from trainer_export.traced_program import advice_on
 
 Format = Literal["onnx", "ort-training", "executorch"]
 
-_BASE_BYTES = 100_000_000  # memory of a process that exports a tier, beside what it shares
-_COPIES = 8  # of the tier's parameters that such a process holds
+_BASE_BYTES = 100_000_000  # memory of a process that exports a tier, in addition to shared memory
+_COPIES = 8  # copies of the tier's parameters in such a process
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class _SubModel:
     """A tier that is built and ready to be exported.
 
     Attributes:
-        flops: per sample, of a forward pass and of a training step.
+        flops: FLOPs per sample of a forward pass and of a training step.
     """
 
     module: nn.Module
@@ -65,7 +66,7 @@ class _SubModel:
 
 @dataclass(frozen=True)
 class _Written:
-    """What the formats gave for one tier; each adds to it in turn."""
+    """The results of the formats for one tier; each format adds to it in turn."""
 
     files: list[SetFile]
     checks: list[CheckSpec]
@@ -78,7 +79,7 @@ class TierSets:
 
     Attributes:
         bases: files of frozen parameters by width.
-        folder: of the set that is being made.
+        folder: folder of the new set.
     """
 
     export: Export
@@ -87,13 +88,14 @@ class TierSets:
     folder: Path
 
     def reuse(self, tier: Tier, earlier: Path) -> bool:
-        """Copy a tier's files from an earlier export if they would come out the same.
+        """Copy a tier's files from an earlier export if they are up to date.
 
         Returns:
-            Whether they would.
+            Whether they were copied.
         """
         if not (earlier / MADE_FROM).is_file():
             return False
+        # Only a build, no trace: that takes the time of an export.
         if not unchanged(earlier, self._facts(tier, self.export.module(tier))):
             return False
         shutil.copytree(earlier, self.folder / tier.id)
@@ -102,7 +104,7 @@ class TierSets:
     def job(self, tier: Tier) -> Job:
         """Return the job that exports a tier.
 
-        It raises what `trainer_export.artifact_set.export_architecture` says.
+        It raises the errors of `trainer_export.artifact_set.export_architecture`.
         """
         nbytes = _BASE_BYTES + 4 * _COPIES * self.export.layout.parameter_count(tier)
         return Job(tier.id, nbytes, lambda report: self._run(tier, report))
@@ -111,13 +113,14 @@ class TierSets:
         """Export a tier, and name the user's line if the model's own code fails."""
         try:
             self._write(tier, report)
+        # These already say what to do; all others come from the model's own code.
         except (ShoalError, OSError, MemoryError):
             raise
         except Exception as error:
             raise ExportError(
                 f"{self.export.arch.name}: {tier.id}: the model fails{at_line_of(error)}:"
-                f" {first_line(error)}; it must run on any samples of its shape, in training, too,"
-                f" and {advice_on(error)}"
+                f" {first_line(error)}; it must run on any samples of its shape, also in"
+                f" training, and {advice_on(error)}"
             ) from error
 
     def _facts(self, tier: Tier, module: nn.Module) -> dict[str, Any]:
@@ -127,13 +130,15 @@ class TierSets:
         }
 
     def _write(self, tier: Tier, report: ReportStage) -> None:
-        """Trace, check and write a tier, whose model is tried out before the long work begins."""
+        """Trace, check and write a tier; first try out its model."""
         head = self.export.head(tier)
         module = self.export.module(tier)
-        made_from = self._facts(tier, module)  # before a trace changes anything in the module
+        made_from = self._facts(tier, module)  # before a trace changes the module
         model = self._prepare(tier, module)
+        # Before the trace, which takes minutes and whose errors name no line of the user.
         self._try_out(model)
 
+        # First, because every board can run this format; other formats add files to it.
         written, footprint = self._write_portable(tier, model, report)
         if "ort-training" in self.formats:
             self._add_ort_training(written, model, report)
@@ -146,7 +151,7 @@ class TierSets:
             write_file(folder / file.path, file.data)
         if head:
             write_file(folder / "head.safetensors", encode_weights(head))
-        facts = Facts(
+        facts = SubModelFacts(
             model.signature,
             model.signature.noise or {},
             tuple(written.checks),
@@ -160,11 +165,12 @@ class TierSets:
         write_file(folder / MADE_FROM, record_of(folder, made_from))
 
     def _prepare(self, tier: Tier, module: nn.Module) -> _SubModel:
-        """Measure a sub-model, and choose the batches that its graphs are checked with."""
+        """Measure a sub-model, and choose the batches for the checks of its graphs."""
         signature = self.export.signature_of(tier, module)
         signature = replace(signature, noise=model_noise(module, signature))
         flops = count_flops(module, signature)
         loss = self.export.recipe.loss
+        # Fewer steps and smaller batches for large models, whose checks would take minutes.
         batches = SizedBatches(
             signature,
             vocabulary_of(module),
@@ -174,11 +180,12 @@ class TierSets:
         return _SubModel(module, signature, batches, flops)
 
     def _try_out(self, model: _SubModel) -> None:
-        """Refuse a model that the recipe does not fit, or that has a head without a gradient."""
+        """Refuse a model that does not fit the recipe, or that has a head without a gradient."""
         _try_own_functions(model.module, self.export.recipe, model.batches)
         class_rows = set()
         for parameter in self.export.layout.parameters:
             for dim in parameter.dims:
+                # Rows of labels are the model's head: without a gradient it would never learn.
                 if any(segment.axis == CLASSES for segment in dim.segments):
                     class_rows.add(parameter.name)
         _refuse_idle(model.module, self.export.recipe, model.batches, class_rows)
@@ -189,30 +196,43 @@ class TierSets:
         model: _SubModel,
         report: ReportStage,
     ) -> tuple[_Written, Footprint]:
-        """Return the graphs with the file of frozen tensors, and what they cost a device."""
+        """Return the graphs with the file of frozen tensors, and their cost on a device."""
         recipe = self.export.recipe
         report("tracing")
         with _collection_paused():
             graphs = portable.write_graphs(model.module, model.signature, recipe)
-        report("checking against PyTorch")
-        checks = portable.check_graphs(graphs, model.module, recipe, model.batches)
+        report("comparing with PyTorch")
+        # The bytes that boards run are checked, after all rewrites.
+        checks = list(portable.check_graphs(graphs, model.module, recipe, model.batches))
+        skipped: dict[str, str] = {}
+        try:
+            checks += check_parts(graphs, model.module, recipe, model.batches)
+        except NotKeptError as error:
+            skipped[BELOW] = str(error)
+            graphs = without_parts(graphs)
         files: list[SetFile] = list(graphs)
         base = self.bases.get(tier.width)
         if base is not None:
             files.append(base)
         parameters = self.export.layout.parameter_count(tier)
         footprint = Footprint(parameters, *model.flops, peak_memory(graphs[0].model))
-        return _Written(files, list(checks)), footprint
+        return _Written(files, checks, skipped), footprint
 
-    def _add_ort_training(self, written: _Written, model: _SubModel, report: ReportStage) -> None:
+    def _add_ort_training(
+        self,
+        written: _Written,
+        model: _SubModel,
+        report: ReportStage,
+    ) -> None:
         recipe = self.export.recipe
         report("writing onnxruntime-training artifacts")
         artifacts: Sequence[SetFile] = ()
         try:
             artifacts = ort_training.write_artifacts(model.module, model.signature, recipe)
         except UnavailableError as error:
+            # A model that this format cannot hold is still exported in the others.
             written.skipped["ort-training"] = str(error)
-        # Reported without artifacts, too: the progress counts two stages for each format.
+        # Reported even without artifacts, because the progress counts two stages for each format.
         report("checking onnxruntime-training artifacts")
         if artifacts:
             written.checks.extend(
@@ -220,7 +240,12 @@ class TierSets:
             )
         written.files.extend(artifacts)
 
-    def _add_executorch(self, written: _Written, model: _SubModel, report: ReportStage) -> None:
+    def _add_executorch(
+        self,
+        written: _Written,
+        model: _SubModel,
+        report: ReportStage,
+    ) -> None:
         recipe = self.export.recipe
         report("writing ExecuTorch programs")
         programs: Sequence[SetFile] = ()
@@ -237,10 +262,10 @@ class TierSets:
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Pause the search for cycles of objects: a trace makes millions, which end together."""
+    """Pause the garbage collector: a trace creates millions of objects that end together."""
     enabled = gc.isenabled()
     gc.disable()
-    gc.freeze()  # so that the collection at the end skips what was there before
+    gc.freeze()  # so that the collection at the end skips older objects
     try:
         yield
     finally:
@@ -250,14 +275,20 @@ def _collection_paused() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _try_own_functions(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
+def _try_own_functions(
+    module: nn.Module,
+    recipe: Recipe,
+    batches: SizedBatches,
+) -> None:
     """Call the user's loss and metrics once on every size of a batch."""
-    require_one_output(batches.signature, recipe.loss)
+    recipe.loss.require_outputs(batches.signature.heads)
+    # Shoal's own losses and metrics have tests, and need no try.
     if not recipe.has_own:
         return
     with torch.no_grad():
-        for x, y in batches.take(len(batches.sizes)):
+        for x, y in batches.draw(len(batches.sizes)):
             output = prepared(module, "statistics")(x)
+            # The trial also differentiates the loss, which `no_grad` would prevent.
             with torch.enable_grad():
                 recipe.try_out(output, Answer(y, batches.mask()))
 
@@ -268,19 +299,20 @@ def _refuse_idle(
     batches: SizedBatches,
     class_rows: Container[str],
 ) -> None:
-    """Refuse a model of which a head would never be trained.
+    """Refuse a model with a head that would never be trained.
 
     Args:
         module: the sub-model.
         recipe: its loss must depend on every head.
-        batches: what is tried.
+        batches: the batches to try.
         class_rows: names of parameters that have rows for labels.
 
     Raises:
         ExportError: the loss does not depend on a head, or on one of these parameters.
     """
     model = prepared(module, "train")
-    x, y = next(batches.take(1))
+    x, y = next(batches.draw(1))
+    # Dropout draws here, and a set must not depend on whether this check ran.
     with torch.random.fork_rng(devices=[]):
         output = model(x)
     check_output(output, batches.signature)
@@ -295,7 +327,7 @@ def _refuse_idle(
         if value.requires_grad and get_gradient_edge(value)[:2] not in edges:
             raise ExportError(
                 f"the loss {recipe.loss.name} does not depend on {name}, which would never be"
-                " trained; let it depend on it, or leave that head out of the model"
+                " trained; use that head in the loss, or remove it from the model"
             )
 
 
@@ -307,7 +339,7 @@ def _edges_below(loss: torch.Tensor) -> set[Any]:
     waiting: list[Any] = [get_gradient_edge(loss)[:2]]
     while waiting:
         edge = waiting.pop()
-        # A function of None stands for a value without a gradient.
+        # None marks a value without a gradient.
         if edge[0] is not None and edge not in edges:
             edges.add(edge)
             waiting += edge[0].next_functions

@@ -1,4 +1,4 @@
-"""Refuses a PyTorch whose programs the exporter does not know."""
+"""Refuses unsupported versions of PyTorch."""
 
 from importlib.metadata import version
 
@@ -7,14 +7,14 @@ from fleet_protocol.errors import ConfigError
 FIRST = (2, 11)
 """The oldest minor release that pyproject.toml allows."""
 LAST = (2, 13)
-"""The newest one, with which the tests run."""
+"""The newest supported minor release, with which the tests run."""
 
 
 def require_known_torch() -> None:
-    """Check that the installed PyTorch is one that the exporter supports.
+    """Check that the exporter supports the installed PyTorch.
 
     Raises:
-        ConfigError: it is older or newer; the message has the range.
+        ConfigError: it is older or newer; the message gives the range.
     """
     installed = version("torch")
     major, minor = installed.split(".")[:2]
@@ -23,6 +23,6 @@ def require_known_torch() -> None:
     first = ".".join(map(str, FIRST))
     last = ".".join(map(str, LAST))
     raise ConfigError(
-        f"torch {installed} is installed, and exports work with torch {first} to {last}: "
-        f"pip install 'torch>={first},<{LAST[0]}.{LAST[1] + 1}'"
+        f"torch {installed} is installed, but the exporter supports torch {first} to {last}: pip"
+        f" install 'torch>={first},<{LAST[0]}.{LAST[1] + 1}'"
     )

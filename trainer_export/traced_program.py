@@ -1,8 +1,8 @@
-"""Runs a function once on fake tensors and keeps what it did as a flat list of torch operators."""
+"""Runs a function once on fake tensors and records it as a flat list of torch operators."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from traceback import extract_tb
@@ -30,6 +30,7 @@ from typing_extensions import override
 from fleet_protocol.errors import ExportError
 from models.user_lines import at_line_of, first_line
 from models.zoo.randomized_model import CHECKPOINT_REFUSAL
+from trainer_export.batch_sizes import agrees_at, symbols_as_lengths
 from trainer_export.batch_uses import Known, describe, mark_of, uses_of
 from trainer_export.graph import Port
 from trainer_export.lowering.table import LOWERINGS
@@ -40,22 +41,22 @@ from trainer_export.rewriting import Rewriting, line_of, place_of
 
 BATCH = "batch"
 _TORCH = str(torch.__path__[0])
-_EXAMPLE_BATCH = 5  # above 1, of which PyTorch takes other ways
-_OTHER_BATCH = 7  # for models that have the first among their own sizes
+_EXAMPLE_BATCH = 5  # above 1, because PyTorch traces a batch of 1 differently
+_OTHER_BATCH = 7  # for models that have a dimension of 5
+_MANY = 10**6
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced program with the names of what goes in and out.
+    """A traced program with the names of its inputs and outputs.
 
     Attributes:
         program: flat list of torch operators.
-        inputs: in the program's order.
+        inputs: the inputs in the program's order.
         input_specs: traced shapes of the inputs.
-        outputs: in the program's order.
+        outputs: the outputs in the program's order.
         batch_input: name of an input whose first dimension is the batch.
-        hidden: inputs and outputs that the graph shall not have; no output that it has depends on
-            such an input.
+        hidden: inputs and outputs to omit from the graph; no other output depends on such an input.
     """
 
     name: str
@@ -66,50 +67,58 @@ class Trace:
     batch_input: str
     hidden: frozenset[str] = frozenset()
 
-    def part(self, name: str, outputs: Sequence[str], hidden_inputs: Sequence[str] = ()) -> "Trace":
+    def part(
+        self,
+        name: str,
+        outputs: Sequence[str],
+        hidden_inputs: Sequence[str] = (),
+    ) -> "Trace":
         """Return the same program as another graph, with some of the outputs.
 
         Args:
-            name: of the graph.
-            outputs: those that it has.
-            hidden_inputs: inputs that only the other outputs depend on.
+            name: name of the graph.
+            outputs: outputs of the new graph.
+            hidden_inputs: inputs on which only the other outputs depend.
         """
         hidden = {port.name for port in self.outputs}.difference(outputs)
         return replace(self, name=name, hidden=frozenset({*hidden, *hidden_inputs}))
 
     def where(self, node: fx.Node) -> str:
-        """Return the module that a node comes from and the line of its file, for a message."""
+        """Return the module of a node and the line in its file, for a message."""
         for candidate in (node, *node.all_input_nodes):
             place = place_of(candidate.meta, candidate.stack_trace)
             if place:
                 return place
-        return f"the {self.name} graph outside any module"
+        return f"the {self.name} graph, outside any module"
 
 
 class _Batch(ShapeEnv):
-    """Notices what a model does with the size of its batch.
+    """Observes how a model uses its batch size.
 
     Attributes:
-        where: the first place where it was taken for a number, or decided which way to go.
-        branches: whether a condition of the model depends on it.
+        where: the first place where it was used as a number, or decided a branch.
+        other_sizes: sizes for which a condition of the model goes the other way.
     """
 
     where = ""
-    branches = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other_sizes: set[int] = set()
 
     @override
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
         value = super().evaluate_expr(*args, **kwargs)
         caller = sys._getframe(1)  # noqa: SLF001 - no public name
         if _is_condition_of_model(caller):
-            self.branches |= _depends_on_size(args[0], bool(value))
-        if (self.replacements or self.branches) and not self.where:
+            self.other_sizes |= _sizes_beyond(args[0], bool(value))
+        if (self.replacements or self.other_sizes) and not self.where:
             self.where = place_of(traceback.current_meta, line_of(caller))
         return value
 
 
 def _is_condition_of_model(frame: FrameType | None) -> bool:
-    """Return whether a size is compared in a condition outside of PyTorch."""
+    """Return whether a condition outside PyTorch compares a size."""
     while frame is not None and frame.f_code.co_name != "__bool__":
         frame = frame.f_back
     if frame is None or frame.f_back is None:
@@ -117,16 +126,16 @@ def _is_condition_of_model(frame: FrameType | None) -> bool:
     return not frame.f_back.f_code.co_filename.startswith(_TORCH)
 
 
-def _depends_on_size(condition: Any, value: bool) -> bool:
-    """Return whether a condition on the batch is another for other sizes.
+def _sizes_beyond(condition: Any, value: bool) -> set[int]:
+    """Return batch sizes for which a condition on the size has a different result from the example.
 
-    These are 1, many, and the numbers that it names with their neighbours.
+    Tried are 1, many, and the numbers that it names with their neighbours.
     """
-    sizes = {1, 2, 10**6}
+    sizes = {1, 2, _MANY}
     for number in condition.atoms(sympy.Integer):
         sizes.update(size for size in range(int(number) - 1, int(number) + 2) if size > 0)
     symbols = condition.free_symbols
-    return any(bool(condition.subs(dict.fromkeys(symbols, size))) != value for size in sizes)
+    return {size for size in sizes if bool(condition.subs(dict.fromkeys(symbols, size))) != value}
 
 
 def trace_program(
@@ -136,14 +145,14 @@ def trace_program(
     outputs: tuple[Port, ...],
     known: Known | None = None,
 ) -> Trace:
-    """Trace a pure function, of one tensor per input to one per output, with a dynamic batch.
+    """Trace a pure function of one tensor per input and output, with a dynamic batch.
 
     Args:
-        name: of the graph.
-        function: what is traced.
-        inputs: of the function.
-        outputs: of the function.
-        known: where programs that were traced before use the batch; this one's uses are added.
+        name: name of the graph.
+        function: the function.
+        inputs: inputs of the function.
+        outputs: outputs of the function.
+        known: uses of the batch size in programs traced before; this program's uses are added.
 
     Raises:
         ExportError: the function cannot be traced with a dynamic batch.
@@ -159,13 +168,10 @@ def trace_program(
                 return trace
     place = ""
     try:
-        for example in (_EXAMPLE_BATCH, _OTHER_BATCH):
-            batch = _Batch()
-            trace = tracing.with_symbol(example, batch)
-            if trace:
-                known[key] = uses_of(trace.program)
-                return trace
-            place = place or batch.where
+        trace, place = tracing.with_any_symbol()
+        if trace:
+            known[key] = uses_of(trace.program)
+            return trace
     except ExportError:
         raise
     except Exception as error:
@@ -175,30 +181,53 @@ def trace_program(
         ) from error
     at_place = f", {place}" if place else ""
     raise ExportError(
-        f"the {name} graph works for some batch sizes only{at_place}; do not use the batch size as"
-        " a number or in a condition (write x.shape[0] for len(x)), and call no function of"
-        " torch.jit.script"
+        f"the {name} graph works only for some batch sizes{at_place}; do not use the batch size as"
+        " a number, nor in a condition whose sides compute different results, and do not call"
+        " functions of torch.jit.script"
     )
 
 
 @dataclass(frozen=True)
 class _Tracing:
-    """A function that is traced, with what goes in and out."""
+    """A function to trace, with its inputs and outputs."""
 
     name: str
     function: Callable[..., list[Tensor]]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
+    def with_any_symbol(self) -> tuple[Trace | None, str]:
+        """Trace it with a symbol for the batch, for the first example that allows it.
+
+        Returns:
+            The trace, None if there is none; and the first place that depends on the batch size.
+        """
+        place = ""
+        # The second time for a model with `len(x)`, which makes a number of the batch.
+        for lengths in (nullcontext, symbols_as_lengths):
+            for example in (_EXAMPLE_BATCH, _OTHER_BATCH):
+                batch = _Batch()
+                with lengths():
+                    trace = self.with_symbol(example, batch)
+                if trace:
+                    return trace, place
+                place = place or batch.where
+        return None, place
+
     def with_symbol(self, example: int, batch: _Batch) -> Trace | None:
-        """Trace it with a symbol for the batch; None if it works for the example alone."""
+        """Trace it with a symbolic batch size; None if the result holds only for the example."""
         trace = self._trace(example, batch)
-        if self._is_for_one_size(trace) or (trace.batch_input and batch.branches):
+        if self._is_for_one_size(trace):
+            return None
+        # The sides of a condition may compute the same, as for a batch of 1 in a broadcast.
+        if trace.batch_input and not agrees_at(
+            batch.other_sizes - {_MANY}, trace.program, self.function, self.inputs
+        ):
             return None
         return trace
 
     def with_number(self, mark: int) -> Trace | None:
-        """Trace it with a number whose multiples are the batch; None if it has no batch then."""
+        """Trace it with a number as batch size; None if its multiples do not identify the batch."""
         trace = self._trace(mark, None)
         return None if self._is_for_one_size(trace) else trace
 
@@ -239,24 +268,25 @@ class _Tracing:
 
 
 _ADVICE = {
-    "checkpoint": "leave torch.utils.checkpoint out",
+    "checkpoint": "remove torch.utils.checkpoint",
     "numpy": "use PyTorch's functions instead of NumPy's",
     "does not require grad": (
-        "take gradients inside a model by torch.func.grad, which evaluation has, too"
+        "compute gradients inside a model with torch.func.grad, which also works in evaluation"
     ),
     "higher order operator": "use torch.where, which computes both branches",
 }
-"""What to do about an error, by words of it."""
+"""Advice on errors, by words in their messages."""
 
 
 def advice_on(error: Exception) -> str:
-    """Return what to do about an error of a model that is run or traced."""
+    """Return advice on an error of a model that is run or traced."""
     if isinstance(error, UnsupportedOperatorException):
-        return "write it in simpler operators"
+        return "write it with simpler operators"
     if any(frame.filename == transformer.__file__ for frame in extract_tb(error.__traceback__)):
         return (
-            "PyTorch's stacks of transformer layers look at the values of their mask: give"
-            " is_causal=False (a decoder tgt_is_causal=False), or take `shoal export --convert`"
+            "PyTorch's stacks of transformer layers inspect the values of their mask: pass"
+            " is_causal=False (in a decoder, tgt_is_causal=False), or use `shoal export"
+            " --convert`"
         )
     for words, advice in _ADVICE.items():
         if words in str(error):
@@ -266,9 +296,9 @@ def advice_on(error: Exception) -> str:
 
 @cache
 def _decompositions() -> dict[Any, Any]:
-    """Return decompositions of operators without a lowering of our own.
+    """Return decompositions of operators without a lowering.
 
-    PyTorch takes a tenth of a second to list its own.
+    Cached, because PyTorch takes a tenth of a second to list its decompositions.
     """
     rules: dict[Any, Any] = {**core_aten_decompositions(), **DECOMPOSITIONS}
     decompositions = {}
@@ -285,7 +315,7 @@ def _without_mutation(
 ) -> fx.GraphModule:
     """Return the program with in-place operators replaced by others.
 
-    A second pass, because PyTorch cannot do it while it also differentiates.
+    This is a second pass, because PyTorch cannot do it during differentiation.
     """
     if not any(_mutates(node.target) for node in program.graph.nodes):
         return program
@@ -298,20 +328,24 @@ def _mutates(target: Any) -> bool:
 
 
 def _recorded(function: Callable[..., Any], table: Any) -> Callable[..., fx.GraphModule]:
-    """Return `make_fx` without notes of the Python function that an operator comes from.
+    """Return `make_fx` without records of the Python function of each operator.
 
-    They take time, and nothing reads them.
+    The records take time, and nothing reads them.
     """
     return make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
 
 
-def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port], batch_size: int) -> list[Tensor]:
+def _fake_inputs(
+    mode: FakeTensorMode,
+    ports: Sequence[Port],
+    batch_size: int,
+) -> list[Tensor]:
     fakes: list[Tensor] = []
     batch: Any = None if mode.shape_env else batch_size
     for port in ports:
         dtype = torch.int64 if port.dtype == "int64" else torch.float32
         if BATCH in port.shape and batch is None:
-            # The first input with a batch makes its symbol, which the others share.
+            # The first input with a batch creates the symbol, which the others share.
             example = torch.zeros(_sizes(port, batch_size), dtype=dtype)
             dynamic = []
             for size in port.shape:
@@ -334,7 +368,7 @@ def _sizes(port: Port, batch: Any) -> list[Any]:
 
 @contextmanager
 def recorded_modules(model: nn.Module) -> Iterator[None]:
-    """Rewrite functions, and let traced nodes remember the module and line that are running."""
+    """Rewrite functions, and record the running module and line in traced nodes."""
     stack: list[tuple[str, type]] = []
 
     def note() -> None:

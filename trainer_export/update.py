@@ -1,7 +1,7 @@
 """One step of an optimizer on all parameters: proximal term, clipping, the optimizer's rule.
 
-Small tensors are joined to one and taken apart again, because each operator costs a few
-microseconds to start, more than it takes to work on a bias. Everything is pure and traceable.
+Small tensors are joined and split again, because starting an operator takes a few microseconds,
+more than its work on a bias. All functions are pure and traceable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from trainer_export.optimizer import Optimizer, Slot
 from trainer_export.proximal import proximal_gradients
 from trainer_export.recipe import Recipe
 
-# Numbers up to which a tensor joins others; copying it costs less than six more operators.
+# Largest number of elements of a joined tensor; copying it costs less than six more operators.
 _SMALL = 8192
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Everything that a step changes.
+class TrainedTensors:
+    """All values that a step changes.
 
     Attributes:
         parameters: float32, any shapes.
-        states: of the optimizer, by name, each in the order of the parameters.
-        step: number of steps so far, float32 []; None for an optimizer that counts none.
+        states: states of the optimizer by name, each in the order of the parameters.
+        step: number of steps so far, float32 []; None for an optimizer without a step counter.
     """
 
     parameters: Sequence[Tensor]
@@ -36,12 +36,18 @@ class Trained:
     step: Tensor | None = None
 
     @classmethod
-    def from_tensors(cls, tensors: Sequence[Tensor], optimizer: Optimizer) -> "Trained":
-        """Read the tensors that a graph takes.
+    def from_tensors(
+        cls,
+        tensors: Sequence[Tensor],
+        optimizer: Optimizer,
+    ) -> "TrainedTensors":
+        """Read the input tensors of a graph.
 
         Parameters come first, then the states as `Optimizer.state_specs` orders them.
         """
         kinds = [state.name for state in optimizer.states]
+        # Every state has as many tensors as there are parameters, so the numbers need not be passed
+        # on.
         count = (len(tensors) - optimizer.counts_steps) // (1 + len(kinds))
         states = {}
         for position, name in enumerate(kinds, 1):
@@ -50,7 +56,7 @@ class Trained:
         return cls(tensors[:count], states, step)
 
     def tensors(self) -> list[Tensor]:
-        """Return the reverse of :meth:`from_tensors`."""
+        """Return the tensors of a graph, the inverse of :meth:`from_tensors`."""
         tensors = list(self.parameters)
         for kind in self.states.values():
             tensors += kind
@@ -58,19 +64,23 @@ class Trained:
             tensors.append(self.step)
         return tensors
 
-    def only(self, places: Sequence[int]) -> "Trained":
-        """Return what belongs to some of the parameters."""
+    def only(self, places: Sequence[int]) -> "TrainedTensors":
+        """Return the values of some of the parameters."""
         states = {}
         for name, kind in self.states.items():
             states[name] = _at(places, kind)
-        return Trained(_at(places, self.parameters), states, self.step)
+        return TrainedTensors(_at(places, self.parameters), states, self.step)
 
-    def with_moved(self, moved: "Trained", places: Sequence[int]) -> "Trained":
-        """Return the whole after some of it was stepped.
+    def with_moved(
+        self,
+        moved: "TrainedTensors",
+        places: Sequence[int],
+    ) -> "TrainedTensors":
+        """Return all values after some of the parameters were stepped.
 
         Args:
-            moved: what :meth:`only` gave, stepped.
-            places: of its parameters.
+            moved: the stepped result of :meth:`only`.
+            places: places of its parameters.
         """
         parameters = list(self.parameters)
         _put(parameters, places, moved.parameters)
@@ -79,14 +89,18 @@ class Trained:
             states[name] = list(kind)
         for name, kind in states.items():
             _put(kind, places, moved.states[name])
-        return Trained(parameters, states, moved.step)
+        return TrainedTensors(parameters, states, moved.step)
 
 
 def _at(places: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensors[place] for place in places]
 
 
-def _put(tensors: list[Tensor], places: Sequence[int], new: Sequence[Tensor]) -> None:
+def _put(
+    tensors: list[Tensor],
+    places: Sequence[int],
+    new: Sequence[Tensor],
+) -> None:
     for place, tensor in zip(places, new, strict=True):
         tensors[place] = tensor
 
@@ -96,7 +110,7 @@ class Pull:
     """The proximal term.
 
     Attributes:
-        anchors: the weights that the device was sent, in parameter order.
+        anchors: the weights that the server sent, in parameter order.
         mu: its strength, float32 [].
     """
 
@@ -106,19 +120,21 @@ class Pull:
 
 def clip_scale(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
     """Return the factor, float32 [], that brings the norm of all gradients to a bound at most."""
+    # A norm of norms: no tensor of all gradients is made.
     norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
     norm = torch.linalg.vector_norm(norms)
+    # The 1e-6 of torch.nn.utils.clip_grad_norm_, whose results these are compared with.
     return torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
 
 
 def update(
-    trained: Trained,
+    trained: TrainedTensors,
     gradients: Sequence[Tensor],
     lr: Tensor,
     recipe: Recipe,
     pull: Pull | None = None,
-) -> Trained:
-    """Return what takes the place of `trained` after one step of the optimizer.
+) -> TrainedTensors:
+    """Return the new values of `trained` after one step of the optimizer.
 
     The pull of the proximal term is added to the gradient before it is clipped.
     """
@@ -130,7 +146,9 @@ def update(
         states[name] = _joined(kind, groups)
     if pull is not None:
         slopes = proximal_gradients(slopes, parameters, _joined(pull.anchors, groups), pull.mu)
+    # After the pull: the bound holds for all that moves the weights.
     slopes, scale = _clipped(slopes, recipe)
+    # Counted before the rule, since bias corrections divide by 1 - beta^step, which is 0 at 0.
     step = None if trained.step is None else trained.step + 1
 
     moved: list[Tensor] = list(trained.parameters)
@@ -148,11 +166,11 @@ def update(
         for name, new_state in new_states.items():
             _put(kept[name], group, _split(new_state, like))
         _put(moved, group, _split(slot.parameter - direction * lr, like))
-    return Trained(moved, kept, step)
+    return TrainedTensors(moved, kept, step)
 
 
 def _clipped(slopes: list[Tensor], recipe: Recipe) -> tuple[list[Tensor], Tensor | None]:
-    """Return gradients clipped by value, and the factor that clips their norm, if they are to be.
+    """Return gradients clipped by value, and the factor that clips their norm, if any.
 
     The factor is applied later, group by group.
     """
@@ -165,9 +183,9 @@ def _clipped(slopes: list[Tensor], recipe: Recipe) -> tuple[list[Tensor], Tensor
 
 
 def changing_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[Port, ...]:
-    """Return ports of all that a step changes.
+    """Return ports of all values that a step changes.
 
-    These are parameters, states of the optimizer, and sums of a batch that comes in pieces.
+    These are parameters, states of the optimizer, and gradient sums of micro-batches.
     """
     specs = recipe.state_specs(shapes)
     states = []
@@ -177,9 +195,9 @@ def changing_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tup
 
 
 def extra_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[Port, ...]:
-    """Return ports for the proximal term, and for taking a batch in pieces.
+    """Return ports for the proximal term and for micro-batches.
 
-    The term has the weights that were sent, and its strength.
+    The term needs the sent weights and its strength.
     """
     ports: list[Port] = []
     if recipe.proximal:
@@ -198,61 +216,79 @@ def stepped(
     extras: Sequence[Tensor],
     recipe: Recipe,
 ) -> list[Tensor]:
-    """Return what takes the place of everything that a graph changes.
+    """Return the new values of everything that a graph changes.
 
-    With ``recipe.accumulate`` a batch may come in pieces: gradients are summed by their shares of
-    the batch, and only the last piece moves anything else, which leaves the sums at zero.
+    With ``recipe.accumulate`` a batch may consist of micro-batches: gradients are summed, weighted
+    by their shares of the batch. Only the last micro-batch changes anything else and resets the
+    sums to zero.
 
     Args:
-        changing: as `changing_ports` names it.
-        gradients: by the places of those parameters that have one.
+        changing: the tensors of `changing_ports`.
+        gradients: gradients by the places of their parameters.
         lr: float32 [].
-        extras: as `extra_ports` names them.
-        recipe: how to step.
+        extras: the tensors of `extra_ports`.
+        recipe: the recipe.
     """
     optimizer = recipe.optimizer
     kinds = 1 + len(optimizer.states) + recipe.accumulate
     count = (len(changing) - optimizer.counts_steps) // kinds
+    # Frozen parameters and those that the loss does not reach have no gradient, and no step.
     places = list(gradients)
     slopes = list(gradients.values())
     pull = Pull(_at(places, extras), extras[count]) if recipe.proximal else None
     if not recipe.accumulate:
-        trained = Trained.from_tensors(changing, optimizer)
+        trained = TrainedTensors.from_tensors(changing, optimizer)
         moved = update(trained.only(places), slopes, lr, recipe, pull)
         return trained.with_moved(moved, places).tensors()
 
     before = changing[:-count]
     sums = changing[-count:]
-    trained = Trained.from_tensors(before, optimizer)
+    trained = TrainedTensors.from_tensors(before, optimizer)
     share = extras[-2]
+    # As a tensor: the graph is the same for every piece, and chooses at run time.
     last = extras[-1] > 0
     summed = {}
     for place, slope in gradients.items():
         summed[place] = sums[place] + slope * share
-    moved = update(trained.only(places), list(summed.values()), lr, recipe, pull)
+    moved = update(
+        trained.only(places),
+        list(summed.values()),
+        lr,
+        recipe,
+        pull,
+    )
     after = trained.with_moved(moved, places).tensors()
     results = []
     for new, old in zip(after, before, strict=True):
-        # What no step moves needs no choice between two equal tensors.
+        # Values that no step changes need no choice between two equal tensors.
         results.append(new if new is old else torch.where(last, new, old))
     for place, old in enumerate(sums):
         if place in summed:
-            results.append(torch.where(last, torch.zeros_like(old), summed[place]))
+            # Zeros after the last piece, so that the next batch starts without a call in between.
+            results.append(
+                torch.where(
+                    last,
+                    torch.zeros_like(old),
+                    summed[place],
+                )
+            )
         else:
             results.append(old)
     return results
 
 
 def _groups(parameters: Sequence[Tensor]) -> list[list[int]]:
-    """Return places of tensors to work on as one.
+    """Return groups of places whose tensors are processed together.
 
-    Small ones that differ in the first size only, so that joining them along it needs no reshape;
-    each other alone.
+    A group has small tensors that differ only in the first size, so that joining them needs no
+    reshape. Every other tensor is its own group.
     """
     groups: dict[object, list[int]] = {}
     for place, parameter in enumerate(parameters):
         key: object = place
         if parameter.dim() > 0 and parameter.numel() <= _SMALL:
+            # A norm's scale and a layer's bias have nothing behind the first size, so all vectors
+            # of a model are one group.
             key = tuple(parameter.shape[1:])
         groups.setdefault(key, []).append(place)
     return list(groups.values())
@@ -268,7 +304,7 @@ def _joined(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> list[
 
 
 def _split(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors that were joined to one."""
+    """Return the separate tensors of a joined one."""
     if len(like) == 1:
         return [joined]
     return list(torch.split(joined, [tensor.shape[0] for tensor in like]))

@@ -27,7 +27,7 @@ class Residual:
         wide: channels between.
         outputs: channels that go out.
         kernel: height and width of the depthwise kernel.
-        stride: of the depthwise convolution.
+        stride: stride of the depthwise convolution.
         squeezed: channels that weights for channels are computed from; 0 for no such weights.
         act: activation behind the first two convolutions.
     """

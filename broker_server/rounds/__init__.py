@@ -1,4 +1,4 @@
-"""The rounds of a run: planning, collecting, folding, merging, judging, coordinating.
+"""The rounds of a run: planning, collecting, folding, merging, evaluating, coordinating.
 
-Nothing here knows MQTT.
+Nothing here depends on MQTT.
 """

@@ -11,26 +11,29 @@ from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store, queries
 from broker_server.store.machine import RoundState
 from broker_server.store.queries import DeviceView, RoundView
+from broker_server.store.task_records import TaskRecord
+from broker_server.strategies.registry import STRATEGIES
+from models.tier import Tier
 
-_NEWEST_ROUNDS = 5  # that the rules look at
-_SPARE_SECONDS = 60.0  # beyond the longest time of a round, before a run counts as standing still
+_NEWEST_ROUNDS = 5  # rounds that the rules examine
+_SPARE_SECONDS = 60.0  # beyond the longest time of a round, before a run counts as stalled
 _MANY_MISSED = 0.2  # share of the tasks
 _MUCH_WORSE = 0.1  # share of the best score
 _LONG_UNCHANGED = 5  # evaluations
-_UNFAIR = 0.2  # accuracy between the best and the worst served device
-_FEWEST_COMPARED = 3  # devices with an accuracy, of which the best and the worst say something
-_SHOWN_BOARDS = 3  # by name
+_UNFAIR = 0.2  # difference in accuracy between the devices with the best and the worst one
+_FEWEST_COMPARED = 3  # devices with an accuracy for the best and the worst to be meaningful
+_SHOWN_BOARDS = 3  # devices that are listed by name
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Something that an operator should know, and what to do about it.
+    """A finding about a run, and what to do about it.
 
     Attributes:
-        kind: ``bad`` where the run suffers, ``info`` otherwise.
-        title: what is so.
-        evidence: the figures that say so.
-        remedy: what to do, commands in backquotes.
+        kind: ``bad`` if the run suffers, ``info`` otherwise.
+        title: the finding, as a sentence.
+        evidence: the figures behind the finding.
+        remedy: what to do, with commands in backquotes.
     """
 
     kind: Literal["bad", "info"]
@@ -40,7 +43,7 @@ class Advice:
 
 
 def find_advice(store: Store, run: str | None = None, now: float | None = None) -> list[Advice]:
-    """Apply the rules to a run, by default the newest; the bad comes first.
+    """Apply the rules to a run, by default the newest; findings that are ``bad`` come first.
 
     A store without a run has no advice.
 
@@ -50,7 +53,7 @@ def find_advice(store: Store, run: str | None = None, now: float | None = None) 
         now: seconds since the epoch; None for the present.
 
     Raises:
-        ConfigError: as of `broker_server.store.queries`.
+        ConfigError: as in `broker_server.store.queries`.
     """
     if run is None and not store.runs():
         return []
@@ -65,6 +68,7 @@ def find_advice(store: Store, run: str | None = None, now: float | None = None) 
         *_scores(store, record),
         *_wrong_data(devices),
         *_unfair(devices),
+        *_unmoved(store, record, rounds),
         *_away(record, devices),
     ]
     return sorted(advice, key=lambda entry: entry.kind != "bad")
@@ -93,8 +97,8 @@ def _end(run: RunRecord) -> Iterator[Advice]:
             "bad",
             "The run failed",
             reason,
-            "Remove the cause; then `shoal run` begins a new run, and `shoal simulate` goes on with"
-            " a simulation.",
+            "Remove the cause; then `shoal run` begins a new run, and `shoal simulate` "
+            "continues a simulation.",
         )
     elif run.status == "stopped":
         yield Advice(
@@ -108,7 +112,7 @@ def _end(run: RunRecord) -> Iterator[Advice]:
 def _interruption(
     store: Store, run: RunRecord, rounds: Sequence[RoundView], now: float
 ) -> Iterator[Advice]:
-    """Report that a run should be in progress, and that no server works on it or no round moves."""
+    """Report that an unfinished run has no server, or that its rounds do not progress."""
     if run.ended_at is not None:
         return
     if queries.is_served(store) is not False:
@@ -117,10 +121,10 @@ def _interruption(
     newest = f"Round {rounds[-1].round.number} is the newest" if rounds else "It has no round yet"
     yield Advice(
         "bad",
-        "The run has not ended, and no server works on it",
+        "The run has not ended, but no server is running it",
         f"{newest}; no process holds the store {store.folder}.",
-        "Start it again with the same configuration, and it goes on: `shoal up` or `shoal run` for"
-        " a fleet, `shoal simulate` for a simulation.",
+        "Start it again with the same configuration, and it continues: `shoal up` or `shoal "
+        "run` for a fleet, `shoal simulate` for a simulation.",
     )
 
 
@@ -135,10 +139,10 @@ def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iter
     if run.status == "running" and still > longest:
         yield Advice(
             "bad",
-            "The run is in progress, and nothing happens",
-            f"Its rounds have not moved for {still:.0f} s; one may take {longest:.0f} s.",
-            "See whether its server is up; `shoal run` with the same configuration goes on with"
-            " it.",
+            "The run is in progress, but does not advance",
+            f"No round has advanced for {still:.0f} s; one may take {longest:.0f} s.",
+            "Check whether its server is running; `shoal run` with the same configuration "
+            "continues the run.",
         )
 
 
@@ -171,15 +175,15 @@ def _missed_tasks(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) ->
     yield Advice(
         "bad",
         "Many devices do not answer in time",
-        f"{missed} of {tasks} tasks of the last {len(ended)} rounds were missed; in all rounds most"
-        f" by {names}.",
-        "Raise round.deadline_seconds, ask more with round.over_selection, or give these devices a"
-        " smaller tier.",
+        f"{missed} of {tasks} tasks of the last {len(ended)} rounds were missed; over all "
+        f"rounds, most by {names}.",
+        "Raise round.deadline_seconds, ask more devices with round.over_selection, or give "
+        "these devices a smaller tier.",
     )
 
 
 def _most_missing(devices: Sequence[DeviceView]) -> str:
-    """Return the devices that missed most tasks of the run, with how many."""
+    """Return the devices that missed most tasks of the run, with their counts."""
     names = []
     # The sort is stable: of equal counts the devices stay in the order of their ids.
     worst_first = sorted(devices, key=lambda view: -view.missed)
@@ -190,14 +194,14 @@ def _most_missing(devices: Sequence[DeviceView]) -> str:
 
 
 def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
-    """Compare the newest judged version with the best one."""
+    """Compare the newest evaluated version with the best one."""
     judged: list[tuple[float, VersionView]] = []
     for view in read_versions(store, run.id):
         if view.score is not None:
             judged.append((view.score, view))
     if len(judged) < 2:
         return
-    # Of versions that were judged equal the newest is the best, as `best_version` has it.
+    # The newest of versions with equal scores is the best, as in `best_version`.
     best_score, best = max(judged, key=lambda entry: (entry[0], entry[1].version.number))
     newest_score, _ = judged[-1]
     since = len(judged) - 1 - judged.index((best_score, best))
@@ -213,22 +217,22 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
         yield Advice("bad", title, f"The newest has {newest_text}; {best_text}.", remedy)
     elif since >= _LONG_UNCHANGED:
         evidence = (
-            f"There were {since} evaluations since the best one: {best_text}, and the newest"
-            f" {newest_text}."
+            f"There were {since} evaluations since the best one: {best_text}, and the newest "
+            f"{newest_text}."
         )
-        yield Advice("info", "The model has stopped getting better", evidence, remedy)
+        yield Advice("info", "The model has stopped improving", evidence, remedy)
     elif run.ended_at:
-        evidence = f"Of {len(judged)} judged versions it is the best: {best_text}."
-        yield Advice("info", f"Version {number} is the one to take", evidence, remedy)
+        evidence = f"The best of {len(judged)} evaluated versions: {best_text}."
+        yield Advice("info", f"Use version {number}", evidence, remedy)
 
 
 def _take_version(store: Store, run: RunRecord, view: VersionView) -> str:
-    """Return the command that takes a version, if its weights are there."""
+    """Return the command that exports a version, if its weights are stored."""
     if not view.kept:
-        return "Its weights are gone: keep_versions says how many stay."
+        return "Its weights were removed: keep_versions sets how many versions keep theirs."
     return (
-        f"Take it: `shoal export-weights --store {quote(str(store.folder))} --run {quote(run.id)} "
-        f"--version {view.version.number}`."
+        f"Export it: `shoal export-weights --store {quote(str(store.folder))} --run "
+        f"{quote(run.id)} --version {view.version.number}`."
     )
 
 
@@ -249,10 +253,10 @@ def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
         evidence.append(f"{more} more, see `shoal devices`")
     yield Advice(
         "bad",
-        f"The data of {len(findings)} of {len(devices)} devices looks wrong",
+        f"The data of {len(findings)} of {len(devices)} devices may be faulty",
         f"{'. '.join(evidence)}.",
-        "Change [data] in the device.toml there, and run `shoal device doctor`; if most boards"
-        " report the same, check [evaluation.data] of fleet.toml.",
+        "Change [data] in their device.toml, and run `shoal device doctor`; if most boards "
+        "report the same, check [evaluation.data] of fleet.toml.",
     )
 
 
@@ -261,7 +265,7 @@ def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:
     accuracies: list[tuple[float, DeviceView]] = []
     for view in devices:
         evaluation = view.evaluation
-        # A loss without labels, of a regression, has no accuracy to compare.
+        # A regression has a loss without labels, and so no accuracy to compare.
         if evaluation and evaluation.accuracy is not None:
             accuracies.append((evaluation.accuracy, view))
     accuracies.sort(key=lambda entry: entry[0])
@@ -272,25 +276,65 @@ def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:
     if high - low > _UNFAIR:
         yield Advice(
             "info",
-            "The model serves some devices much worse than others",
-            f"On their own samples {worst.device.id} ({worst.tier}) has {low:.4f}, and"
-            f" {best.device.id} ({best.tier}) has {high:.4f}.",
-            "See under Coverage of the page what its tier never trains, and in the table how many"
-            " samples it has.",
+            "The model is much worse on some devices than on others",
+            f"On their own samples {worst.device.id} ({worst.tier}) reaches {low:.4f}, and "
+            f"{best.device.id} ({best.tier}) {high:.4f}.",
+            "See under Coverage on the page which units its tier never trains, and in the "
+            "table how many samples it has.",
         )
+
+
+def _unmoved(store: Store, run: RunRecord, rounds: Sequence[RoundView]) -> Iterator[Advice]:
+    """Report that the devices of a run choose their tiers, and all choose alike in every round."""
+    method = STRATEGIES.get(FleetConfig.stored(run.config).strategy.name)
+    if method is None or method.choice_remedy is None:
+        return
+    ended = _ended(rounds)
+    if len(ended) < _NEWEST_ROUNDS:
+        return
+    ends: set[str] = set()
+    count = 0
+    efficiencies = []
+    for view in ended:
+        for task in store.tasks(view.round.run, view.round.number, "train"):
+            if len(task.choices) < 2 or not task.phase.answered:
+                continue
+            count += 1
+            ends.add(_end_taken(task))
+            if task.metrics is not None and task.metrics.efficiency is not None:
+                efficiencies.append(task.metrics.efficiency)
+    if len(ends) != 1 or "" in ends:
+        return
+    end = ends.pop()
+    yield Advice(
+        "bad",
+        f"Every device takes its {end} sub-model in every round",
+        f"In the last {len(ended)} rounds all {count} choices of a sub-model were the {end} one"
+        " that was offered.",
+        method.choice_remedy(efficiencies),
+    )
+
+
+def _end_taken(task: TaskRecord) -> str:
+    """Return whether a task has the widest or narrowest of its choices; nothing for another."""
+    tiers = sorted(Tier.parse(choice.tier) for choice in task.choices)
+    taken = Tier.parse(task.tier)
+    if taken == tiers[0]:
+        return "narrowest"
+    return "widest" if taken == tiers[-1] else ""
 
 
 def _away(run: RunRecord, devices: Sequence[DeviceView]) -> Iterator[Advice]:
     away = []
     for view in devices:
-        # A device that was not drawn lacks nothing: it may be drawn for the next round.
+        # A device that was not drawn has no problem: it may be drawn for the next round.
         if view.reason and view.reason != "not drawn":
             away.append(view)
     if away and not run.ended_at:
         remedy = away[0].remedy or "the reason says what to do"
         yield Advice(
             "info",
-            f"{len(away)} of {len(devices)} devices take no part",
+            f"{len(away)} of {len(devices)} devices do not take part",
             f"For example {away[0].device.id}: {away[0].reason}.",
             f"{remedy[0].upper()}{remedy[1:]}.",
         )

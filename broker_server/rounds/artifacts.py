@@ -1,13 +1,13 @@
 """Reads the exported folder of an architecture: layout, manifests, initial weights, served blobs.
 
-The folder may come from somebody else. So every file must be within the folder, and the server
-serves a file only under its own digest. Reading a set that names another file of this machine
+The folder may come from an untrusted source. So every file must be within the folder, and the
+server serves a file only under its own digest. Reading a set that names a file outside the folder
 fails.
 """
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
@@ -17,12 +17,13 @@ import numpy as np
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.digests import file_matches
 from fleet_protocol.errors import BlobError, ConfigError, PlanError, RefusedError
-from fleet_protocol.foreign_files import name_problem, path_within, quoted, read_within
+from fleet_protocol.foreign_files import name_problem, open_real, path_within, quoted, read_within
 from fleet_protocol.graphs.vocabulary import read_vocabulary
 from fleet_protocol.manifest import BASE, FileSpec, Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 from models.layout import Layout
+from models.shares import frozen_parameters, largest_first
 from models.slicing import Tensors
 from models.tier import Tier
 
@@ -33,23 +34,33 @@ class TierArtifacts:
 
     tier: Tier
     manifest: Manifest
-    ref: BlobRef  # of the manifest, which names the set
+    ref: BlobRef  # of the manifest, which identifies the set
     folder: Path
+    # if plans move what the tier trains: the sets at its other places
+    places: "tuple[TierArtifacts, ...]" = field(default=(), compare=False)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the estimated peak memory of training, at the place that needs most."""
+        peaks = [self.manifest.peak_memory_bytes]
+        for place in self.places:
+            peaks.append(place.manifest.peak_memory_bytes)
+        return max(peaks)
 
     def path(self, spec: FileSpec) -> Path:
-        """Return the path of a file of the set; raise a ConfigError if it is outside the folder."""
+        """Return the path of a file of the set; raise ConfigError if it is outside the folder."""
         return _path(self.folder, spec.path)
 
     @property
     def head(self) -> Path:
         """Return the file with the initial weights of the tier's own head, if any.
 
-        Errors are those of `path`.
+        The errors are those of `path`.
         """
         return _path(self.folder, "head.safetensors")
 
     def vocabulary(self) -> int | None:
-        """Return how many tokens the model has, if it takes tokens and looks them up in a table.
+        """Return the vocabulary size of the model, if it looks its input tokens up in a table.
 
         Raises:
             ConfigError: a graph's file cannot be read.
@@ -62,7 +73,9 @@ class TierArtifacts:
         try:
             return read_vocabulary(path)
         except (OSError, RefusedError) as error:
-            raise ConfigError(f"cannot read {path}: {error}; export it again") from error
+            raise ConfigError(
+                f"cannot read {path}: {error}; export the architecture again"
+            ) from error
 
     def base(self) -> Tensors:
         """Return the frozen tensors beside the weights, as read-only float32 views.
@@ -81,10 +94,10 @@ class Artifacts:
     """One exported architecture.
 
     Attributes:
-        layout: of the global model.
+        layout: layout of the global model.
         tiers: artifact sets by tier id, largest first.
         initial: file with the initial global weights.
-        files: every blob that a device may request, by the digest that it had when it was read.
+        files: every blob that a device may request, by its digest at the time it was read.
     """
 
     arch: str
@@ -115,7 +128,7 @@ class Artifacts:
         return self._tensors(self.initial, shapes)
 
     def initial_heads(self, tiers: Iterable[Tier]) -> dict[Tier, Tensors]:
-        """Return the initial weights of the tiers that have a head of their own, as views.
+        """Return the initial weights of tiers with separate heads, as views.
 
         Raises:
             BlobError: a file is damaged.
@@ -133,14 +146,15 @@ class Artifacts:
         return heads
 
     def _tensors(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
-        tensors = open_tensors(path)
+        # Its path had no link when the set was read.
+        tensors = open_tensors(path, open_real)
         for name, shape in shapes.items():
             value = tensors.get(name)
             if value is None or value.shape != shape or value.dtype != np.float32:
                 actual = "missing" if value is None else f"{value.dtype} {value.shape}"
                 raise ConfigError(
-                    f"{path}: tensor {name} should be float32 {shape} but is {actual}; "
-                    f"these weights do not belong to {self.arch} as exported"
+                    f"{path}: tensor {name} should be float32 {shape} but is {actual}; these "
+                    f"weights do not belong to {self.arch} as exported"
                 )
         # The order is that of the shapes, whatever order the file has.
         return {name: tensors[name] for name in shapes}
@@ -165,7 +179,7 @@ def _path(folder: Path, name: str) -> Path:
 
 def _initial(folder: Path) -> Path:
     """Return the path of the exported weights; a resumed run does not need the file."""
-    path = folder / "init.safetensors"
+    path = folder.resolve() / "init.safetensors"
     return _path(folder, path.name) if path.is_symlink() or path.exists() else path
 
 
@@ -175,6 +189,7 @@ def _has_digest(path: Path, digest: str, state: tuple[int, ...]) -> bool:
 
     The process caches the result while `state` stays the same.
     """
+    # Only the cache looks at it: another state is another entry.
     del state
     return file_matches(path, digest)
 
@@ -214,15 +229,19 @@ def _load_tier(
         manifest = parse_manifest(data)
         tier = Tier.parse(manifest.tier)
         shapes = layout.shapes(tier)
+        frozen = frozen_parameters(layout, tier)
     except (BlobError, PlanError) as error:
         raise ConfigError(f"{manifest_path}: {error}") from error
+    # Layout and manifest were written together; a mixture of two exports would merge wrong rows.
     manifest_shapes = {spec.name: spec.shape for spec in manifest.parameters}
-    if manifest_shapes != shapes:
+    if manifest_shapes != shapes or manifest.frozen != frozen:
         raise ConfigError(
             f"{folder}: the parameters of the manifest and of layout.json differ; {_AGAIN}"
         )
     ref = blob_ref(data, chunk_bytes)
     artifacts = TierArtifacts(tier, manifest, ref, folder)
+    # Manifests are served like any other file, by their digest: the digest of a manifest names its
+    # set.
     files = {ref.digest: manifest_path}
     for spec in manifest.all_files:
         path = artifacts.path(spec)
@@ -240,11 +259,11 @@ def load_artifacts(
         root: the folder given to `shoal export`.
         arch: name of the architecture.
         chunk_bytes: payload bytes of a chunk, in which devices fetch the files.
-        weights: safetensors file that takes the place of the exported weights.
+        weights: safetensors file that replaces the exported weights.
 
     Raises:
         ConfigError: no set with that name was exported there, the set is incomplete or differs from
-            its manifests, or one of its files is elsewhere.
+            its manifests, or one of its files is outside the folder.
     """
     folder = _architecture_folder(root, arch)
     layout = Layout.from_json(_read(folder, "layout.json"))
@@ -255,22 +274,22 @@ def load_artifacts(
         tiers.append(tier)
         files.update(tier_files)
     if not tiers:
-        raise ConfigError(f"{folder} holds no tier; export the architecture again")
-    # The largest tier first; of tiers of one size the order must be the same in every run.
-    tiers.sort(key=lambda tier: (-tier.manifest.parameter_count, tier.tier.id))
-    # The weights of the user may be a link to a file elsewhere.
+        raise ConfigError(f"{folder} contains no tier; export the architecture again")
+    sets = {tier.tier: tier for tier in tiers}
+    ordered = [sets[tier] for tier in largest_first(layout, list(sets))]
+    # The user's weights may be a link to a file elsewhere.
     initial = weights.resolve() if weights else _initial(folder)
     return Artifacts(
         arch=arch,
         layout=layout,
-        tiers=MappingProxyType({tier.tier.id: tier for tier in tiers}),
+        tiers=MappingProxyType({tier.tier.id: tier for tier in ordered}),
         initial=initial,
         files=MappingProxyType(files),
     )
 
 
 def _folders_with(root: Path, file_name: str) -> list[str]:
-    """Return the names of the folders in a folder that have such a file, sorted."""
+    """Return the sorted names of the subfolders that contain a given file."""
     return sorted(path.parent.name for path in root.glob(f"*/{file_name}"))
 
 

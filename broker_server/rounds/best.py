@@ -19,7 +19,7 @@ from fleet_protocol.metrics import label_accuracies
 
 
 def score(config: EvaluationKeys, evaluation: Evaluation) -> float:
-    """Return how good a version is by the metric that counts: larger is better."""
+    """Return the score of a version by the configured metric: larger is better."""
     if config.metric is None:
         return evaluation.rank
     values = {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
@@ -39,13 +39,13 @@ def shown_score(config: EvaluationKeys, value: float) -> float:
 
 
 def best_version(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> VersionRecord | None:
-    """Return the best of the judged versions, of equal ones the newest; None without any."""
+    """Return the best of the evaluated versions, the newest of equal ones; None without any."""
     best: VersionRecord | None = None
     best_key = (-math.inf, -1)
     for version in versions:
         if version.evaluation is None:
             continue
-        # The number decides between equal scores: the newest version wins.
+        # The number breaks ties: the newest version wins.
         key = (score(config, version.evaluation), version.number)
         if best is None or key > best_key:
             best = version
@@ -56,12 +56,11 @@ def best_version(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> V
 def reason_to_stop(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | None:
     """Return why a run ends before its last round; None while it continues.
 
-    It is a function of what is stored, so a server that is killed and started again decides the
-    same.
+    The result depends only on the store, so a restarted server decides the same.
 
     Args:
-        config: with the patience.
-        versions: of the run, in order.
+        config: configuration with the patience.
+        versions: versions of the run, in order.
     """
     if config.patience is None:
         return None
@@ -73,7 +72,8 @@ def reason_to_stop(config: EvaluationKeys, versions: Sequence[VersionRecord]) ->
         if version.evaluation is None:
             continue
         value = score(config, version.evaluation)
-        # A version that was promoted is a new beginning: the operator wants it tried again.
+        # A promoted version starts the count again: the operator wants training to continue from
+        # it.
         since = since + 1 if version.round > last_round else 0
         last_round = version.round
         if value > best + config.min_delta:
@@ -83,51 +83,52 @@ def reason_to_stop(config: EvaluationKeys, versions: Sequence[VersionRecord]) ->
     if since < config.patience:
         return None
     by = f" by more than {config.min_delta:g}" if config.min_delta else ""
-    name = config.metric or "the accuracy, or the loss where there is none,"
+    name = config.metric or "the accuracy, or the loss if there is none,"
     record = f"the best was {shown_score(config, best):.4f} of version {best_number}"
-    return f"{name} did not get better{by} in {since} evaluations; {record}"
+    return f"{name} did not improve{by} in {since} evaluations; {record}"
 
 
 def metric_names(counts: Collection[str], further: Iterable[str]) -> list[str]:
-    """Return the names of what an evaluation reports.
+    """Return the names of the values that an evaluation reports.
 
     Args:
-        counts: what it sums over samples for the loss.
-        further: metrics of the recipe beside the loss, by name.
+        counts: the unit that the loss sums over samples.
+        further: metrics of the recipe besides the loss, by name.
     """
     accuracy = ["accuracy"] if "correct" in counts else []
     return ["loss", *accuracy, *further]
 
 
 def require_metric(config: EvaluationKeys, metrics: Sequence[str]) -> None:
-    """Check that evaluations have the metric that counts.
+    """Check that evaluations include the configured metric.
 
     Args:
         config: names the metric.
-        metrics: what an evaluation reports, by name.
+        metrics: names of the values that an evaluation reports.
 
     Raises:
-        ConfigError: it does not report that metric.
+        ConfigError: it does not report the metric.
     """
     if config.metric is not None and config.metric not in metrics:
         raise ConfigError(
-            f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(metrics)};"
-            " name one of these, or export with it among the metrics of [model.recipe]"
+            f"evaluation.metric: evaluations do not report {config.metric!r}, only "
+            f"{', '.join(metrics)}; name one of these, or export with {config.metric!r} "
+            "among the metrics of [model.recipe]"
         )
 
 
-# Weights that stay.
+# Versions whose weights are kept.
 
 
 def kept_versions(
     versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys
 ) -> tuple[VersionRecord, ...]:
-    """Return the versions of a run whose weights stay, in order: the newest ones, and the best.
+    """Return the versions of a run whose weights are kept, in order: the newest ones, and the best.
 
     Args:
-        versions: of the run, in order.
-        newest: how many of the newest stay; None for all.
-        judging: the metric. Of versions that were judged equal, the newest counts as the best.
+        versions: versions of the run, in order.
+        newest: how many of the newest are kept; None for all.
+        judging: the metric. The newest of versions with equal scores counts as the best.
     """
     if newest is None:
         return tuple(versions)
@@ -147,16 +148,16 @@ def drop_old_weights(
     used: Collection[str],
     judging: EvaluationKeys,
 ) -> None:
-    """Remove the weights of versions that do not keep them (`kept_versions`).
+    """Remove the weights of versions that are not in `kept_versions`.
 
-    What the store says about a version stays, and so do its batch norm statistics, which are small
-    and may be used by the versions after it. Doing it again is no error.
+    The store's records of a version stay, and so do its batch norm statistics, which are small and
+    may be used by later versions. The function may be called repeatedly.
 
     Args:
-        versions: of the run, in order.
+        versions: versions of the run, in order.
         newest: how many of the newest keep their weights; None for all.
-        blobs: where the weights are.
-        used: digests that stay in any case.
+        blobs: blobs that hold the weights.
+        used: digests that are kept in any case.
         judging: the metric.
     """
     kept = {version.digest for version in kept_versions(versions, newest, judging)}
@@ -173,10 +174,11 @@ class VersionView:
     """A global version to choose.
 
     Attributes:
-        kept: whether its weights are still there.
-        bytes: size of them, where they are.
-        score: by the rule of the run, larger is better; None where it was not judged.
-        labels: accuracy of each label by tier, ``model`` for the whole one
+        kept: whether the store still has the version's weights.
+        bytes: size of the version's weights in bytes, if they are stored.
+        score: score of the version by the run's metric, where larger is better; None if the version
+            was not evaluated.
+        labels: accuracy on each label, by tier; ``model`` stands for the whole model
             (`fleet_protocol.metrics.label_accuracies`).
     """
 
@@ -193,7 +195,7 @@ def read_versions(store: Store, run: str | None = None) -> list[VersionView]:
     A store without a run has none.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: no such run exists.
     """
     if run is None and not store.runs():
         return []
@@ -203,7 +205,7 @@ def read_versions(store: Store, run: str | None = None) -> list[VersionView]:
 
 
 def _view(store: Store, judging: EvaluationKeys, version: VersionRecord) -> VersionView:
-    # Not a `BlobStore`, which makes its folder: reading a store must not write.
+    # Not a `BlobStore`, which creates its folder: reading a store must not write.
     path = store.folder / "blobs" / "objects" / blob_path(version.digest)
     kept = path.is_file()
     evaluation = version.evaluation

@@ -1,11 +1,11 @@
-"""Decides when a collection of answers is over: pure functions of answers, absences and the time.
+"""Decides when a collection of updates ends, by pure functions of answers, absences and time.
 
-A round does not wait for devices that are gone. It closes when every device that was asked has
-answered; when as many updates as were wanted are there, where more were asked for (over-selection:
-Bonawitz et al., 2019, "Towards Federated Learning at Scale: System Design",
-https://arxiv.org/abs/1902.01046, section 2.2); when there is a quorum and the other devices have
-been away for the grace; and at its deadline. Updates that the server refused do not count among
-those asked for: a device that sends nonsense must not cost the others their round.
+A round does not wait for devices that are gone. It closes at the first of these events: every
+selected device has answered; the wanted number of updates has arrived, if more were requested
+(over-selection: Bonawitz et al., 2019, "Towards Federated Learning at Scale: System Design",
+https://arxiv.org/abs/1902.01046, section 2.2); a quorum exists and all other devices have been
+offline for the grace period; the deadline. Refused updates do not count among the requested ones: a
+device that sends invalid updates must not cost the others their round.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from broker_server.store import TaskPhase
 from broker_server.store.machine import RoundEvent
 
-GRACE_SHARE = 0.25  # of the time of the slowest that answered, where no grace is configured
+GRACE_SHARE = 0.25  # share of the slowest answer's time, if no grace is configured
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class ClosingRule:
     """When a collection closes. Times are those of the dispatcher's clock, in seconds.
 
     Attributes:
-        share: of the wanted updates, rounded up, that makes a quorum.
-        wanted: updates with which no further ones are waited for.
+        share: share of the wanted updates, rounded up, that makes a quorum.
+        wanted: number of updates after which the collection does not wait for more.
         opened: when the offers were sent.
         deadline: when the collection ends.
-        grace: how long a device that left may take to come back; None for a quarter of the time
-            that the slowest of those that answered took.
-        settling: the least grace, where a server has just started and does not know yet which
+        grace: how long to wait for an offline device to return; None for a quarter of the slowest
+            answer's time.
+        settling: the minimal grace when a server has just started and does not know yet which
             devices are online.
     """
 
@@ -43,34 +43,34 @@ class ClosingRule:
     settling: float = 0.0
 
     def needed(self, asked: int, refused: int) -> int:
-        """Return how many updates make a quorum.
+        """Return the number of updates that make a quorum.
 
         Args:
-            asked: devices that were asked.
-            refused: devices whose updates were refused.
+            asked: number of selected devices.
+            refused: number of devices whose updates were refused.
         """
         return quorum_size(self.share, min(self.wanted, asked - refused))
 
 
 class TaskProgress(NamedTuple):
-    """How far one task of a collection is."""
+    """The progress of one task of a collection."""
 
     phase: TaskPhase
     answered: float | None = None  # when its answer came, None if it has not
-    left: float | None = None  # since when its device is away, None while it is online
+    left: float | None = None  # since when its device is offline; None while it is online
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do with a collection."""
+    """The decision about a collection."""
 
-    event: RoundEvent | None = None  # what ends it, None to wait
+    event: RoundEvent | None = None  # the reason for its end; None to wait
     until: float = math.inf  # when to decide again at the latest
     reason: str = ""  # why it is given up
 
 
 def quorum_size(share: float, asked: int) -> int:
-    """Return how many answers are needed: a share of those asked for, rounded up, at least one."""
+    """Return the number of answers needed: a share of those requested, rounded up, at least one."""
     # Rounded first: 0.07 * 100 is a little more than 7, and must not need an eighth answer.
     return max(1, math.ceil(round(share * asked, 9)))
 
@@ -78,9 +78,9 @@ def quorum_size(share: float, asked: int) -> int:
 def decide(progress: Collection[TaskProgress], rule: ClosingRule, now: float) -> Decision:
     """Decide whether a collection is over.
 
-    Without a quorum it is given up at the deadline, and as soon as the quorum is out of reach. With
-    one it ends at the first of these: every device has answered, as many as wanted have, the
-    deadline, all others have been away for the grace.
+    Without a quorum it is given up at the deadline, or as soon as a quorum is impossible. With a
+    quorum it ends at the first of these: every device has answered, the wanted number has, the
+    deadline, all others have been offline for the grace period.
     """
     waiting = []
     phases: Counter[TaskPhase] = Counter()
@@ -113,9 +113,10 @@ def decide(progress: Collection[TaskProgress], rule: ClosingRule, now: float) ->
 def _end_of_patience(
     progress: Collection[TaskProgress], waiting: Sequence[TaskProgress], rule: ClosingRule
 ) -> float:
-    """Return until when the devices that have not answered are waited for.
+    """Return until when to wait for devices that have not answered.
 
-    It is the end of the grace of the device that left last; infinite while one of them is online.
+    It is the end of the grace period of the last device to go offline; infinite while one of them
+    is online.
     """
     last_left = -math.inf
     for task in waiting:
@@ -140,7 +141,7 @@ def _grace(progress: Collection[TaskProgress], rule: ClosingRule) -> float:
 def _shortage(phases: Counter[TaskPhase], received: int, needed: int, *, late: bool) -> str:
     """Describe a missing quorum, from the number of tasks in each phase."""
     silent = phases[TaskPhase.OFFERED] + phases[TaskPhase.MISSED]
-    when = "at the deadline" if late else "with no more to come"
+    when = "at the deadline" if late else "with no more expected"
     return (
         f"{received} of {phases.total()} updates {when}, {needed} needed ({silent} silent,"
         f" {phases[TaskPhase.DECLINED]} declined, {phases[TaskPhase.REFUSED]} refused)"

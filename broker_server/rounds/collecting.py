@@ -1,7 +1,6 @@
-"""One collection of answers: the tasks that were offered together, and the progress of each.
+"""One collection of updates: the tasks that were offered together, and the progress of each.
 
-When it is over is decided in `broker_server.rounds.closing`; sending, storing and waiting are done
-elsewhere.
+`broker_server.rounds.closing` decides when it ends; other modules send, store and wait.
 """
 
 import math
@@ -11,9 +10,10 @@ from functools import cached_property
 from typing import Literal
 
 from broker_server.rounds.closing import ClosingRule, TaskProgress
+from broker_server.stages.update import Distance
 from broker_server.store import TaskPhase, TaskRecord, Timing
 from broker_server.updates.checks import size_limit
-from broker_server.updates.values import Distance, Expected
+from broker_server.updates.values import ExpectedUpdate
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Done, Instructions
@@ -21,6 +21,7 @@ from fleet_protocol.messages.instructions import Summing
 from fleet_protocol.messages.values import SUM_LIMIT
 from fleet_protocol.secure_sum import Words, threshold
 
+# A device may lower its choice more than once, but each change costs a write.
 _MOST_TIER_CHANGES = 3
 
 
@@ -29,20 +30,20 @@ class OpenTask:
     """A task of the collection in progress.
 
     Attributes:
-        record: the task as the store has it.
-        manifest: of its tier.
-        instructions: what its offers ask of the device.
-        heard: ``time.monotonic()`` of the last sign of the device about this task.
-        offered: the same of the last offer.
-        damaged: uploads whose digest was wrong.
-        tier_changes: how often the device changed its tier.
+        record: the task in the store.
+        manifest: manifest of its tier.
+        instructions: the contents of its offers.
+        heard: ``time.monotonic()`` of the last message from the device about this task.
+        offered: ``time.monotonic()`` of the last offer.
+        damaged: number of uploads whose digest was wrong.
+        tier_changes: number of times that the device changed its tier.
         announced: the device's Done while chunks are still missing.
-        manifests: of every tier that the task was offered as, by id.
-        answered: when the answer came, on the dispatcher's clock.
-        left: since when the device is away, on the same clock.
-        sign: the last sign of any kind that the device gave, on the same clock; infinite where
-            silence means nothing.
-        distance: of the update to what was sent, once that is checked.
+        manifests: manifests of every tier that the task offers, by id.
+        answered: when the answer arrived, by the dispatcher's clock.
+        left: since when the device is offline, by the same clock.
+        sign: when the device last sent any message, by the same clock; infinite if silence has no
+            meaning.
+        distance: distance of the update to the sent weights, once that is checked.
     """
 
     record: TaskRecord
@@ -60,31 +61,32 @@ class OpenTask:
     distance: Distance | None = None
 
     @property
-    def expected(self) -> Expected:
-        """Return what the update must be."""
-        return Expected(self.record, self.manifest, self.instructions)
+    def expected(self) -> ExpectedUpdate:
+        """Return the required form of the update."""
+        return ExpectedUpdate(self.record, self.manifest, self.instructions)
 
     @cached_property
     def limit_bytes(self) -> int:
-        """Return the most bytes that the update may have; it is asked for with every chunk."""
+        """Return the most bytes that the update may have; it is checked for every chunk."""
         return size_limit(self.expected)
 
     def choose_tier(self, tier: str) -> bool:
-        """Follow the device to the tier that it chose.
+        """Change the task to the tier that the device chose.
 
-        A tier that was not offered changes nothing, nor does one change too many: each waits for
+        A tier that was not offered is ignored, and so are changes beyond a limit: each waits for
         the disk.
 
         Returns:
-            Whether the tier is another one than before.
+            Whether the tier differs from the previous one.
         """
+        # `with_tier` returns the same record for a tier that was not offered.
         record = self.record.with_tier(tier)
         if record is self.record or self.tier_changes >= _MOST_TIER_CHANGES:
             return False
         self.tier_changes += 1
         self.record = record
         self.manifest = self.manifests[tier]
-        self.__dict__.pop("limit_bytes", None)  # that of the tier before
+        self.__dict__.pop("limit_bytes", None)  # that of the previous tier
         return True
 
 
@@ -93,8 +95,8 @@ class Cohort:
     """Tasks whose updates go into one sum.
 
     Attributes:
-        tasks: by device.
-        summing: what their devices were asked.
+        tasks: the tasks by device.
+        summing: the instructions to their devices.
     """
 
     tasks: Mapping[str, OpenTask]
@@ -102,7 +104,7 @@ class Cohort:
 
     @property
     def received(self) -> list[OpenTask]:
-        """Return the tasks whose updates are here."""
+        """Return the tasks whose updates have arrived."""
         received = []
         for task in self.tasks.values():
             if task.record.phase is TaskPhase.RECEIVED:
@@ -113,17 +115,18 @@ class Cohort:
         """Check that enough devices, or updates, are left for a sum.
 
         Args:
-            count: how many are left.
-            members: how many made shares.
+            count: number that is left.
+            members: number of devices that made shares.
 
         Raises:
-            RefusedError: they are too few.
+            RefusedError: too few are left.
         """
+        # As the devices compute it, or their shares would not open the sum.
         least = threshold(members, self.summing.least)
         if count < least:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"{count} are left for a secure sum of {least} at least",
+                f"{count} are left for a secure sum, which needs at least {least}",
             )
 
 
@@ -132,8 +135,8 @@ class CohortSum:
     """The sum of the updates of a cohort.
 
     Attributes:
-        total: whole numbers, see `fleet_protocol.secure_sum.fixed_point`.
-        tasks: whose updates are in it.
+        total: integers, see `fleet_protocol.secure_sum.fixed_point`.
+        tasks: tasks that contributed updates.
     """
 
     total: Words
@@ -145,8 +148,8 @@ class Collection:
     """Tasks that were offered together.
 
     Attributes:
-        number: of the round.
-        kind: of the tasks.
+        number: number of the round.
+        kind: kind of the tasks.
         tasks: by id, in the order of their devices.
         rule: when the collection closes.
     """
@@ -165,15 +168,15 @@ class Collection:
 
     @property
     def deadline(self) -> float:
-        """Return when the collection ends, on the dispatcher's clock."""
+        """Return when the collection ends, by the dispatcher's clock."""
         return self.rule.deadline
 
     def note_progress(self, now: float, is_online: Callable[[str], bool]) -> list[TaskProgress]:
-        """Note which answers have come and which devices are away.
+        """Record which answers have arrived and which devices are offline.
 
         Args:
-            now: on the dispatcher's clock.
-            is_online: whether a device is there.
+            now: by the dispatcher's clock.
+            is_online: whether a device is online.
 
         Returns:
             The progress of every task.
@@ -181,9 +184,11 @@ class Collection:
         progress = []
         for task in self.tasks.values():
             if task.record.phase.answered:
+                # The first time counts: later calls see the same answer.
                 task.answered = now if task.answered is None else task.answered
                 task.left = None
             elif is_online(task.record.device):
+                # A device that came back is waited for again.
                 task.left = None
             elif task.left is None:
                 task.left = now
@@ -191,7 +196,7 @@ class Collection:
         return progress
 
     def timings(self) -> dict[str, Timing]:
-        """Return when each task was answered, or since when its device is away, by task."""
+        """Return for each task when it was answered, or since when its device is offline."""
         timings = {}
         for key, task in self.tasks.items():
             answered = self._since_opening(task.answered)
@@ -213,7 +218,7 @@ class Collection:
     @property
     def unanswered(self) -> list[OpenTask]:
         """Return the tasks that are not answered yet."""
-        # No answer is taken back, so the list is searched only once for each that comes.
+        # An answer is never withdrawn, so the list is searched only once for each new answer.
         self._unanswered = _without_answer(self._unanswered)
         return self._unanswered
 
@@ -223,6 +228,7 @@ class Collection:
         for task in self.tasks.values():
             summing = task.instructions.upload.summing
             if summing is not None:
+                # One sum has one set of instructions, so they are part of the key.
                 plans.setdefault((task.record.plan_key, summing), []).append(task)
         cohorts = []
         for (_, summing), tasks in plans.items():

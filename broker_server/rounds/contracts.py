@@ -19,19 +19,19 @@ NO_TERMS = ContractTerms()
 class FleetContracts:
     """Builds the contracts of one run from its test sets.
 
-    The test set that judges the whole model is read first; the others must agree with it. A tier
-    with its own head has its own labels: only its own test set defines them.
+    The test set for the whole model is read first; the others must agree with it. A tier with a
+    separate head has separate labels: only its own test set defines them.
     """
 
     def __init__(self, context: RunContext) -> None:
-        """Start from a run's tables ``[contract]`` and ``[evaluation]``."""
+        """Start from the tables ``[contract]`` and ``[evaluation]`` of a run."""
         self._context = context
         self._configured = context.config.contract or NO_TERMS
         self._shared: DataContract | None = None
         self._own: dict[str, DataContract] = {}
 
     def test_set(self, tier: TierArtifacts) -> DataSet:
-        """Read the test set that judges a tier, in the order of the run's labels and columns.
+        """Read the test set for a tier, in the order of the run's labels and columns.
 
         Raises:
             ConfigError: it disagrees with ``[contract]``, or with the test set of the whole model.
@@ -39,13 +39,14 @@ class FleetContracts:
         """
         config = self._context.config.evaluation
         assert config.data is not None
+        # A tier with separate labels has its own test set; the others use that of the whole model.
         source = config.tier_data.get(tier.tier.id, config.data)
         terms = self._terms(tier, source)
         try:
             data = self._load(tier, source, terms)
             contract = complete_contract(data, terms)
         except MismatchError as error:
-            # Without terms there is nothing that the test set could disagree with but itself.
+            # Without terms the test set has nothing to disagree with.
             if not (terms.labels or terms.columns or terms.range or terms.tokens):
                 raise
             settled = self._where_settled()
@@ -60,19 +61,20 @@ class FleetContracts:
     def _load(self, tier: TierArtifacts, source: DataConfig, terms: ContractTerms) -> DataSet:
         own_source = tier.tier.id in self._context.config.evaluation.tier_data
         table = f"[evaluation.tier_data.{tier.tier.id}]" if own_source else "[evaluation.data]"
-        # The fleet's value for missing entries holds where the test set names none.
+        # The fleet's value for missing entries applies if the test set names none.
         if isinstance(source, CsvData) and source.missing is None:
             source = source.model_copy(update={"missing": terms.missing})
         return load_test_set(source, tier.manifest, terms, table=f"{table} of fleet.toml")
 
     def _where_settled(self) -> str:
-        """Return where the terms come from that a test set disagrees with."""
+        """Return the source of the terms that a test set disagrees with."""
+        # The terms are configured, or stored from the beginning of the run.
         if self._configured != NO_TERMS:
             return "[contract] of fleet.toml, or the names with which the run began,"
         return "the test set of the whole model, or the model,"
 
     def by_tier(self) -> Mapping[str, DataContract]:
-        """Return the contract of each tier that devices train; empty if there is none."""
+        """Return the contract of each tier that devices train; empty if none is defined."""
         contracts: dict[str, DataContract] = {}
         for tier in self._context.artifacts.tiers.values():
             contract = self._contract(tier)
@@ -81,10 +83,11 @@ class FleetContracts:
         return contracts
 
     def settled(self) -> ContractTerms | None:
-        """Return the terms that a resumed run keeps: a changed test set must not move a name."""
+        """Return the terms that a resumed run keeps, so that a changed test set moves no name."""
+        # Without names, nothing about a sample depends on an order.
         if self._shared is None or not (self._shared.labels or self._shared.columns):
             return self._context.config.contract
-        # The vocabulary of the model is added at every start, so only a configured one is kept.
+        # The vocabulary of the model is added at every start, so only a configured one is stored.
         return ContractTerms(
             **self._shared.model_dump(exclude={"summary", "tokens"}),
             tokens=self._configured.tokens,
@@ -95,9 +98,11 @@ class FleetContracts:
             return self._own[tier.tier.id]
         contract = self._shared
         if contract is None:
+            # No test set was read, so only configured terms hold.
             terms = self._with_bounds(self._configured, tier)
             contract = DataContract(**dict(terms))
         if self._has_own_labels(tier):
+            # The shared names are those of the whole model's labels.
             return contract.model_copy(update={"labels": ()})
         return contract
 
@@ -108,10 +113,12 @@ class FleetContracts:
         """Return the terms that a test set must agree with."""
         terms = self._configured
         if self._shared is not None:
+            # The first test set has settled the terms; its figures do not bind the others.
             terms = ContractTerms(**self._shared.model_dump(exclude={"summary"}))
         if self._has_own_labels(tier):
             terms = terms.model_copy(update={"labels": ()})
         rule = source.missing if isinstance(source, CsvData) else None
+        # One number must stand for missing values everywhere.
         if rule is not None and terms.missing not in {None, rule}:
             raise ConfigError(
                 f"[contract] missing = {terms.missing:g} of fleet.toml and missing = {rule:g} of "
@@ -143,13 +150,14 @@ def _source_name(source: DataConfig) -> str:
 
 
 def _check_labels(contract: DataContract, data: DataSet, manifest: Manifest) -> None:
-    """Check that the model has as many classes as there are label names."""
+    """Check that the model has one class for each label name."""
     count = len(contract.labels)
+    # More names than classes can never be right; fewer may be, if boards lack the other labels.
     if count > manifest.classes:
         raise ConfigError(
-            f"the fleet has {count} names for labels (of [contract] or of {data.source}), and"
-            f" {manifest.arch} {manifest.tier} has {manifest.classes} classes: list as many names,"
-            " or export the model with more classes"
+            f"the fleet has {count} names for labels (from [contract] or from "
+            f"{data.source}), but {manifest.arch} {manifest.tier} has {manifest.classes} "
+            "classes: list as many names, or export the model with more classes"
         )
     if 0 < count < manifest.classes:
         _LOG.warning(

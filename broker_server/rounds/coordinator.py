@@ -1,7 +1,6 @@
-"""Runs the rounds of one run, from wherever the store says that the run is.
+"""Runs the rounds of one run, starting from the state in the store.
 
-The loop is `Coordinator._run_rounds`; what happens within one round is in
-`broker_server.rounds.training_round`.
+The loop is `Coordinator._run_rounds`; `broker_server.rounds.training_round` runs each round.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from broker_server.rounds.round_cleanup import clean_up
 from broker_server.rounds.round_records import are_retries_used_up, read_version, training_tasks
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.sent_weights import restore_sent_weights
-from broker_server.rounds.stopping import Halted
+from broker_server.rounds.stopping import RunHalted
 from broker_server.rounds.training_round import TrainingRound
 from broker_server.store import RoundRecord, TaskPhase, queries
 from broker_server.store.export import require_whole
@@ -32,13 +31,13 @@ _INTERRUPTED = 130  # exit code of a program that Ctrl-C ended
 
 
 class Coordinator:
-    """Runs the rounds of one run, whose record and initial version are in the store."""
+    """Runs the rounds of one run whose record and initial version are in the store."""
 
     def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
         """Prepare the run.
 
         Raises:
-            ConfigError: a tier that devices are training is not exported any more.
+            ConfigError: a tier that devices are training is no longer exported.
         """
         require_tiers(context, services.store)
         self._context = context
@@ -49,14 +48,14 @@ class Coordinator:
         self._judge = Judge(context, services, evaluators)
 
     def run(self) -> control.RunFinished:
-        """Close the configured number of rounds.
+        """Run rounds until the configured number is closed.
 
         Returns:
-            How the run ended; a failure is committed and reported, not raised.
+            How the run ended; a failure is stored and reported, not raised.
 
         Raises:
-            StopRequested: the server shall end; the run stays unfinished and is continued by the
-                next server.
+            StopRequested: the server must end; the run stays unfinished and the next server
+                continues it.
         """
         newest = read_version(self._context, self._store)
         try:
@@ -70,10 +69,10 @@ class Coordinator:
             self._judge.close()
 
     def stopped(self) -> control.RunFinished:
-        """Report that the server ends in the middle; the run continues with the next server."""
+        """Report that the server ends during a run; the run continues with the next server."""
         self._services.record_traffic(self._context.run)
         finished = self._finished(
-            "stopped", "the server was stopped; start it again to go on", _INTERRUPTED
+            "stopped", "the server was stopped; start it again to continue", _INTERRUPTED
         )
         self._reporter.emit(finished, "the server was stopped")
         self._store.flush()
@@ -90,7 +89,7 @@ class Coordinator:
                     return self._end("finished", early=early)
                 try:
                     self._next_round().run()
-                except Halted:
+                except RunHalted:
                     self._hold()
                     if self._dispatcher.operator.wish != "go":
                         return self._end("stopped", "stopped by its operator")
@@ -98,15 +97,15 @@ class Coordinator:
         except (StorageError, OSError) as error:
             return self._interrupted(error)
         except ShoalError as error:
-            # The run has failed already: a failure of its last judgement would hide the reason.
+            # The run has already failed: a failure of its last evaluation would hide the reason.
             with contextlib.suppress(ShoalError):
                 self._judge.finish()
             return self._end("failed", str(error), error.exit_code)
 
     def _has_rounds_left(self) -> bool:
-        """Return whether a round is to be planned, or to be continued.
+        """Return whether there is a round to plan or to continue.
 
-        The last version may be made while its round must still judge it.
+        The last version may exist while its round must still evaluate it.
         """
         version = read_version(self._context, self._store)
         return version.number < self._context.config.round.rounds or self._is_in_round()
@@ -118,7 +117,7 @@ class Coordinator:
     def _reason_to_end_early(self) -> str | None:
         """Return why the run ends before its last round; None while it continues.
 
-        A round that is not over is ended first.
+        An open round is finished first.
         """
         config = self._context.config.evaluation
         if not config.patience or self._is_in_round():
@@ -126,10 +125,10 @@ class Coordinator:
         return reason_to_stop(config, self._store.versions(self._context.run))
 
     def _next_round(self) -> TrainingRound:
-        """Return the round that a killed server left, or plan the next one.
+        """Return the round that a killed server left open, or plan the next one.
 
         Raises:
-            Halted: the operator wants no further round now.
+            Halted: the operator has stopped or held the run.
             TransportError: too many rounds were abandoned, or too few devices are online.
         """
         last = self._store.last_round(self._context.run)
@@ -150,9 +149,12 @@ class Coordinator:
         """Choose the devices of a round, cut their weights, and store the plan."""
         context = self._context
         version = read_version(context, self._store)
-        recruits = recruit(context, self._services, version.number, number)
+        # The version of the round before is judged meanwhile, however long the devices take.
+        recruits = recruit(
+            context, self._services, version.number, number, self._judge.record_if_done
+        )
         plan = plan_round(context, recruits.chosen, version, number, self._services.blobs)
-        # A quorum is a share of the wanted updates; more devices than that may be asked.
+        # A quorum is a share of the wanted updates; more devices than that may be selected.
         record = replace(
             plan.record,
             quorum=quorum_size(context.config.round.quorum, recruits.wanted),
@@ -163,14 +165,14 @@ class Coordinator:
         self._note_rounding_loss(plan.rounding_loss, number)
         tasks = plan.tasks
         if not context.keeps(Trait.ONE_VERSION):
-            # The round also takes updates of devices that were asked in earlier rounds.
+            # The round also accepts updates from devices that were selected in earlier rounds.
             tasks = training_tasks(context, self._store, number)
         return TrainingRound(context, self._services, self._judge, record, tasks)
 
     def _note_rounding_loss(self, loss: float, number: int) -> None:
         encoding = self._context.config.download.encoding
         if encoding != "fp32":
-            detail = f"weights travel in {encoding}, which takes {loss:.3%} of their norm at most"
+            detail = f"weights are sent in {encoding}, which loses at most {loss:.3%} of their norm"
             self._reporter.note("download", detail, number)
 
     def _resume_round(self, record: RoundRecord) -> TrainingRound:
@@ -180,7 +182,7 @@ class Coordinator:
         return TrainingRound(context, self._services, self._judge, record, tasks)
 
     def _hold(self) -> None:
-        """Wait as long as the operator wants the run held."""
+        """Wait while the operator holds the run."""
         operator = self._dispatcher.operator
         self._judge.finish()
         if operator.wish == "pause":
@@ -215,7 +217,7 @@ class Coordinator:
         if not late:
             return
         ids = [task.id for task in late]
-        self._store.settle(ids, TaskPhase.MISSED, "the run ended before it counted")
+        self._store.settle(ids, TaskPhase.MISSED, "the run ended before the update counted")
         self._dispatcher.close("the run is over")
         clean_up(self._context, self._services, last, late)
 
@@ -223,11 +225,11 @@ class Coordinator:
         """Report that the disk or the broker fails; the run continues with the next server."""
         kind = TransportError if isinstance(error, ConnectionError) else StorageError
         detail = (
-            f"{error}; the run is not over: give it again, and it goes on"
-            " (`shoal up` does so by itself)"
+            f"{error}; the run is not over: start it again, and it continues (`shoal up` "
+            "does so by itself)"
         )
         finished = self._finished("stopped", detail, kind.exit_code)
-        self._reporter.emit(finished)  # without a line of the log, which could not be written
+        self._reporter.emit(finished)  # without a log line, which could not be written
         return finished
 
     def _finished(self, status: str, error: str | None, exit_code: int) -> control.RunFinished:
@@ -248,7 +250,7 @@ class Coordinator:
         )
 
     def _clean_up_newest_round(self) -> None:
-        """Clean up the newest round if it is over: an earlier server may have died before that."""
+        """Clean up after the newest round if it is over: the last server may not have."""
         last = self._store.last_round(self._context.run)
         if last is None or last.state not in FINAL:
             return

@@ -1,7 +1,7 @@
-"""Counts which coordinates of a model the updates of a run have covered, from the stored plans.
+"""Counts which coordinates of a model a run's updates have covered, from the stored plans.
 
-A coordinate is a unit of a width axis in a block: channels may be trained in one block and not in a
-deeper one. The label rule is left out: it concerns rows of labels, which no plan cuts.
+A coordinate is a unit of a width axis in a block: a channel may be trained in one block and not in
+a deeper one. The label rule is left out: it concerns rows of labels, which no plan cuts.
 """
 
 from collections import Counter
@@ -17,11 +17,13 @@ from broker_server.store.task_records import PlannedTask
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.errors import ConfigError
 from models.axes import AxisKind
-from models.layout import HEAD, STEM, Layout, Parameter, block_name
+from models.block_names import HEAD, STEM, block_name
+from models.layout import Layout
+from models.parameters import Parameter
 from models.plan import Plan
 from models.tier import Tier
 
-MOST_CELLS = 96  # of one axis: more than a page can show
+MOST_CELLS = 96  # of one axis: more would not fit a page
 
 Row = tuple[str, str]
 Floats = NDArray[np.float64]
@@ -33,10 +35,10 @@ class CoveredAxis:
 
     Attributes:
         block: ``stem``, ``block1`` ..., or ``head``.
-        axis: name of a width axis that parameters of the block have; empty where they have none.
-        covered: units that at least one merged update held.
-        counts: merged updates that held a unit, each a mean over the units of one cell.
-        held: share of a cell that the plans of the newest round looked at hold.
+        axis: name of a width axis of the block's parameters; empty if they have no such axis.
+        covered: number of units that at least one merged update contained.
+        counts: merged updates that contained a unit, each as a mean over the units of one cell.
+        held: share of a cell that the plans of the newest round examined contain.
     """
 
     block: str
@@ -49,14 +51,14 @@ class CoveredAxis:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What was covered.
+    """The coverage of a run.
 
     Attributes:
         round: the last round that is counted.
         rounds: the newest round of the run.
-        updates: merged updates that are counted.
-        tiers: every tier that was asked in the run, largest first.
-        devices: every device that was asked, by id.
+        updates: number of merged updates that are counted.
+        tiers: every tier that was offered in the run, largest first.
+        devices: every device that was selected, by id.
         axes: block by block.
     """
 
@@ -77,17 +79,17 @@ def count_coverage(
     tier: str | None = None,
     device: str | None = None,
 ) -> Coverage:
-    """Count what the merged updates of a run held.
+    """Count what the merged updates of a run contained.
 
     Args:
-        store: of the run.
+        store: store of the run.
         context: the run.
         upto: the last round that counts; None for the newest.
         tier: count only this tier.
         device: count only this device.
 
     Raises:
-        ConfigError: no such round, tier or device was ever asked.
+        ConfigError: the round, tier or device was never selected.
     """
     tasks = store.planned_tasks(context.run)
     newest = tasks[-1].round if tasks else 0
@@ -104,8 +106,11 @@ def count_coverage(
         if task.round > until or tier not in {None, task.tier} or device not in {None, task.device}:
             continue
         chosen.append(task)
+        # Asked is not covered: an update that was refused or never came has trained no coordinate
+        # of the global model.
         if task.phase == TaskPhase.MERGED.value:
             merged.append(task)
+    # Plans are not stored: each is made again from the seed, the device and the version.
     rows = _rows(context.artifacts.layout)
     counts = _count_updates(context, rows, merged)
     held = _count_updates(context, rows, _of_last_round(chosen))
@@ -124,7 +129,7 @@ def count_coverage(
 
 
 def _of_last_round(tasks: Sequence[PlannedTask]) -> list[PlannedTask]:
-    """Return the tasks of the last round among some, which come in the order of their rounds."""
+    """Return the tasks of the last round among some; the tasks are in the order of their rounds."""
     last_tasks = []
     for task in tasks:
         if task.round == tasks[-1].round:
@@ -137,7 +142,7 @@ def _require_asked(
 ) -> None:
     if wanted is not None and wanted not in asked:
         names = ", ".join(asked[:20]) or "none"
-        raise ConfigError(f"run {context.run} asked no {kind} {wanted!r}; it asked {names}")
+        raise ConfigError(f"run {context.run} selected no {kind} {wanted!r}; it selected {names}")
 
 
 def _covered_axis(row: Row, counts: Floats, held: Floats) -> CoveredAxis:
@@ -148,7 +153,7 @@ def _covered_axis(row: Row, counts: Floats, held: Floats) -> CoveredAxis:
         size=len(counts),
         covered=int(np.count_nonzero(counts)),
         counts=_cells(counts),
-        # Updates of a round overlap; a unit that several of them hold is still one held unit.
+        # Updates of a round overlap; a unit that several of them contain is still one unit.
         held=_cells(np.minimum(held, 1)),
     )
 
@@ -195,7 +200,7 @@ def _width_axes(layout: Layout, parameters: Sequence[Parameter]) -> list[str]:
 def _count_updates(
     context: RunContext, rows: Sequence[Row], tasks: Sequence[PlannedTask]
 ) -> dict[Row, Floats]:
-    """Count for each unit of each row how many updates of the tasks held it."""
+    """Count for each unit of each row how many updates of the tasks contained it."""
     layout = context.artifacts.layout
     counts: dict[Row, Floats] = {}
     for row in rows:
@@ -206,6 +211,7 @@ def _count_updates(
     times: Counter[tuple[str, int]] = Counter()
     by_plan: dict[tuple[str, int], PlannedTask] = {}
     for task in tasks:
+        # A key names a plan within one version; a moving plan has other units in the next.
         planned = (task.plan_key, task.version)
         times[planned] += 1
         by_plan[planned] = task
@@ -217,7 +223,7 @@ def _count_updates(
         if plan.kind == "static":
             static_plans[key] = plan
         for row in rows:
-            if row[0] in plan.blocks:
+            if _is_trained(layout, plan, row):
                 counts[row] += updates * _held_share(layout, plan, row)
     return counts
 
@@ -228,10 +234,26 @@ def _plan_again(context: RunContext, task: PlannedTask) -> Plan:
     return context.strategy.plan(request).plan
 
 
+def _is_trained(layout: Layout, plan: Plan, row: Row) -> bool:
+    """Return whether updates of a plan contain an axis of a block.
+
+    A shallow tier lacks whole blocks, and a tier with a trained share holds blocks that it does not
+    train.
+    """
+    block, axis = row
+    if block not in plan.blocks:
+        return False
+    for spec in _parameters_of(layout, block):
+        has_axis = not axis or axis in _width_axes(layout, [spec])
+        if has_axis and spec.name not in plan.frozen:
+            return True
+    return False
+
+
 def _held_share(layout: Layout, plan: Plan, row: Row) -> Floats | float:
     """Return how often each unit of a row occurs in a plan, as a mean over the plan's indices.
 
-    A block may have indices of its own for an axis, one array for each parameter that has it.
+    A block may have separate indices for an axis, one array for each parameter that has it.
     """
     block, axis = row
     if not axis:

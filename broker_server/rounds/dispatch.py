@@ -1,4 +1,4 @@
-"""The services that a coordinator works with, first of all the dispatcher, which asks the devices.
+"""The services that a coordinator uses, above all the dispatcher, which sends tasks to devices.
 
 The dispatcher is `broker_server.service.dispatcher.MqttDispatcher` in a fleet and a virtual one in
 a simulation.
@@ -27,7 +27,7 @@ class BlobOffers(Protocol):
         """Offer files by digest."""
 
     def withdraw(self, digests: Iterable[str]) -> None:
-        """Stop to offer blobs."""
+        """Stop offering blobs."""
 
 
 class Dispatcher(Protocol):
@@ -39,15 +39,15 @@ class Dispatcher(Protocol):
 
     @property
     def blobs(self) -> BlobOffers:
-        """Return what offers blobs to the devices."""
+        """Return the service that offers blobs to the devices."""
 
     @property
     def reporter(self) -> Reporter:
-        """Return what reports the run."""
+        """Return the reporter of the run."""
 
     @property
     def operator(self) -> OperatorWish:
-        """Return what the operator of the run wants."""
+        """Return the wishes of the run's operator."""
 
     @property
     def stopping(self) -> bool:
@@ -58,19 +58,19 @@ class Dispatcher(Protocol):
         """Return how long after the start it may take to learn which devices are online."""
 
     def now(self) -> float:
-        """Return the time on the clock of the rounds, in seconds: of this machine, or simulated."""
+        """Return the time of the rounds' clock in seconds: the machine's, or a simulated one."""
 
     def open(self, collection: Collection) -> None:
         """Begin to collect.
 
-        Answers change the records of the collection's tasks, which the store already holds.
+        Answers change the records of the collection's tasks, which are already in the store.
         """
 
     def close(self, reason: str, *, waits: bool = False) -> None:
         """End the collection.
 
         Args:
-            reason: told to the devices that still work on it.
+            reason: sent to the devices that still work on it.
             waits: they continue instead, and answer in a later collection.
         """
 
@@ -79,44 +79,50 @@ class Dispatcher(Protocol):
         """Return whether the opening of a secure sum of the open collection has begun."""
 
     def sum_obstacle(self, cohort: Cohort) -> str:
-        """Return why the sum of a cohort cannot be opened; nothing where it can."""
+        """Return why the sum of a cohort cannot be opened; empty if it can."""
 
     def total(self, cohort: Cohort) -> CohortSum:
-        """Return the sum of the updates of a cohort of the open collection, without seeing any.
+        """Return the sum of a cohort's updates in the open collection, without seeing any update.
 
         Raises:
             RefusedError: there are too few, or the masks cannot be removed.
-            StopRequested: the run shall stop here and be continued later.
+            StopRequested: the run must stop here and resume later.
         """
 
     def forget(self, task: str) -> None:
-        """Drop what arrived of the update of a task that is over."""
+        """Drop the part of a finished task's update that has arrived."""
 
     def count_bytes(self) -> ByteCount:
-        """Return the bytes that were exchanged since the last call, at first since the start."""
+        """Return the bytes exchanged since the last call, at first since the start."""
 
     def pump(self, until: float) -> None:
         """Handle one event, or what is due, and return.
 
         Args:
-            until: the longest time to wait for one, on the clock of `now`.
+            until: when to stop waiting for an event, by the clock of `now`.
 
         Raises:
-            StopRequested: the run shall stop here and be continued later.
+            StopRequested: the run must stop here and resume later.
         """
 
 
 @dataclass(frozen=True)
-class Services:
-    """The services that a coordinator works with."""
+class RunStorage:
+    """Where a run keeps what survives a crash."""
 
-    dispatcher: Dispatcher
     store: Store
     blobs: BlobStore  # global versions, sent weights and statistics
-    updates: BlobStore  # what devices sent
+    updates: BlobStore  # updates of devices
+
+
+@dataclass(frozen=True)
+class Services(RunStorage):
+    """The services that a coordinator uses: its storage, and a way to the devices."""
+
+    dispatcher: Dispatcher
 
     def record_traffic(self, run: str) -> None:
-        """Store how many refusals and bytes a run has had since the last call."""
+        """Store the numbers of refusals and bytes since the last call."""
         self.dispatcher.reporter.count()
         count = self.dispatcher.count_bytes()
         self.store.add_bytes(run, wire=count.wire, payload=count.payload)
@@ -127,20 +133,20 @@ def gather(
     collection: Collection,
     advance: Callable[[Mapping[str, TaskPhase]], None] = lambda _phases: None,
 ) -> Decision:
-    """Collect answers until the collection is over, and return what ended it.
+    """Collect updates until the collection is over, and return what ended it.
 
     Args:
-        dispatcher: with the collection open.
-        collection: of the tasks.
+        dispatcher: dispatcher with the collection open.
+        collection: collection of the tasks.
         advance: called with the phases of all tasks, by id, at every change.
 
     Raises:
-        StopRequested: the run shall stop here and be continued later.
+        StopRequested: the run must stop here and resume later.
     """
     while True:
         now = dispatcher.now()
         progress = collection.note_progress(now, dispatcher.fleet.is_online)
-        # Updates are folded while others are awaited, so that little is left to do at the end.
+        # Updates are folded while others are awaited, so that little work is left at the end.
         advance(collection.phases())
         decision = decide(progress, collection.rule, now)
         if dispatcher.operator.abandon_reason:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
+from broker_server.rounds.onnx_runtime import GraphStopper, open_graph, run_graph
 from fleet_protocol.data import CsvData, DataConfig, DataSet, load_data
 from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.places import naming_table
@@ -35,15 +35,15 @@ def load_test_set(
     *,
     table: str = "[evaluation.data] of fleet.toml",
 ) -> DataSet:
-    """Read a test set for the tier that it judges.
+    """Read a test set for the tier that it evaluates.
 
-    Samples have the model's shape where the configuration names none.
+    Samples have the model's shape unless the configuration names one.
 
     Args:
         config: location of the test set.
-        manifest: of the tier.
-        terms: of the fleet; labels and columns are brought into their order by their names.
-        table: of the configuration, for messages.
+        manifest: manifest of the tier.
+        terms: terms of the fleet; labels and columns are put into their order by name.
+        table: table of the configuration, for messages.
 
     Raises:
         DataError: a file or array is missing, damaged or empty, or does not fit the model or the
@@ -51,7 +51,7 @@ def load_test_set(
         ConfigError: a package for this kind of data is not installed.
     """
     shape = manifest.input_shape
-    # The columns of a flat table are counted after they are picked.
+    # The columns of a flat table are counted after the selection.
     is_flat_table = isinstance(config, CsvData) and len(shape) == 1
     shaped = config
     if not config.shape and not is_flat_table:
@@ -66,8 +66,8 @@ def load_test_set(
 class Evaluator:
     """The eval graph of a tier with a test set; it is opened once and used for every version.
 
-    All versions are judged by the samples that were read first. If the samples stay in their file,
-    and a program writes into that file, every later judgement raises a DataChangedError.
+    All versions are evaluated on the samples that were read first. If the samples stay in their
+    file, and a program writes into that file, every later evaluation raises a DataChangedError.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class Evaluator:
         *,
         batch_size: int,
         threads: int,
-        halt: Halt | None = None,
+        halt: GraphStopper | None = None,
     ) -> None:
         """Open the graph.
 
         Args:
             judged: the tier.
             data: its test set.
-            batch_size: samples of one run of the graph.
-            threads: of one operator; 0 for every core.
+            batch_size: samples per run of the graph.
+            threads: threads of one operator; 0 for every core.
             halt: stops the graph, if given.
 
         Raises:
@@ -95,7 +95,7 @@ class Evaluator:
         if graph is None:
             raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
         self.judged = judged
-        self.halt = halt or Halt()  # stops running graphs
+        self.halt = halt or GraphStopper()  # stops running graphs
         self.data = data
         self._batch_size = batch_size
         self._dtype = judged.manifest.input_dtype
@@ -129,40 +129,43 @@ class Evaluator:
 
         Args:
             weights: float32, of the judged tier.
-            statistics: of its static batch norms, as the graph names them.
+            statistics: statistics of its static batch norms, as the graph names them.
 
         Returns:
             Means over all samples; with a label per token over all labels that count.
 
         Raises:
-            DataError: the loss or a metric is not finite, or beyond 1e30; the statistics or the
-                weights are useless.
+            DataError: the loss or a metric is not finite, or beyond 1e30, which makes the
+                statistics or the weights useless.
             DataChangedError: the test set has changed.
         """
         fixed = self._fixed(weights, statistics)
+        # In the order of the graph's outputs.
         names = list(summed_outputs(self.judged.manifest.recipe))
         sums = dict[str, NDArray[np.float64]]()
         for x, y in self.data.batches(self._batch_size, self._dtype):
             outputs = self._run(names, fixed, x, y)
             for name, value in zip(names, outputs, strict=True):
+                # Summed in float64, because sums over many batches lose digits in float32.
                 sums[name] = sums.get(name, np.zeros(())) + value.astype(np.float64)
         self.data.check_kept()
         self._warn_of_changes()
         try:
+            # Pydantic refuses numbers that are not finite.
             return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
         except ValidationError as error:
             raise DataError(
-                f"the loss of {self.judged.tier.id} of the new version on {len(self.data)} test"
-                " samples, or a metric, is not finite, or beyond 1e30"
+                f"the loss or a metric of the new version of {self.judged.tier.id} on "
+                f"{len(self.data)} test samples is not finite, or beyond 1e30"
             ) from error
 
     def losses(self, weights: Tensors, statistics: Tensors, samples: int) -> NDArray[np.float64]:
         """Compute the mean loss of each group of consecutive samples, over labels that count.
 
         Args:
-            weights: as for `evaluate`.
-            statistics: as for `evaluate`.
-            samples: of one group; the last may be smaller.
+            weights: the weights, as in `evaluate`.
+            statistics: the statistics, as in `evaluate`.
+            samples: samples of one group; the last may be smaller.
 
         Returns:
             float64 ``[groups]``.
@@ -171,7 +174,7 @@ class Evaluator:
         losses: list[float] = []
         for x, y in self.data.batches(samples, self._dtype):
             (loss_sum,) = self._run(["loss_sum"], fixed, x, y)
-            # A group in which no label counts has a sum of 0, and so a loss of 0.
+            # A group without a label that counts has a sum of 0, and so a loss of 0.
             losses.append(float(loss_sum) / max(1, counted(y)))
         self.data.check_kept()
         return np.array(losses, np.float64)
@@ -183,16 +186,16 @@ class Evaluator:
         chosen: NDArray[np.int64],
         mask: NDArray[np.float32],
     ) -> tuple[int, int]:
-        """Count the labels of some samples that are right with a label mask (specification 1.5).
+        """Count the labels that the model predicts correctly with a label mask (specification 1.5).
 
         Args:
-            weights: as for `evaluate`.
-            statistics: as for `evaluate`.
+            weights: the weights, as in `evaluate`.
+            statistics: the statistics, as in `evaluate`.
             chosen: indices of the samples.
             mask: ``[classes]``, 1 where a label counts; the logits of others are zeroed.
 
         Returns:
-            How many labels are right, and how many there are.
+            How many labels are right, and how many exist.
         """
         fixed = self._fixed(weights, statistics)
         if "mask" in fixed:
@@ -213,7 +216,7 @@ class Evaluator:
         if changes:
             self._warned = True
             _LOG.warning(
-                "%s changed after this run had read it: the run judges versions by the samples as"
-                " they were; start the server again to judge by the new ones",
+                "%s changed after this run had read it: the run evaluates versions on the "
+                "samples as they were; restart the server to use the new ones",
                 list_paths(changes),
             )

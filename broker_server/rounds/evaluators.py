@@ -1,4 +1,4 @@
-"""The evaluators of a run: the eval graphs of the judged tiers, opened with their test sets."""
+"""The evaluators of a run: the eval graphs of the evaluated tiers, opened with their test sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.contracts import FleetContracts
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.norm_statistics import has_statistics
-from broker_server.rounds.onnx_runtime import Halt
+from broker_server.rounds.onnx_runtime import GraphStopper
 from broker_server.rounds.run_context import RunContext
 from fleet_protocol.data.terms import ContractTerms, DataContract
 from fleet_protocol.errors import ConfigError, DataError
@@ -18,14 +18,14 @@ class Evaluators:
     """The evaluators of one run, and the data contracts that come from their test sets.
 
     Attributes:
-        judged: of the tier whose metric counts; None where versions are not judged.
-        beside: of the further tiers, in the order of the configuration.
-        apart: judge all but the last version while the next round goes on. A simulation does
-            without: its workers have all cores, and its rows contain the judgements.
-        contracts: of the boards' data, by tier.
+        judged: evaluator of the tier whose metric counts; None if versions are not evaluated.
+        beside: evaluations of the further tiers, in the order of the configuration.
+        apart: evaluate all but the last version while the next round runs. A simulation does not:
+            its workers use all cores, and its rows contain the evaluations.
+        contracts: contracts of the boards' data, by tier.
         terms: the part of the contract that a resumed run keeps.
-        unreadable: why no version of a resumed run is judged although it has a test set; empty
-            where it can be read, or there is none.
+        unreadable: why no version of a resumed run is evaluated although it has a test set; empty
+            if the test set can be read, or there is none.
     """
 
     judged: Evaluator | None = None
@@ -37,11 +37,11 @@ class Evaluators:
 
 
 def open_evaluators(context: RunContext) -> Evaluators:
-    """Read the test sets, and open the graphs that judge the versions of a run.
+    """Read the test sets, and open the graphs that evaluate the versions of a run.
 
     Raises:
-        ConfigError: a tier is not exported; or several tiers are judged, and the batch norm
-            statistics come from the devices, which are asked for those of one tier only.
+        ConfigError: a tier is not exported; or several tiers are evaluated, and the batch norm
+            statistics come from the devices, which return those of one tier only.
         DataError: a test set cannot be read, or does not fit its tier.
     """
     config = context.config.evaluation
@@ -54,9 +54,10 @@ def open_evaluators(context: RunContext) -> Evaluators:
             further.append(tier)
     if config.statistics == "query":
         _require_no_statistics(further)
-    # One for all graphs, so that the end of a run stops whichever of them runs.
-    halt = Halt()
-    # The test set of the judged tier is read first: those of the further tiers must agree with it.
+    # One for all graphs, so that the end of a run stops whichever of them is running.
+    halt = GraphStopper()
+    # The test set of the metric's tier is read first: those of the further tiers must agree with
+    # it.
     judged = _open_evaluator(context, contracts, context.judged, halt)
     by_tier = {}
     for tier in further:
@@ -89,10 +90,10 @@ def open_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
 
 
 def reopen_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
-    """Do the same for a run that goes on, which needs no test set for that.
+    """Return the same for a resumed run, which can continue without its test set.
 
-    Where one cannot be read any more, the run keeps the names with which it began, and is not
-    judged. A run that begins needs its test set: the contract of its boards comes from it.
+    If a test set can no longer be read, the run keeps the names with which it began, and is not
+    evaluated. A new run needs its test set: the contract of its boards comes from it.
 
     Raises:
         ConfigError: as `open_evaluators`.
@@ -107,7 +108,7 @@ def reopen_test_sets(context: RunContext) -> tuple[RunContext, Evaluators]:
 
 
 def _open_evaluator(
-    context: RunContext, contracts: FleetContracts, tier: TierArtifacts, halt: Halt
+    context: RunContext, contracts: FleetContracts, tier: TierArtifacts, halt: GraphStopper
 ) -> Evaluator:
     config = context.config.evaluation
     return Evaluator(
@@ -123,6 +124,6 @@ def _require_no_statistics(further: list[TierArtifacts]) -> None:
     if any(has_statistics(tier) for tier in further):
         names = ", ".join(tier.tier.id for tier in further)
         raise ConfigError(
-            "evaluation.tiers: devices are asked for the batch norm statistics of one tier; to"
-            f' judge {names} as well set evaluation.statistics = "server-batch"'
+            "evaluation.tiers: devices return the batch norm statistics of only one tier; "
+            f'to evaluate {names} as well set evaluation.statistics = "server-batch"'
         )

@@ -1,4 +1,4 @@
-"""The devices of a fleet as the server last heard of them: presence and profiles."""
+"""The devices of a fleet as they last reported to the server: presence and profiles."""
 
 from collections.abc import Collection, Iterable
 
@@ -10,11 +10,11 @@ from fleet_protocol.messages import DeviceProfile, DeviceStatus, Profile
 class Fleet:
     """Presence and profiles of devices.
 
-    Known devices count as offline until the broker's retained messages say otherwise.
+    Known devices count as offline until the broker's retained messages show otherwise.
 
     Attributes:
-        declined: devices whose data is of no use in the run in progress, and why, until they come
-            anew or it changes.
+        declined: devices whose data does not fit the run in progress, with the reason, until they
+            reconnect or their data changes.
     """
 
     def __init__(self, known: Iterable[DeviceRecord] = ()) -> None:
@@ -26,10 +26,10 @@ class Fleet:
         self._not_members: set[str] = set()
         self.declined: dict[str, str] = {}
 
-    # What devices say.
+    # Messages from devices.
 
     def receive(self, message: DeviceStatus | DeviceProfile) -> bool:
-        """Record what a device says of itself; return whether it came or went."""
+        """Record a device's status or profile; return whether it came online or went offline."""
         device = message.device
         was_online = self.is_online(device)
         self._silent.discard(device)
@@ -40,7 +40,7 @@ class Fleet:
         return was_online != self.is_online(device)
 
     def _receive_profile(self, device: str, profile: Profile) -> None:
-        # With other samples the device may be of use again.
+        # With other samples the device's data may fit again.
         if profile.examples != self.announced_examples(device):
             self.declined.pop(device, None)
         self._profiles[device] = profile
@@ -54,20 +54,20 @@ class Fleet:
             self.declined.pop(device, None)
 
     def mark_silent(self, device: str) -> None:
-        """Count a device as offline until its next message, whatever the broker says."""
+        """Count a device as offline until its next message, whatever the broker reports."""
         self._silent.add(device)
 
     def mark_active(self, device: str) -> None:
-        """Record that a message of a device arrived, whatever it is about."""
+        """Record that a message of a device arrived, whatever its content."""
         self._silent.discard(device)
 
     def limit_to_members(self, members: Collection[str]) -> list[str]:
         """Count devices that are not members as offline, until they are members again.
 
-        That may be after an hour of a wrong clock.
+        A wrong clock may cause that for an hour.
 
         Returns:
-            Ids of the known devices that stopped to be members, or are members again.
+            Ids of the known devices that are no longer members, or are members again.
         """
         devices = set(self._online)
         for device, profile in self._profiles.items():
@@ -106,19 +106,19 @@ class Fleet:
 
     @property
     def without_profile(self) -> set[str]:
-        """Return the ids of the devices that are online, and have not said what they are."""
+        """Return the ids of the devices that are online, but have not sent a profile."""
         return {device for device in self.online if self._profiles[device] is None}
 
     def why_away(self, device: str) -> str:
-        """Return why a device that is not among `profiles` is not asked."""
+        """Return why a device that is not in `profiles` is not selected."""
         if device in self._online & self._silent:
-            return "connected, and says nothing: it is asked again after its next word"
+            return "connected, but silent: it can be selected again after its next message"
         return self.declined.get(device, "offline")
 
-    # What devices last said of themselves.
+    # The last reports of devices.
 
     def profiles(self) -> dict[str, Profile]:
-        """Return the profiles of the devices that may be asked, by id in order."""
+        """Return the profiles of the devices that may be selected, by id in order."""
         profiles = {}
         for device in self.online:
             profile = self._profiles[device]
@@ -127,7 +127,7 @@ class Fleet:
         return profiles
 
     def announced_examples(self, device: str) -> int | None:
-        """Return how many samples a device last said it has; None if it never did."""
+        """Return how many samples a device last reported; None if it never did."""
         profile = self._profiles.get(device)
         return None if profile is None else profile.examples
 
@@ -139,14 +139,14 @@ class Fleet:
         return profile.findings
 
     def labels_digest(self, device: str) -> str | None:
-        """Return the digest of the order of a device's own labels; None if it names none."""
+        """Return the digest of the order of a device's own labels; None if it has none."""
         profile = self._profiles.get(device)
         return None if profile is None else profile.labels_digest
 
     def releases(self, *, sets: bool = False) -> dict[str, str]:
-        """Return the releases that devices say they run, by id; with `sets`, their artifact sets.
+        """Return the releases that devices report to run, by id; with `sets`, their artifact sets.
 
-        Devices that take no releases are left out.
+        Devices that accept no releases are left out.
         """
         releases = {}
         for device in self._profiles.keys() - self._not_members:

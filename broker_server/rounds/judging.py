@@ -1,17 +1,19 @@
-"""Judges global versions: their loss and accuracy on the server's test sets, after each merge.
+"""Evaluates global versions: their loss and accuracy on the server's test sets, after each merge.
 
 A model with static batch norms first needs the statistics of the new version
 (`broker_server.rounds.norm_statistics`), from the devices or from the test set.
 
-The test set needs no device: where nothing waits for the result, a thread goes through it while the
-next round trains. No round ends before the version of the round before it is judged, so at most one
-judgement is under way.
+The test set needs no device: if nothing waits for the result, a thread evaluates it while the next
+round trains. No round ends before the version of the previous round is evaluated, so at most one
+evaluation is in progress.
 """
 
 import contextlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError  # another one in Python 3.10
+
+# a different class in Python 3.10
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,19 +39,19 @@ from fleet_protocol.messages import BlobRef, Evaluation
 from fleet_protocol.weights import encode_weights
 from models.slicing import Tensors
 
-_POLL_SECONDS = 0.2  # between two checks whether the server should stop, during a judgement
+_POLL_SECONDS = 0.2  # between two checks whether the server must stop, during an evaluation
 
 _ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The evaluation of a version, or the reason why there is none although it was due.
+    """The evaluation of a version, or why it is missing although it was due.
 
     Attributes:
-        evaluation: None where none was due, where it failed, and while it is under way.
+        evaluation: None if none was due, if it failed, and while it is in progress.
         note: why it failed.
-        later: it is under way.
+        later: whether it is in progress.
     """
 
     evaluation: VersionEvaluation | None = None
@@ -58,7 +60,7 @@ class Judgement:
 
     @property
     def summary(self) -> str:
-        """Describe the judgement in a few words."""
+        """Describe the evaluation in a few words."""
         if self.evaluation:
             return self.evaluation.summary
         if self.note:
@@ -68,14 +70,14 @@ class Judgement:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A judgement that is under way."""
+    """An evaluation in progress."""
 
     version: VersionRecord
     judgement: Future[Judgement]
 
 
 class Judge:
-    """Judges the global versions of one run."""
+    """Evaluates the global versions of one run."""
 
     def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
         self._context = context
@@ -90,15 +92,15 @@ class Judge:
         self._store = services.store
         self._blobs = services.blobs
 
-    # Judgements.
+    # Scheduling.
 
     def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
-        """Judge the version of a round if that is due, or begin to.
+        """Evaluate the version of a round if that is due, or begin to.
 
-        What a killed server had stored of the judgement is not computed again.
+        Results that a killed server had stored are not computed again.
 
         Raises:
-            StopRequested: the server shall end.
+            StopRequested: the server must end.
         """
         self.finish()
         if not self._is_due(version):
@@ -128,7 +130,7 @@ class Judge:
         return result
 
     def resume(self) -> None:
-        """Judge the newest closed round again if a server was killed while it did."""
+        """Evaluate the newest closed round again if a server was killed during its evaluation."""
         rounds = self._store.rounds(self._context.run)
         newest: RoundRecord | None = None
         for record in rounds:
@@ -143,12 +145,12 @@ class Judge:
             self.judge(newest, version)
 
     def record_if_done(self) -> None:
-        """Record the judgement that is under way if it has been made."""
+        """Record the evaluation in progress if it has finished."""
         if self._pending is not None and self._pending.judgement.done():
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the judgement that is under way, if any; record and report it."""
+        """Wait for the evaluation in progress, if any; record and report it."""
         if self._pending is None:
             return
         pending = self._pending
@@ -164,12 +166,13 @@ class Judge:
             evaluation=judgement.evaluation,
             note=judgement.note,
         )
+        # After the commit, so that whoever reads of it finds it in the store.
         reporter.emit(event, f"version {version.number}: {judgement.summary}")
 
     def close(self) -> None:
-        """End the thread and the graph that it runs.
+        """Stop the thread and the graph that it runs.
 
-        The next server repeats judgements that were not reported.
+        The next server repeats evaluations that were not reported.
         """
         if self._evaluator is not None:
             self._evaluator.halt.stop()
@@ -180,17 +183,18 @@ class Judge:
 
     def _is_due(self, version: VersionRecord) -> bool:
         every = self._context.config.evaluation.every
+        # The last version is always evaluated: it is what a run ends with.
         return self._is_last(version) or version.number % every == 0
 
     def _wait_for(self, result: Future[_ResultT]) -> _ResultT:
-        """Wait for the thread; raise a StopRequested if the server shall end meanwhile."""
+        """Wait for the thread; raise StopRequested if the server must end meanwhile."""
         while True:
             with contextlib.suppress(FutureTimeoutError):
                 return result.result(_POLL_SECONDS)
             if self._dispatcher.stopping:
                 raise StopRequested
 
-    # Evaluations. They only read, so that they may run in the thread beside a round.
+    # Evaluations. They only read, so that they may run in the thread during a round.
 
     def _evaluate(
         self,
@@ -224,9 +228,9 @@ class Judge:
     def _statistics(
         self, evaluator: Evaluator, record: RoundRecord, version: VersionRecord, judged: BlobRef
     ) -> Mapping[str, NDArray[np.float32]]:
-        """Return the statistics that the version is judged with; none for a model without them.
+        """Return the statistics for evaluating the version; none for a model without them.
 
-        Those in the store are used where they are of this version, or new ones are not yet due.
+        Those in the store are used if they belong to this version, or if new ones are not yet due.
         """
         if not has_statistics(self._context.judged):
             return {}
@@ -272,13 +276,14 @@ class Judge:
             halt=evaluator.halt,
         )
 
-    # The judged weights.
+    # The evaluated weights.
 
     def _put_judged_weights(self, version: VersionRecord) -> BlobRef:
-        """Return the blob that is judged: the version, or the model of the configured tier."""
+        """Return the blob to evaluate: the version, or the model of the configured tier."""
         layout = self._context.artifacts.layout
         tier = self._context.judged.tier
         digest = version.digest
+        # The whole model lies in the store already, under the digest of its version.
         if tier != layout.tier(1.0):
             model = model_of(self._context, tier, version, self._blobs)
             weights = {spec.name: model[spec.name] for spec in layout.kept(tier)}

@@ -1,7 +1,7 @@
-"""From a round's updates to a new global version in the store.
+"""Turns a round's updates into a new global version in the store.
 
-The sums are begun when the round opens, and finished when it closes; what happens to an update
-between is in `broker_server.updates`.
+The sums begin when the round opens, and end when it closes; `broker_server.updates` processes each
+update in between.
 """
 
 import time
@@ -17,15 +17,15 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.planning import compiled_plans
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
+from broker_server.stages.moves import BaseVersion, move_to
+from broker_server.stages.update import Tensors, Update
 from broker_server.store import Outcome, TaskRecord, VersionRecord
 from broker_server.strategies.strategy import GlobalModel
 from broker_server.strategies.traits import Trait
-from broker_server.updates.combine import Asked, choose_merge
+from broker_server.updates.combine import SelectedDevices, choose_merge
 from broker_server.updates.folding import Folding
 from broker_server.updates.intake import MOST_SENT
-from broker_server.updates.moves import Base, move_to
-from broker_server.updates.screens import Screened, expect_changes, screen_round
-from broker_server.updates.values import Tensors, Update
+from broker_server.updates.screens import ScreenedUpdates, expect_changes, screen_round
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -45,13 +45,13 @@ def begin_folding(
     Args:
         context: the run.
         opened: the round's tasks by id, in the order of their devices. They may still change.
-        services: where updates lie.
-        old: the version that the round starts from.
+        services: services that hold the updates.
+        old: the version from which the round starts.
     """
     tasks = [task.record for task in opened.values()]
     plans = compiled_plans(context, tasks)
 
-    # Devices that share a plan share what they were sent, so it is opened once for all of them.
+    # Devices that share a plan share the weights that were sent to them, so those are opened once.
     @lru_cache(MOST_SENT)
     def sent(digest: str) -> Tensors:
         return open_weights(services.blobs.path(digest))
@@ -70,7 +70,7 @@ def begin_folding(
             plan=plans[record.version, record.plan_key],
             weights=services.updates.tensors(record.update_digest),
             metrics=record.metrics,
-            task=record,
+            version=record.version,
             sent=partial(sent, record.weights.digest),
             distance=opened[task].distance,
             announced=services.dispatcher.fleet.announced_examples(record.device),
@@ -84,17 +84,17 @@ def begin_folding(
     merge = choose_merge(
         context.strategy.merge,
         base.noise,
-        Asked(context.artifacts.layout, asked),
+        SelectedDevices(context.artifacts.layout, asked),
         context.config.server_optimizer,
         draw=lambda: context.noise(f"{context.config.seed}/merge/{old.number}"),
     )
     tiers = Counter(task.tier for task in tasks)
-    doubt = expect_changes(services.store, old, context.config.robust, tiers)
-    return Folding(merge, list(opened), load, partial(move_to, base), doubt)
+    is_doubtful = expect_changes(services.store, old, context.config.robust, tiers)
+    return Folding(merge, list(opened), load, partial(move_to, base), is_doubtful)
 
 
-def _base(context: RunContext, blobs: BlobStore, old: VersionRecord) -> Base:
-    return Base(
+def _base(context: RunContext, blobs: BlobStore, old: VersionRecord) -> BaseVersion:
+    return BaseVersion(
         number=old.number,
         weights=lambda: open_tensors(blobs.path(old.digest)),
         staleness=context.config.round.staleness,
@@ -104,7 +104,7 @@ def _base(context: RunContext, blobs: BlobStore, old: VersionRecord) -> Base:
 
 
 def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
-    """Keep the initial weights, and with them the heads that tiers have of their own.
+    """Store the initial weights, and the separate heads of tiers that have them.
 
     Raises:
         BlobError: a file of them is missing or damaged.
@@ -120,7 +120,7 @@ def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
 
 @dataclass(frozen=True)
 class NoVersion:
-    """A round whose updates made no version."""
+    """The updates of a round made no version."""
 
     reason: str
 
@@ -132,22 +132,23 @@ def make_version(
     old: VersionRecord,
     folding: Folding,
 ) -> VersionRecord | NoVersion:
-    """Finish a merge and commit the new global version with what became of the updates.
+    """Finish a merge and commit the new global version with the outcome of each update.
 
     Args:
         context: the run.
-        services: where versions and updates lie.
-        tasks: of the round, by id.
-        old: the version that the round started from.
+        services: services that hold versions and updates.
+        tasks: tasks of the round, by id.
+        old: the version from which the round started.
         folding: all updates of the round.
 
-    Returns:
-        The new version, or why there is none.
+    Returns: The new version, or the reason why none was made.
 
     Raises:
         BlobError: the old version or an update cannot be read.
         StorageError: the disk is full.
     """
+    # Screens come before anything is finished: an update that does not count must not be in the
+    # sums.
     base = _base(context, services.blobs, old)
     screened = screen_round(folding, services.store, old, context.config.robust, base.noise)
     _report_refusals(services, screened, tasks)
@@ -155,6 +156,7 @@ def make_version(
     if screened.folding.folded:
         new = screened.folding.finish(open_model(services.blobs, old))
     if new is None or not _is_finite(new):
+        # Only what was refused is settled: the other updates are not at fault.
         refused = {task: screened.outcomes[task] for task in screened.refusals}
         services.store.settle_outcomes(refused)
         if new is None:
@@ -162,17 +164,20 @@ def make_version(
         return NoVersion(_blame(screened, tasks))
     last = services.store.last_round(context.run)
     number = last.number if last is not None else 0
-    # Parameters alone: where the model is whole, this blob is what its devices are sent, for
-    # statistics and then to train.
+    # Only parameters: if the model is whole, its devices are sent this blob, first for statistics
+    # and then for training.
     parameters = context.artifacts.layout.parameters
     weights = {spec.name: new.weights[spec.name] for spec in parameters}
     model = GlobalModel(weights, new.state)
+    # The blobs are on disk before the row that names them is committed, so a killed server finds
+    # both or neither.
     version = _version(context, services.blobs, model, number=old.number + 1, round_number=number)
     outcomes = dict(screened.outcomes)
     if not context.keeps(Trait.ONE_VERSION):
         for task, outcome in screened.outcomes.items():
             weight = base.weight_of(tasks[task].version)
             outcomes[task] = _noting_staleness(outcome, number, weight)
+    # One transaction for both: a version without outcomes would merge its updates a second time.
     services.store.add_version(version, outcomes)
     return version
 
@@ -193,9 +198,9 @@ def _version(
 
 
 def _report_refusals(
-    services: Services, screened: Screened, tasks: Mapping[str, TaskRecord]
+    services: Services, screened: ScreenedUpdates, tasks: Mapping[str, TaskRecord]
 ) -> None:
-    """Name the devices whose updates were refused, and count them."""
+    """Report the devices whose updates were refused, and count them."""
     for task, (reason, detail) in screened.refusals.items():
         record = tasks[task]
         services.dispatcher.reporter.refused(
@@ -207,7 +212,7 @@ def _is_finite(model: GlobalModel) -> bool:
     for value in model.weights.values():
         if not value.size:
             continue
-        # The extremes suffice, without an array of flags as large as the model.
+        # The extremes are enough, without an array of flags as large as the model.
         if not (np.isfinite(value.min()) and np.isfinite(value.max())):
             return False
     return True
@@ -218,12 +223,14 @@ def _noting_staleness(outcome: Outcome, number: int, weight: float) -> Outcome:
     return replace(outcome, screening=outcome.screening.model_copy(update=counts))
 
 
-def _blame(screened: Screened, tasks: Mapping[str, TaskRecord]) -> str:
+def _blame(screened: ScreenedUpdates, tasks: Mapping[str, TaskRecord]) -> str:
+    # Each update was finite by itself, so only their sum overflowed; the largest is the likeliest
+    # cause.
     norms: dict[str, float] = {}
     for task in screened.folding.folded:
         norms[tasks[task].device] = screened.outcomes[task].screening.norm
     worst = max(norms, key=norms.__getitem__)
     return (
-        f"the merged weights are not finite; the largest update is that of {worst},"
-        f" of norm {norms[worst]:.4g}"
+        f"the merged weights are not finite; the largest update is from {worst}, with norm "
+        f"{norms[worst]:.4g}"
     )

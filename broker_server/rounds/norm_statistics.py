@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
+from broker_server.rounds.onnx_runtime import GraphStopper, open_graph, run_graph
 from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parameter_input, statistic_mean, statistic_variance
@@ -40,12 +40,12 @@ def combine_statistics(
     """Combine the statistics of devices into those of the fleet.
 
     With n_k batches on device k and N their sum, the mean is ``sum(n_k mean_k) / N``. The variance
-    ``per_client`` is ``sum(n_k var_k) / N``: batches of one device lack what separates the devices
-    (vector H8). ``pooled`` adds the variance between the devices' means, ``sum(n_k mean_k^2) / N -
-    mean^2``, and so equals the authors' one pooled and shuffled loader.
+    ``per_client`` is ``sum(n_k var_k) / N``: batches of one device do not show the differences
+    between devices (vector H8). ``pooled`` adds the variance between the devices' means, ``sum(n_k
+    mean_k^2) / N - mean^2``, and so equals the authors' one pooled and shuffled loader.
 
     Args:
-        answers: of at least one device.
+        answers: answers of at least one device.
         norms: names of the static batch norms.
         rule: how the variances are combined.
 
@@ -109,18 +109,18 @@ def batch_statistics(  # noqa: PLR0913  (options by keyword)
     *,
     batch_size: int,
     threads: int,
-    halt: Halt | None = None,
+    halt: GraphStopper | None = None,
 ) -> Statistics:
     """Run the stats graph of a tier over the server's own samples: the mean over batches.
 
     Every batch has the same weight (vector H8). A last batch of one sample is skipped.
 
     Args:
-        tier: whose graph runs.
+        tier: tier whose graph runs.
         weights: float32, of the tier.
         data: the samples.
         batch_size: samples of one batch, as in training.
-        threads: of one operator; 0 for every core.
+        threads: threads of one operator; 0 for every core.
         halt: stops the graph, if given.
 
     Raises:
@@ -142,7 +142,7 @@ def batch_statistics(  # noqa: PLR0913  (options by keyword)
         count += 1
         outputs = run_graph(session, names, {**inputs, "x": x}, data.source)
         for name, value in zip(names, outputs, strict=True):
-            # The first batch makes the sum float64, and so the batches are added up in float64.
+            # The first batch makes the sum float64, so all batches are added in float64.
             if name in sums:
                 sums[name] = sums[name] + value
             else:

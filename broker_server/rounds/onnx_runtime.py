@@ -1,8 +1,8 @@
 """Opens graphs with onnxruntime, which is imported when the first graph runs.
 
-A graph may come from somebody else, so it must pass the check that boards use before it is opened,
-and each run of it has a deadline. onnxruntime checks between two operators, and between two steps
-of a loop, whether it should stop.
+A graph may come from an untrusted source, so it must pass the check that boards use before it is
+opened, and each run of it has a deadline. Between two operators, and between two steps of a loop,
+onnxruntime checks whether it should stop.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ RUN_SECONDS = 600.0
 """The most seconds that a graph may take for one batch."""
 
 
-class Halt:
+class GraphStopper:
     """Stops running graphs and prevents further runs; see `OpenGraph`."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Halt:
         self._stopped = False
 
     def stop(self) -> None:
-        """Stop all runs soon; any thread may call this."""
+        """Stop all runs soon; callable from any thread."""
         with self._lock:
             self._stopped = True
             for options in self._running:
@@ -52,9 +52,9 @@ class Halt:
 
 
 class OpenGraph:
-    """An open graph, and the `Halt` that may stop it."""
+    """An open graph, and the `GraphStopper` that may stop it."""
 
-    def __init__(self, session: Any, new_options: Callable[[], Any], halt: Halt) -> None:
+    def __init__(self, session: Any, new_options: Callable[[], Any], halt: GraphStopper) -> None:
         self._session = session
         self._new_options = new_options
         self._halt = halt
@@ -80,13 +80,13 @@ def _terminate(options: Any) -> None:
     options.terminate = True
 
 
-def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> OpenGraph:
+def open_graph(path: Path, *, threads: int = 0, halt: GraphStopper | None = None) -> OpenGraph:
     """Check an ONNX graph as a board does, and open it; with 0 threads an operator uses every core.
 
     Runs of the graph stop with `halt`, if it is given.
 
     Raises:
-        ConfigError: onnxruntime is not installed, or twice.
+        ConfigError: onnxruntime is not installed, or two packages of it are.
         BlobError: onnxruntime cannot run the graph, or it has parts that the exporter does not
             write.
     """
@@ -97,14 +97,21 @@ def open_graph(path: Path, *, threads: int = 0, halt: Halt | None = None) -> Ope
         raise BlobError(f"{path}: {error}; export the architecture again") from error
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    # It would also print the errors of a graph, which are exceptions.
+    options.log_severity_level = 4
     # Idle worker threads that spin would take the cores from devices on the same machine.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        # Otherwise it prints the error, with names of the graph, and tries the same again.
+        session = runtime.InferenceSession(
+            data,
+            options,
+            providers=["CPUExecutionProvider"],
+            enable_fallback=0,
+        )
     except Exception as error:  # onnxruntime's own exceptions share no public base class
         raise BlobError(f"onnxruntime cannot open {path}: {error}") from error
-    return OpenGraph(session, runtime.RunOptions, halt or Halt())
+    return OpenGraph(session, runtime.RunOptions, halt or GraphStopper())
 
 
 def run_graph(
@@ -117,12 +124,13 @@ def run_graph(
 
     Args:
         graph: the graph.
-        names: of the outputs.
-        inputs: by name.
-        source: of the samples, for messages.
+        names: names of the outputs.
+        inputs: the inputs by name.
+        source: source of the samples, for messages.
 
     Raises:
-        DataError: the graph does not run on the samples, because of a token beyond its table, say.
+        DataError: the graph does not run on the samples, for example because of a token beyond its
+            table.
     """
     try:
         return graph.run(names, inputs)

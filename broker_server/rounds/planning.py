@@ -1,4 +1,4 @@
-"""Plans a round: which device trains what, from one blob of weights for all that share a plan."""
+"""Plans a round: what each device trains, and one blob of weights for all that share a plan."""
 
 import hashlib
 import time
@@ -36,12 +36,14 @@ class RoundPlan:
 
     record: RoundRecord
     tasks: list[TaskRecord]  # by device
-    rounding_loss: float  # the most that the download's encoding took from weights, of their norm
+    # the largest loss of weights in the download's encoding, relative to their norm
+    rounding_loss: float
 
 
 def task_id(run: str, number: int, kind: str, device: str) -> str:
-    """Return the name of a device's task in a round: a function of the arguments, and unique."""
+    """Return the name of a device's task in a round: unique, and a function of the arguments."""
     digest = hashlib.sha256(f"{run}/{number}/{kind}/{device}".encode()).hexdigest()
+    # The digest keeps the name short enough for a topic; kind and round make it readable.
     return f"{kind[0]}{number}-{digest[:20]}"
 
 
@@ -52,14 +54,14 @@ def plan_round(
     number: int,
     blobs: BlobStore,
 ) -> RoundPlan:
-    """Plan a round: cut the weights that its devices are sent, and keep them.
+    """Plan a round: cut the weights that are sent to its devices, and store them.
 
     Args:
         context: the run.
         chosen: the devices of the round with their tiers, by id.
-        version: the global version that the round starts from.
-        number: of the round.
-        blobs: where weights are kept.
+        version: the global version from which the round starts.
+        number: number of the round.
+        blobs: blobs that hold the weights.
 
     Raises:
         BlobError: the global version cannot be read.
@@ -71,9 +73,10 @@ def plan_round(
     for assignment in chosen:
         device = assignment.device
         choices = []
+        # More than one tier only if the method lets devices choose.
         for tier in context.strategy.offer(assignment.tier.tier):
             choices.append(cutting.choice(device, tier))
-        # The first choice is the default; where a device may choose its tier, the others follow.
+        # The first choice is the default; if a device may choose its tier, the others follow.
         task = TaskRecord(
             id=task_id(context.run, number, "train", device),
             run=context.run,
@@ -99,8 +102,16 @@ def plan_round(
         note=None,
         wanted=len(chosen),
     )
-    losses = [weights.rounding_loss for weights in cutting.by_plan.values()]
+    losses = [cut.weights.rounding_loss for cut in cutting.by_plan.values()]
     return RoundPlan(record, tasks, max(losses, default=0.0))
+
+
+@dataclass(frozen=True)
+class _CutPlan:
+    """The weights of a plan, and the id of the tier that it trains."""
+
+    tier: str
+    weights: SentWeights
 
 
 @dataclass(frozen=True)
@@ -111,28 +122,32 @@ class _Cutting:
     version: VersionRecord
     model: GlobalModel
     blobs: BlobStore
-    by_plan: dict[str, SentWeights]  # by the key of the plan, filled as plans are met
+    by_plan: dict[str, _CutPlan]  # by the key of the plan, filled as plans occur
 
     def choice(self, device: str, tier: Tier) -> Alternative:
-        """Return what a device may take, and cut its weights if no other device has the plan."""
+        """Return what a device may train, and cut its weights if no other device has the plan."""
         seed = self.context.config.seed
         request = PlanRequest(tier, device, self.version.number, seed)
         planned = self.context.strategy.plan(request)
         if planned.key not in self.by_plan:
-            self.by_plan[planned.key] = cut_weights(
-                self.context, request, planned.plan, self.model, self.blobs
-            )
-        artifact_set = self.context.set_of(device, self.context.artifacts.tiers[tier.id])
-        weights = self.by_plan[planned.key].ref
-        return alternative(tier.id, artifact_set, weights, planned.key)
+            weights = cut_weights(self.context, request, planned.plan, self.model, self.blobs)
+            # The plan decides at which place the tier trains.
+            self.by_plan[planned.key] = _CutPlan(planned.plan.tier.id, weights)
+        cut = self.by_plan[planned.key]
+        # Boards of a rollout may get another set of the same tier.
+        artifact_set = self.context.set_of(device, self.context.artifacts.tiers[cut.tier])
+        return alternative(cut.tier, artifact_set, cut.weights.ref, planned.key)
 
 
 def compiled_plans(
     context: RunContext, tasks: Sequence[TaskRecord]
 ) -> dict[tuple[int, str], CompiledPlan]:
-    """Return the plans of all choices of a round's tasks, by version and plan key.
+    """Return what updates of a round hold, for each choice of its tasks, by version and plan key.
 
-    They are made again from what the store knows, and are the same as those that were sent.
+    Parameters that a tier does not train, or that stay on the devices, are in no update, so nothing
+    after this asks for them.
+
+    They are made again from the store, and equal those that were sent.
     """
     plans: dict[tuple[int, str], CompiledPlan] = {}
     for task in tasks:
@@ -141,8 +156,10 @@ def compiled_plans(
             if key not in plans:
                 tier = Tier.parse(choice.tier)
                 request = PlanRequest(tier, task.device, task.version, context.config.seed)
+                # A plan is a function of the request, so it is not stored.
                 plan = context.strategy.plan(request).plan
-                plans[key] = compile_plan(context.artifacts.layout, plan)
+                held = compile_plan(context.artifacts.layout, plan)
+                plans[key] = held.without({*plan.frozen, *context.strategy.stays})
     return plans
 
 
@@ -150,11 +167,12 @@ def require_tiers(context: RunContext, store: Store) -> None:
     """Check that every tier that devices are training is still exported.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: a tier is not.
     """
     last = store.last_round(context.run)
     if last is None:
         return
+    # An ended round is followed by the next one, which may take over its tasks.
     number = last.number + 1 if last.state in FINAL else last.number
     training: set[str] = set()
     for task in training_tasks(context, store, number):
@@ -164,9 +182,9 @@ def require_tiers(context: RunContext, store: Store) -> None:
     if missing:
         tiers = ", ".join(sorted(missing))
         raise ConfigError(
-            f"{tiers} of {context.artifacts.arch}, which devices are training, is not in"
-            f" {context.config.model.artifacts} any more: export it again and say `shoal resume`,"
-            " or end the run with `shoal stop`"
+            f"{tiers} of {context.artifacts.arch}, which devices are training, is no longer "
+            f"in {context.config.model.artifacts}: export it again and run `shoal resume`, "
+            "or end the run with `shoal stop`"
         )
 
 
@@ -177,14 +195,14 @@ def statistics_tasks(
     number: int,
     weights: BlobRef,
 ) -> list[TaskRecord]:
-    """Return tasks that ask devices for the batch norm statistics of a version.
+    """Return tasks that request the batch norm statistics of a version from devices.
 
     Args:
         context: the run.
-        devices: by id.
+        devices: the devices by id.
         version: the version.
-        number: of the round that made it.
-        weights: what is judged of it.
+        number: number of the round that made it.
+        weights: the weights that are evaluated.
     """
     judged = context.judged
     tasks = []
@@ -205,30 +223,65 @@ def statistics_tasks(
     return tasks
 
 
+def reported_efficiencies(context: RunContext, store: Store, before: int) -> Sequence[float]:
+    """Return the system efficiencies of the first round in which devices have reported some.
+
+    They stay the same for the rest of the run, so that what follows from them does, too.
+
+    Args:
+        context: the run.
+        store: has the tasks.
+        before: number of the round that is planned.
+
+    Returns:
+        None of them if the strategy does not need them, or no round before has any.
+    """
+    # Only such a strategy reads them, and reading costs a query for each round.
+    if context.method.strategy.adapt is None:
+        return ()
+    for number in range(1, before):
+        efficiencies = []
+        for task in store.tasks(context.run, number, "train"):
+            if task.metrics is not None and task.metrics.efficiency is not None:
+                efficiencies.append(task.metrics.efficiency)
+        if efficiencies:
+            return efficiencies
+    return ()
+
+
 def open_collection(
-    context: RunContext, tasks: Sequence[TaskRecord], rule: ClosingRule
+    context: RunContext,
+    tasks: Sequence[TaskRecord],
+    rule: ClosingRule,
+    efficiencies: Sequence[float] = (),
 ) -> Collection:
     """Put stored tasks into a collection.
 
     Args:
         context: the run.
-        tasks: of one kind, at least one, by device. Those of earlier rounds keep their versions.
+        tasks: tasks of one kind, at least one, by device. Those of earlier rounds keep their
+            versions.
         rule: when the collection closes.
+        efficiencies: the result of `reported_efficiencies`.
     """
     kind = tasks[0].kind
     instructions: dict[int, Instructions] = {}
+    # All tasks of a version share one value, which keeps a large round small.
     open_tasks = {}
     for task in tasks:
         if task.version not in instructions:
-            instructions[task.version] = context.method.instructions(kind, task.version)
+            instructions[task.version] = context.method.instructions(
+                kind, task.version, efficiencies
+            )
         open_tasks[task.id] = _open_task(context, task, instructions[task.version])
-    # Tasks that are taken over from earlier rounds have the numbers of these.
+    # Tasks that are taken over from earlier rounds keep the numbers of those rounds.
     number = max(task.round for task in tasks)
     return Collection(number=number, kind=kind, tasks=open_tasks, rule=rule)
 
 
 def _open_task(context: RunContext, task: TaskRecord, instructions: Instructions) -> OpenTask:
     tiers = context.artifacts.tiers
+    # The contract names labels and columns of the tier that is offered first.
     contract = {"contract": context.contracts.get(task.tier)}
     manifests = {choice.tier: tiers[choice.tier].manifest for choice in task.choices}
     return OpenTask(

@@ -1,6 +1,6 @@
 """Chooses the devices of a round: waits for enough, and draws some of them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from broker_server.rounds.dispatch import Services
@@ -9,11 +9,10 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_assignment import (
     Assignment,
     assign,
-    choose,
-    count_wanted,
     tier_names,
     why_unfit,
 )
+from broker_server.stages.selection import choose, count_wanted
 from broker_server.store import LeftOut
 from broker_server.updates.quarantine import quarantined
 from fleet_protocol import control
@@ -29,27 +28,34 @@ class Recruits:
     """The devices of a round."""
 
     chosen: tuple[Assignment, ...]  # with their tiers, by id
-    wanted: int  # updates with which no further ones are waited for
-    left_out: LeftOut  # devices that are not asked, and why
+    wanted: int  # number of updates after which the round does not wait for more
+    left_out: LeftOut  # devices that are not selected, and why
 
 
-def recruit(context: RunContext, services: Services, version: int, number: int) -> Recruits:
+def recruit(
+    context: RunContext,
+    services: Services,
+    version: int,
+    number: int,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> Recruits:
     """Wait until enough devices are online, and draw those of a round.
 
     Args:
         context: the run.
-        services: of the run.
+        services: services of the run.
         version: number of the newest version, which counts the closed rounds.
-        number: of the round.
+        number: number of the round.
+        while_waiting: called about once a second while devices are awaited.
 
     Raises:
-        TransportError: too few devices came in time.
-        Halted: the operator wants no further round now.
-        StopRequested: the server shall end.
+        TransportError: too few devices connected in time.
+        Halted: the operator has stopped or held the run.
+        StopRequested: the server must end.
     """
     # Handle the messages that arrived while the server merged.
     services.dispatcher.pump(services.dispatcher.now())
-    return _Recruiting(context, services, version, number).recruit()
+    return _Recruiting(context, services, version, number).recruit(while_waiting)
 
 
 class _Recruiting:
@@ -71,10 +77,10 @@ class _Recruiting:
         self._busy = {task.device for task in tasks}  # with a task of an earlier round
         self._unfit: Mapping[str, str] = {}  # why devices cannot take part, as last reported
 
-    def recruit(self) -> Recruits:
+    def recruit(self, while_waiting: Callable[[], None]) -> Recruits:
         config = self._config.round
-        eligible = self._wait_for_devices()
-        # A device that left keeps its task, but takes no other device's place.
+        eligible = self._wait_for_devices(while_waiting)
+        # A device that goes offline keeps its task, but takes no other device's place.
         at_work = self._busy_online()
         total = count_wanted(
             len(eligible) + at_work, fraction=config.fraction, least=config.min_devices
@@ -97,8 +103,8 @@ class _Recruiting:
 
     # Waiting.
 
-    def _wait_for_devices(self) -> Mapping[str, Assignment]:
-        """Return the eligible devices as soon as they are enough."""
+    def _wait_for_devices(self, while_waiting: Callable[[], None]) -> Mapping[str, Assignment]:
+        """Return the eligible devices as soon as there are enough."""
         deadline = self._dispatcher.now() + self._config.round.wait_seconds
         reported: tuple[str, ...] | None = None
         while True:
@@ -113,6 +119,7 @@ class _Recruiting:
             if self._dispatcher.now() >= deadline:
                 raise TransportError(self._shortage(len(eligible)))
             self._dispatcher.pump(deadline)
+            while_waiting()
 
     def _eligible(self) -> Mapping[str, Assignment]:
         # Levels are dealt among all devices that are online: otherwise devices that are busy or in
@@ -127,7 +134,7 @@ class _Recruiting:
         eligible = _without(assignments, {*self._quarantine, *self._busy})
         if self._are_enough(eligible):
             return eligible
-        # Devices in quarantine take part where the others are too few: one more refusal costs less
+        # Devices in quarantine take part if the others are too few: one more refusal costs less
         # than the run.
         return _without(assignments, self._busy)
 
@@ -135,7 +142,7 @@ class _Recruiting:
         return len(eligible) + self._busy_online() >= self._config.round.min_devices
 
     def _report_waiting(self, eligible: int) -> None:
-        """Report which devices are online, and note which have become unfit to take part."""
+        """Report which devices are online, and record which can no longer take part."""
         reporter = self._dispatcher.reporter
         event = control.FleetChanged(
             **reporter.stamp,
@@ -168,16 +175,16 @@ class _Recruiting:
         tiers = tier_names(self._context.tiers)
         devices = "device" if eligible == 1 else "devices"
         return (
-            f"{eligible} eligible {devices} after {config.wait_seconds:g} s, {config.min_devices}"
-            f" needed; {len(online)} online: {', '.join(online) or 'none'}. {declined}"
-            "Are the devices started, on this broker and in this fleet, and can they train one of"
-            f" the tiers {tiers}?"
+            f"{eligible} eligible {devices} after {config.wait_seconds:g} s, "
+            f"{config.min_devices} needed; {len(online)} online: "
+            f"{', '.join(online) or 'none'}. {declined}Have the devices been started, with "
+            f"this broker and this fleet, and can they train one of the tiers {tiers}?"
         )
 
     # Devices that are left out.
 
     def _left_out(self, asked: Collection[str]) -> LeftOut:
-        """Say why devices are not asked: first those that are online, each group by id."""
+        """Explain why devices are not selected: first those that are online, each group by id."""
         profiles = self._fleet.profiles()
         online: dict[str, str] = {}
         offline: dict[str, str] = {}
@@ -191,7 +198,7 @@ class _Recruiting:
     def _reason_left_out(self, device: str, profile: Profile | None) -> str:
         if device in self._quarantine:
             until = self._quarantine[device]
-            why = "its updates were refused, or rounds waited for it in vain"
+            why = "its updates were refused, or rounds waited for it without an answer"
             return f"in quarantine up to round {until}: {why}"
         if profile is None:
             return self._fleet.why_away(device)

@@ -1,4 +1,4 @@
-"""Reports what happens in a run: events for a listener, and lines of the log in the store."""
+"""Reports the events of a run: to a listener, and as log lines in the store."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ _LOGGED_AT_ONCE = 200  # of all devices
 _LOGGED_PER_SECOND = 1
 
 RefusalKey = tuple[str, RefusalReason, str]
-"""Device, reason, and which side refused."""
+"""Device, reason, and the side that refused."""
 
 
 class Reporter:
@@ -51,7 +51,7 @@ class Reporter:
         Args:
             event: what happened.
             log: a line for the log, if the event is worth one.
-            device: that the line is about.
+            device: device that the line concerns.
         """
         if log is not None:
             self._store.log(
@@ -71,7 +71,7 @@ class Reporter:
         number: int | None = None,
         device: str | None = None,
     ) -> None:
-        """Write a line of the log for which there is no event."""
+        """Write a log line that has no event."""
         self._store.log(kind, detail, run=self.run, number=number, device=device)
 
     def received(
@@ -82,12 +82,12 @@ class Reporter:
         *,
         log: bool = True,
     ) -> None:
-        """Report that an update is checked and on the disk.
+        """Report that an update is checked and on disk.
 
         Args:
-            task: of the update.
+            task: task of the update.
             update: the update.
-            metrics: of the device.
+            metrics: metrics of the device.
             log: whether the log gets a line.
         """
         event = control.UpdateReceived(
@@ -111,17 +111,19 @@ class Reporter:
         number: int | None,
         by_device: bool = False,
     ) -> None:
-        """Count a refusal, and log and show it unless it has been seen too often."""
+        """Count a refusal; log and report it unless it has occurred too often."""
         by: Literal["server", "device"] = "device" if by_device else "server"
         key = (device or "", reason, by)
         self._seen[key] += 1
         self._uncounted[key] += 1
         if (
+            # The second bound is for a flood from many devices with new names.
             self._seen[key] > _LOGGED_REFUSALS
             or self._logged_refusals >= _LOGGED_AT_ONCE + _LOGGED_PER_SECOND * self.seconds
         ):
             return
         self._logged_refusals += 1
+        # The last line of a device for a reason says that silence is not success.
         last = " (further ones are only counted)" if self._seen[key] == _LOGGED_REFUSALS else ""
         event = control.UpdateRefused(
             **self.stamp,

@@ -1,4 +1,4 @@
-"""Removes what only a finished round needed: sent weights, updates, old states, old versions."""
+"""Removes data that only a finished round needed: sent weights, updates, states and versions."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from broker_server.store.promotion import promoted
 def clean_up(
     context: RunContext, services: Services, record: RoundRecord, tasks: Sequence[TaskRecord]
 ) -> None:
-    """Remove what only a finished round needed; doing it again is no error.
+    """Remove data that only a finished round needed; may be called repeatedly.
 
     Args:
         context: the run.
-        services: where blobs and updates are.
+        services: services that hold blobs and updates.
         record: the newest round, which is closed or abandoned.
-        tasks: its tasks. Those that a later round takes over keep what they need.
+        tasks: its tasks. Tasks that a later round takes over keep their data.
     """
     waiting = training_tasks(context, services.store, record.number + 1)
     waiting_ids = {task.id for task in waiting}
@@ -52,7 +52,7 @@ def _old_states(store: Store, run: str) -> set[str]:
     for version in before:
         if version.state_digest is not None:
             states.add(version.state_digest)
-    # Both versions share a blob where a round has left the state as it was.
+    # Both versions share a blob if a round has left the state unchanged.
     return states - {newest.state_digest}
 
 

@@ -1,4 +1,4 @@
-"""Reads from the store what a run's rounds start from, and which tasks they have."""
+"""Reads from the store the version from which a round starts, and its tasks."""
 
 from collections.abc import Iterable
 
@@ -34,10 +34,11 @@ def training_tasks(context: RunContext, store: Store, number: int) -> list[TaskR
 
 
 def are_retries_used_up(context: RunContext, store: Store) -> bool:
-    """Return whether so many rounds in a row were abandoned that no further one is tried."""
+    """Return whether too many rounds in a row were abandoned to try another one."""
     retries = context.config.round.retries
     newest = store.rounds(context.run, last=retries)
     states = [record.state for record in newest]
+    # Only if all of the newest rounds were abandoned is the number reached.
     return states.count(RoundState.ABANDONED) == retries
 
 

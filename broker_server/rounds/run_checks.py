@@ -1,4 +1,6 @@
-"""What artifacts must have been exported with for the settings of a run to have their effect."""
+"""Checks that artifacts were exported with everything that the settings of a run need."""
+
+from collections.abc import Collection, Mapping
 
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.errors import ConfigError, PlanError
@@ -18,8 +20,9 @@ def require_warmup(config: FleetConfig) -> None:
     rounds = config.round.rounds
     if rate is not None and rate.warmup > rounds:
         raise PlanError(
-            f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so that"
-            " the learning rate never gets its size; take fewer, a part of one (0.5) too"
+            f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so "
+            "that the learning rate never reaches its full value; use fewer, possibly a "
+            "fraction (0.5)"
         )
 
 
@@ -32,32 +35,60 @@ def require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:
     difference = "" if table is None else table.difference(manifest.recipe)
     if difference:
         raise ConfigError(
-            f"model.recipe: the {difference}, in the artifacts of {manifest.arch} {manifest.tier};"
-            " export them with `shoal export --recipe FILE`, where FILE is this configuration, or"
-            " change model.recipe"
+            f"model.recipe: the {difference} in the artifacts of {manifest.arch} "
+            f"{manifest.tier}; export them with `shoal export --recipe FILE`, where FILE is "
+            "this configuration, or change model.recipe"
         )
 
 
-def require_inputs(settings: TrainSettings, recipe: RecipeTable | RecipeSpec, model: str) -> None:
+def require_inputs(
+    settings: TrainSettings,
+    pulls: Mapping[str, float],
+    recipe: RecipeTable | RecipeSpec,
+    model: str,
+) -> None:
     """Check that graphs have the inputs that the settings of training need.
 
     Args:
-        settings: of training.
-        recipe: what the graphs are exported with.
+        settings: settings of training.
+        pulls: strengths of proximal terms, by the name of their setting.
+        recipe: recipe with which the graphs are exported.
         model: names them in messages.
 
     Raises:
-        PlanError: they lack one.
+        PlanError: an input is missing.
     """
+    # `micro_batch` sums gradients, for which the graphs need further inputs.
     if settings.micro_batch is not None and not recipe.accumulate:
         raise PlanError(
-            f"the recipe of {model} is for whole batches, and train.micro_batch ="
-            f" {settings.micro_batch}; export it with --accumulate, or accumulate = true in"
-            " [model.recipe]"
+            f"the recipe of {model} supports only whole batches, but train.micro_batch = "
+            f"{settings.micro_batch}; export it with --accumulate, or accumulate = true in "
+            "[model.recipe]"
         )
-    if settings.proximal_mu and not recipe.proximal:
-        raise PlanError(
-            f"the recipe of {model} is without a proximal term, so"
-            f" proximal_mu = {settings.proximal_mu:g} would do nothing; export it with one"
-            " (model.recipe.proximal = true)"
-        )
+    for name, mu in pulls.items():
+        # A strength of 0 needs no term.
+        if mu and not recipe.proximal:
+            raise PlanError(
+                f"the recipe of {model} has no proximal term, so {name} = {mu:g} would have"
+                " no effect; export it with one (model.recipe.proximal = true)"
+            )
+
+
+def require_knobs(settings: TrainSettings, knobs: Collection[str], loss: str, model: str) -> None:
+    """Check that the loss has every number that the method sets.
+
+    Args:
+        settings: training settings.
+        knobs: names of the numbers that the loss has.
+        loss: its name, for messages.
+        model: names the graphs in messages.
+
+    Raises:
+        PlanError: the loss lacks a number, so that setting it would have no effect.
+    """
+    for name in settings.knobs or {}:
+        if name not in knobs:
+            raise PlanError(
+                f"the loss {loss} of {model} has no number {name!r}, which the strategy sets in"
+                " each round; export it with the loss of the strategy (loss in [model.recipe])"
+            )

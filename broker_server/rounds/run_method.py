@@ -1,10 +1,10 @@
-"""The method of a run, built from settings and a model's layout, before anything is exported.
+"""Builds the method of a run from settings and a model's layout, before anything is exported.
 
-Whatever can be refused without the exported files is refused here, for fleets and simulations
-alike, because an export takes minutes.
+Everything that can be refused without the exported files is refused here, for fleets and
+simulations alike, because an export takes minutes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,9 +13,12 @@ from broker_server.rounds.tier_assignment import require_levels, usable_tiers
 from broker_server.settings.combinations import features_of, method_settings, require_together
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method_features import Method, method_features
+from broker_server.stages.hiding import hiding_of
 from broker_server.store.privacy_spent import require_accountant
+from broker_server.strategies.private_parts import keep_private
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import PlanRequest, Strategy
+from broker_server.strategies.trained_window import move_windows
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.rounding import LEVELS
@@ -28,10 +31,10 @@ class RunMethod:
     """How a run trains and merges.
 
     Attributes:
-        config: of the run, with absolute paths.
-        layout: of the global model.
-        tiers: in use, largest first.
-        strategy: as configured, built for these tiers.
+        config: configuration of the run, with absolute paths.
+        layout: layout of the global model.
+        tiers: tiers in use, largest first.
+        strategy: the configured strategy, built for these tiers.
     """
 
     config: FleetConfig
@@ -41,11 +44,12 @@ class RunMethod:
 
     @property
     def moving(self) -> str | None:
-        """Return a tier whose next slice may have other units than its last one.
+        """Return a tier whose next slice may have different units from its last one.
 
-        None if the plans of all tiers stay.
+        None if the plans of all tiers stay the same.
         """
         for tier in self.tiers:
+            # The plan of any device and version shows the kind of a tier's plans.
             plan = self.strategy.plan(PlanRequest(tier, "", 0, self.config.seed)).plan
             if plan.kind != "static" or self.strategy.renews_units:
                 return tier.id
@@ -63,32 +67,50 @@ class RunMethod:
         return True
 
     def instructions(
-        self, kind: Literal["train", "statistics"], closed_rounds: int
+        self,
+        kind: Literal["train", "statistics"],
+        closed_rounds: int,
+        efficiencies: Sequence[float] = (),
     ) -> Instructions:
-        """Return what a task asks of a device.
+        """Return the instructions for a device's task.
 
         The strategy adds its part only to training.
 
         Args:
-            kind: of the task.
+            kind: kind of the task.
             closed_rounds: how many rounds are closed.
+            efficiencies: efficiencies of devices, for a strategy that adapts to them.
         """
         settings = self._train_settings(kind, closed_rounds)
+        # A pass for statistics trains nothing, so no part of the method applies.
         if kind == "statistics":
             return Instructions(routine=kind, train=settings)
         asked = Instructions(train=settings, stays=self.strategy.stays, upload=self._upload())
-        return self.strategy.instruct(asked, closed_rounds)
+        instructions = self.strategy.instruct(asked, closed_rounds)
+        if self.strategy.adapt is None:
+            return instructions
+        return self.strategy.adapt(instructions, efficiencies)
+
+    @property
+    def pulls(self) -> Mapping[str, float]:
+        """Return the strengths of the proximal terms that devices train with, by their settings."""
+        pulls = {"proximal_mu": self.instructions("train", 0).train.proximal_mu}
+        private = self.config.private
+        if private is not None and private.copy_model:
+            pulls["private.mu"] = private.kept.mu
+        return pulls
 
     def _train_settings(self, kind: str, closed_rounds: int) -> TrainSettings:
         train = self.config.train
         rounds = self.config.round.rounds
         rate = train.rate_after(closed_rounds)
         ramp = None
-        # Nothing is left of a schedule after the last round, when statistics are asked for.
+        # After the last round, when statistics are requested, the schedule has ended.
         schedule = train.rate if kind == "train" else None
         if schedule is not None and schedule.per == "step":
             ramp = Ramp(schedule=schedule, position=closed_rounds, rounds=rounds)
         elif schedule is not None:
+            # Without a ramp, the rate stays the same within a round.
             rate *= schedule.multiplier(closed_rounds, rounds)
         return TrainSettings(
             learning_rate=rate,
@@ -105,7 +127,7 @@ class RunMethod:
     def _upload(self) -> Upload:
         """Return how devices send their updates."""
         encoding = self.config.upload.encoding
-        # What rounding took belongs to other units where plans move.
+        # The rounding error belongs to other units if plans move.
         feedback = encoding not in LEVELS or self.moving is None
         return Upload(
             encoding=encoding,
@@ -119,46 +141,51 @@ class RunMethod:
         noise = self.config.local_noise
         if noise is None:
             return None
-        return Hiding(clip=noise.clip, deviation=noise.clip * noise.noise_multiplier)
+        return hiding_of(noise)
 
     def _summing(self) -> Summing | None:
         secure = self.config.secure_sum
         if secure is None:
             return None
-        # With central noise its bound holds for every device, not only for their mean.
+        # With central noise the bound applies to every device, not only to their mean.
         bounding = [secure, self.config.central_noise]
         clips = [table.clip for table in bounding if table is not None]
         return Summing(clip=min(clips), least=secure.least)
 
 
 def build_method(config: FleetConfig, layout: Layout, tiers: Sequence[Tier]) -> RunMethod:
-    """Build the method of a run, and refuse settings that do not go together.
+    """Build the method of a run, and refuse incompatible settings.
 
     Args:
-        config: of the run.
-        layout: of the global model.
+        config: configuration of the run.
+        layout: layout of the global model.
         tiers: those that are exported, or will be, largest first.
 
     Raises:
         ConfigError: a name or number in the configuration is wrong.
-        PlanError: method, model, tiers and settings do not go together.
+        PlanError: method, model, tiers and settings are incompatible.
     """
     require_warmup(config)
     allowed = usable_tiers(tiers, config.tiers)
     strategy = build_strategy(method_settings(config), layout, allowed, config.server_optimizer)
+    strategy = move_windows(strategy, layout, config.strategy.window, tiers)
+    if config.private is not None:
+        strategy = keep_private(strategy, layout, config.private.kept)
+    # A method may train fewer tiers than are allowed.
     in_use = tuple(tier for tier in allowed if tier in strategy.tiers)
     require_levels(in_use, config.tiers)
     method = RunMethod(config, layout, in_use, strategy)
-    # What a method needs and breaks is known only when it is built and says what it asks for.
+    # A method's needs and effects are known only once it is built and its instructions exist.
     of_method = method_features(config, _described(method))
     require_together([*features_of(config), *of_method])
+    # The package is needed at the end of a round, so its absence is reported before the first.
     if config.privacy is not None:
         require_accountant()
     return method
 
 
 def _described(method: RunMethod) -> Method:
-    """Return what decides which features a method has."""
+    """Return the facts that decide which features a method has."""
     config = method.config
     layout = method.layout
     asked = method.instructions("train", 0)
@@ -182,7 +209,7 @@ def _described(method: RunMethod) -> Method:
 
 
 def _judged_by_statistics(method: RunMethod) -> bool:
-    """Return whether the judged tier has batch norms whose statistics it is judged with."""
+    """Return whether the evaluated tier has batch norms whose statistics the evaluation needs."""
     layout = method.layout
     judged = method.config.evaluation.tier
     blocks = layout.blocks(layout.tier(1.0) if judged is None else Tier.parse(judged))

@@ -1,4 +1,4 @@
-"""The weights that devices are sent: cut from a global version, encoded, and kept in the store."""
+"""Prepares the weights that are sent to devices: cuts, encodes and stores them."""
 
 import math
 from collections.abc import Sequence
@@ -26,21 +26,21 @@ from models.tier import Tier
 
 @dataclass(frozen=True)
 class SentWeights:
-    """Weights as devices are sent them."""
+    """Weights in the form in which they are sent to devices."""
 
     ref: BlobRef
-    rounding_loss: float  # norm of what the encoding took, relative to the norm of the weights
+    rounding_loss: float  # norm of the encoding's error, relative to the norm of the weights
 
 
 def store_sent_weights(
     context: RunContext, weights: Tensors, blobs: BlobStore, *, durable: bool
 ) -> SentWeights:
-    """Encode weights for the download of a run, and keep them.
+    """Encode weights for the download of a run, and store them.
 
     Args:
         context: the run.
         weights: float32, in the order in which they are sent.
-        blobs: where they are kept.
+        blobs: blobs that hold them.
         durable: sync them to the disk.
 
     Raises:
@@ -66,10 +66,11 @@ def store_sent_weights(
 def cut_weights(
     context: RunContext, request: PlanRequest, plan: Plan, model: GlobalModel, blobs: BlobStore
 ) -> SentWeights:
-    """Cut the weights of a plan from a global model, and keep them.
+    """Cut the weights of a plan from a global model, and store them.
 
     They are synced to the disk only in a run with a buffer, where a task may outlive the version
-    it was cut from. Otherwise a power cut may lose them: `restore_sent_weights` cuts them again.
+    from which it was cut. Otherwise a power cut may lose them, and `restore_sent_weights` cuts them
+    again.
     """
     layout = context.artifacts.layout
     sent = context.strategy.send(compile_plan(layout, plan), request, model)
@@ -81,21 +82,21 @@ def cut_weights(
 def restore_sent_weights(
     context: RunContext, store: Store, tasks: Sequence[TaskRecord], blobs: BlobStore
 ) -> None:
-    """Cut again the weights of an open round that a power cut took from the disk.
+    """Cut the weights of an open round again if a power cut lost them.
 
     Raises:
         BlobError: a global version cannot be read.
         RefusedError: weights cannot be encoded.
         StorageError: the disk is full, or lacks a version.
     """
-    # Devices that share a plan share its blob: any of their tasks says how to cut it.
+    # Devices that share a plan share its blob, which can be cut from any of their tasks.
     choices: dict[str, tuple[TaskRecord, Alternative]] = {}
     for task in tasks:
         for choice in task.choices:
             choices[choice.weights.digest] = (task, choice)
     for digest, (task, choice) in choices.items():
         version = read_version(context, store, task.version)
-        # A device that is sent the whole model is sent the blob of the version itself.
+        # A device that trains the whole model is sent the blob of the version itself.
         if digest == version.digest or _is_whole(blobs, digest):
             continue
         blobs.remove(digest)

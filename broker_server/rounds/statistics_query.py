@@ -5,7 +5,7 @@ Devices do one task at a time, so they are asked before the next round begins.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from broker_server.rounds.closing import ClosingRule
 from broker_server.rounds.collecting import Collection
@@ -18,17 +18,18 @@ from broker_server.rounds.sent_weights import store_sent_weights
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundEvent
 from broker_server.updates.quarantine import quarantined
+from broker_server.updates.statistics_screen import ReceivedStatistics, screen_statistics
 from fleet_protocol import control
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 
 
 class StatisticsMissingError(Exception):
-    """Too few devices gave statistics; the text says why."""
+    """Too few devices returned statistics; the text gives the reason."""
 
 
 class StatisticsQuery:
-    """Asks the devices of one run for batch norm statistics."""
+    """Requests batch norm statistics from the devices of one run."""
 
     def __init__(self, context: RunContext, services: Services) -> None:
         self._context = context
@@ -37,17 +38,17 @@ class StatisticsQuery:
         self._store = services.store
         self._blobs = services.blobs
         self._updates = services.updates
-        # A server that starts learns only by then which devices are online.
+        # A server that has just started learns only after this time which devices are online.
         self._settled = self._dispatcher.now() + self._dispatcher.settling_seconds
 
     def ask(self, record: RoundRecord, version: VersionRecord, judged: BlobRef) -> Statistics:
-        """Ask devices for the statistics of what is judged of a version, and combine their answers.
+        """Request the statistics of the evaluated weights from devices, and combine their answers.
 
-        Tasks that a killed server had stored are asked again; other devices are not.
+        Tasks that a killed server had stored are offered again; other devices are not selected.
 
         Raises:
             StatisticsMissingError: no device can answer, or too few do.
-            StopRequested: the server shall end.
+            StopRequested: the server must end.
         """
         judged = self._as_sent(judged)
         tasks = self._store.tasks(record.run, record.number, "statistics")
@@ -67,7 +68,7 @@ class StatisticsQuery:
         return self._collect(collection)
 
     def _as_sent(self, judged: BlobRef) -> BlobRef:
-        """Return the weights in the encoding of a round's download, so that devices reuse them."""
+        """Return the weights as a round's download encodes them, so that devices reuse them."""
         if self._context.config.download.encoding == "fp32":
             return judged
         weights = open_tensors(self._blobs.path(judged.digest))
@@ -102,7 +103,7 @@ class StatisticsQuery:
         return devices
 
     def _unavailable(self, record: RoundRecord, trained: Sequence[TaskRecord]) -> set[str]:
-        """Return devices that still train, and those whose updates were refused."""
+        """Return devices that are still training, and those whose updates were refused."""
         context = self._context
         late = training_tasks(context, self._store, record.number + 1)
         unavailable: set[str] = set()
@@ -119,7 +120,7 @@ class StatisticsQuery:
         return unavailable
 
     def _wait_for_trained(self, trained: Sequence[TaskRecord]) -> None:
-        """Wait until the devices that trained are online, or a server that starts has settled."""
+        """Wait until the devices that trained are online, or a new server has settled."""
         merged: set[str] = set()
         for task in trained:
             if task.phase is TaskPhase.MERGED:
@@ -148,16 +149,39 @@ class StatisticsQuery:
         if decision.event is RoundEvent.GIVE_UP:
             raise StatisticsMissingError(f"batch norm statistics: {decision.reason}")
         norms = [spec.name for spec in self._context.judged.manifest.statistics]
-        return combine_statistics(self._answers(collection), norms, self._config.combine)
+        answers = self._screened(self._received(collection), collection.number)
+        if not answers:
+            raise StatisticsMissingError("batch norm statistics: those of all devices were refused")
+        return combine_statistics(answers, norms, self._config.combine)
 
-    def _answers(self, collection: Collection) -> list[Answer]:
+    def _received(self, collection: Collection) -> dict[str, ReceivedStatistics]:
         """Load the answers in the order of the tasks, which is the order of the devices' ids."""
-        answers: list[Answer] = []
-        for task in collection.tasks.values():
+        received: dict[str, ReceivedStatistics] = {}
+        for name, task in collection.tasks.items():
             record = task.record
             if record.phase is not TaskPhase.RECEIVED:
                 continue
             if record.metrics is not None and record.update_digest is not None:
                 tensors = self._updates.tensors(record.update_digest)
-                answers.append((record.metrics.batches, tensors))
+                received[name] = ReceivedStatistics(record, record.metrics.batches or 1, tensors)
+        return received
+
+    def _screened(self, received: Mapping[str, ReceivedStatistics], number: int) -> list[Answer]:
+        """Return the answers as they count; those that are unlike the others are refused."""
+        answers: list[Answer] = []
+        for name, verdict in screen_statistics(received, self._context.config.robust).items():
+            answer = received[name]
+            if verdict.reason is not None:
+                self._dispatcher.reporter.refused(
+                    verdict.reason,
+                    f"batch norm statistics: {verdict.detail}",
+                    device=answer.task.device,
+                    number=number,
+                )
+                continue
+            tensors = dict(answer.tensors)
+            scale = verdict.screening.scale
+            if scale < 1:
+                tensors = {key: scale * tensor for key, tensor in tensors.items()}
+            answers.append((verdict.screening.samples, tensors))
         return answers

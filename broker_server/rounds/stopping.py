@@ -1,4 +1,4 @@
-"""What an operator wants of a run: that it continues, is held, or ends."""
+"""The operator's wishes for a run: that it continues, is held, or ends."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -9,27 +9,27 @@ from broker_server.store import RunRecord
 from fleet_protocol.requests import Wish
 
 ASKED = "an operator asked for: "
-"""Prefix of the detail of a run that is not over, before what its operator wants of it."""
+"""Prefix of the detail of an unfinished run, before its operator's wish."""
 
 
-class Halted(Exception):  # noqa: N818  (not an error: the operator wants it)
-    """The operator wants no further round now."""
+class RunHalted(Exception):  # noqa: N818  (not an error: the operator wants it)
+    """The operator has stopped or held the run."""
 
 
 @dataclass
 class OperatorWish:
     """The newest wish of the operator of a run.
 
-    It is that the run continues, is held or ends after the round in progress, or ends at once
-    without that round. A run checks it between rounds, while it waits for devices, and while it
-    collects.
+    It is that the run continues, is held or ends after the round in progress, or ends immediately
+    and abandons that round. A run checks it between rounds, while it waits for devices, and while
+    it collects.
     """
 
     wish: Wish = "go"
 
     @classmethod
     def from_run(cls, run: RunRecord | None) -> Self:
-        """Return what an operator last wanted of a run whose server was started again."""
+        """Return the operator's last wish for a run whose server was restarted."""
         if run is None:
             return cls()
         wishes: tuple[Wish, ...] = get_args(Wish)
@@ -39,15 +39,15 @@ class OperatorWish:
         return cls("pause" if run.status == "paused" else "go")
 
     def require_go(self) -> None:
-        """Raise `Halted` if no further round is wanted now."""
+        """Raise `RunHalted` if no further round is wanted now."""
         if self.wish != "go":
-            raise Halted
+            raise RunHalted
 
     @property
     def abandon_reason(self) -> str:
-        """Return why the round in progress is abandoned; empty where it is to be finished."""
+        """Return why the round in progress is abandoned; empty if it should be finished."""
         return "the run was stopped by its operator" if self.wish == "abandon" else ""
 
 
 class StopRequested(Exception):  # noqa: N818  (not an error: the operator wants the run to stop)
-    """The server shall end in the middle of a run, which continues when it is started again."""
+    """The server must end during a run, which continues when the server is started again."""

@@ -1,7 +1,7 @@
-"""Updates that nobody sees: the server learns the sum of a cohort, and its mean counts for each.
+"""Aggregates with secure sums: the server learns a cohort's sum, and uses its mean for each update.
 
-Boards reveal shares for one sum of a version only, so a sum that was opened always becomes part of
-the next version: whether enough updates are there is decided before the first sum is opened.
+Boards reveal shares for only one sum of a version, so a sum that was opened always becomes part of
+the next version: the server checks that there are enough updates before it opens the first sum.
 """
 
 from collections.abc import Sequence
@@ -9,30 +9,31 @@ from dataclasses import replace
 
 from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.rounds.dispatch import Services
+from broker_server.stages.secure_mean import mean_of_sum
 from broker_server.store import TaskPhase
-from broker_server.updates.combine import mean_of_sum
+from broker_server.updates.checks import expected_shapes
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.weights import MASKED
 
-_TOO_LATE = "it came after the others were added up"
+_TOO_LATE = "it arrived after the others were added up"
 
 
 def sum_up(services: Services, collection: Collection) -> str:
-    """Put the mean of its cohort in the place of every update of a collection.
+    """Replace every update of a collection by the mean of its cohort.
 
-    The collection is over, but still open. The means are kept among the updates and committed to
-    the store.
+    The collection is over, but still open. The means are stored among the updates and committed.
 
     Returns:
-        Why the round has no sum; nothing where it has one.
+        Why the round has no sum; empty if it has one.
 
     Raises:
-        StopRequested: the run shall stop here and be continued later.
+        StopRequested: the run must stop here and resume later.
         StorageError: the disk is full.
     """
     needed = _quorum(collection)
-    # A device may answer while its cohort is added up, so cohorts are chosen before the first is.
+    # A device may answer while its cohort is added up, so all cohorts are chosen before the first
+    # sum.
     cohorts = [cohort for cohort in collection.cohorts() if cohort.received]
     obstacles = _obstacles(services, cohorts)
     lost = _last_reason(cohorts, obstacles)
@@ -50,13 +51,13 @@ def sum_up(services: Services, collection: Collection) -> str:
             possible -= count if why else 0
             lost = why or lost
         else:
-            # No sum was opened yet, so the boards may try again from the same version.
+            # No sum has been opened yet, so the boards may try again from the same version.
             _settle(services, cohort.received, lost)
     return "" if any(cohort.received for cohort in cohorts) else lost
 
 
 def _obstacles(services: Services, cohorts: Sequence[Cohort]) -> list[str]:
-    """Return why the sum of each cohort cannot be opened; nothing where it can, or has been."""
+    """Return why the sum of each cohort cannot be opened; empty if it can, or has been."""
     obstacles = []
     for cohort in cohorts:
         is_added = _is_added(services, cohort)
@@ -65,7 +66,7 @@ def _obstacles(services: Services, cohorts: Sequence[Cohort]) -> list[str]:
 
 
 def _last_reason(cohorts: Sequence[Cohort], obstacles: Sequence[str]) -> str:
-    reason = "no update came"
+    reason = "no update arrived"
     for cohort, obstacle in zip(cohorts, obstacles, strict=True):
         if obstacle:
             reason = _reason(cohort, obstacle)
@@ -78,16 +79,16 @@ def _quorum(collection: Collection) -> int:
 
 
 def _is_added(services: Services, cohort: Cohort) -> bool:
-    """Return whether a killed server had put the mean in the place of the updates of a cohort."""
+    """Return whether a killed server had replaced the updates of a cohort by their mean."""
     digest = cohort.received[0].record.update_digest
     return digest is not None and MASKED not in services.updates.tensors(digest)
 
 
 def _sum_cohort(services: Services, cohort: Cohort) -> str:
-    """Add a cohort up, and settle the tasks that are in no sum.
+    """Add up a cohort's updates, and settle the tasks that are in no sum.
 
     Returns:
-        Why there is no sum; nothing where there is one.
+        Why there is no sum; empty if there is one.
     """
     added: Sequence[OpenTask] = ()
     why = ""
@@ -96,7 +97,7 @@ def _sum_cohort(services: Services, cohort: Cohort) -> str:
     except RefusedError as error:
         why = _reason(cohort, str(error))
         services.dispatcher.reporter.note("sum-lost", why)
-    # A masked update that is in no sum cannot be read by itself.
+    # A masked update that is in no sum cannot be read.
     missed = [task for task in cohort.received if task not in added]
     _settle(services, missed, why or _TOO_LATE)
     return why
@@ -118,10 +119,12 @@ def _store_mean(services: Services, cohort: Cohort) -> Sequence[OpenTask]:
     tasks = cohort_sum.tasks
     first = tasks[0]
     sent = open_weights(services.blobs.path(first.record.weights.digest))
-    mean = mean_of_sum(cohort_sum.total, len(tasks), cohort.summing.clip, first.expected, sent)
+    shapes = expected_shapes(first.expected)
+    mean = mean_of_sum(cohort_sum.total, len(tasks), cohort.summing.clip, shapes, sent)
     digest = services.updates.put(mean)
     records = [replace(task.record, update_digest=digest) for task in tasks]
-    # Committed before the masked updates are removed: a server that is killed finds one of both.
+    # Committed before the masked updates are removed: after a crash the server finds one or the
+    # other.
     services.store.receive(records)
     for task, record in zip(tasks, records, strict=True):
         if task.record.update_digest not in {None, digest}:

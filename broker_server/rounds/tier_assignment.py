@@ -1,7 +1,5 @@
-"""Decides which devices can train which tiers, and draws the devices of a round."""
+"""Decides which devices can train which tiers."""
 
-import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,11 +25,13 @@ class Assignment:
 def usable_tiers(tiers: Sequence[Tier], config: TiersConfig) -> tuple[Tier, ...]:
     """Return the tiers that a configuration allows, in their order.
 
+    By default they are all with their trained blocks at the top: plans choose other places.
+
     Raises:
         ConfigError: it names a tier that is not exported.
     """
     if config.allowed is None:
-        return tuple(tiers)
+        return tuple(tier for tier in tiers if tier.place == 0)
     names = [tier.id for tier in tiers]
     for name in config.allowed:
         if name not in names:
@@ -42,7 +42,7 @@ def usable_tiers(tiers: Sequence[Tier], config: TiersConfig) -> tuple[Tier, ...]
 
 
 def require_levels(tiers: Sequence[Tier], config: TiersConfig) -> None:
-    """Check that there is a tier for every level.
+    """Check that every level has a tier.
 
     Raises:
         PlanError: a level that devices can be given has no tier of its width.
@@ -51,8 +51,10 @@ def require_levels(tiers: Sequence[Tier], config: TiersConfig) -> None:
         return
     mix = parse_mix(config.levels)
     for level in mix.levels:
+        # `allowed` may name widths with rounded decimals.
         width = mix.width(level.rate)
         exported = any(abs(tier.width - width) <= _WIDTH_SLACK for tier in tiers)
+        # A level without devices needs no tier.
         if level.weight and not exported:
             raise PlanError(
                 f"tiers.levels: level {level.name} is width {width:g} of the global model, but the"
@@ -65,20 +67,20 @@ def require_levels(tiers: Sequence[Tier], config: TiersConfig) -> None:
 
 
 def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
-    """Return whether a device declares itself able to train a tier.
+    """Return whether a device's profile allows it to train a tier.
 
     Args:
-        profile: of the device.
+        profile: profile of the device.
         tier: the artifact set.
-        memory_share: share of the free memory that training may take. A free memory of 0 is one
-            that the device could not measure.
+        memory_share: share of the free memory that training may take. A free memory of 0 means that
+            the device could not measure it.
     """
     manifest = tier.manifest
     if manifest.width > profile.max_width + _WIDTH_SLACK:
         return False
     if profile.max_depth is not None and manifest.depth > profile.max_depth:
         return False
-    memory = manifest.peak_memory_bytes
+    memory = tier.memory_bytes
     if profile.free_ram_bytes and memory > memory_share * profile.free_ram_bytes:
         return False
     return profile.memory_below is None or memory < profile.memory_below
@@ -95,26 +97,28 @@ def _fitting_tiers(
 
 
 def why_unfit(profile: Profile, tiers: Sequence[TierArtifacts], config: TiersConfig) -> str:
-    """Return why a device cannot take part in a run, with what to do; empty where it can."""
+    """Return why a device cannot take part in a run, with what to do; empty if it can."""
     if profile.unable:
         return profile.unable
     if not profile.backends:
         return "it has no runtime to train with; install shoal[device] on it"
     if profile.examples == 0:
-        return "it has no training samples; look at [data] of its device.toml"
+        return "it has no training samples; check [data] in its device.toml"
     if config.exclude_smaller:
+        # The first is the whole model: tiers come largest first.
         tiers = tiers[:1]
     if _fitting_tiers(profile, tiers, config.memory_share):
         return ""
+    # The board itself has lowered its limits, and says why.
     if profile.lowered:
         return profile.lowered
-    least = min(tiers, key=lambda tier: tier.manifest.peak_memory_bytes)
+    least = min(tiers, key=lambda tier: tier.memory_bytes)
     depth = "" if profile.max_depth is None else f", max_depth {profile.max_depth}"
     return (
-        f"none of the tiers {tier_names(tiers)} fits it: it has max_width"
-        f" {profile.max_width:g}{depth}"
-        f" and {profile.free_ram_bytes} bytes of free memory, of which {config.memory_share:.0%}"
-        f" may be used; {least.tier.id} needs {least.manifest.peak_memory_bytes} bytes"
+        f"none of the tiers {tier_names(tiers)} fits it: it has max_width "
+        f"{profile.max_width:g}{depth} and {profile.free_ram_bytes} bytes of free memory, of "
+        f"which {config.memory_share:.0%} may be used; {least.tier.id} needs "
+        f"{least.memory_bytes} bytes"
     )
 
 
@@ -126,16 +130,16 @@ def assign(
     seed: int = 0,
     version: int = 0,
 ) -> dict[str, Assignment]:
-    """Assign every device the largest tier it is able to train, but none above its level.
+    """Assign to every device the largest tier that it can train, but none above its level.
 
     Args:
-        profiles: of the devices, by id in order.
+        profiles: profiles of the devices, by id in order.
         tiers: those in use, largest first.
-        config: how levels are dealt. Fixed ones go by the order of the devices' ids, so they stay
-            the same all run long where the same devices are online; others are drawn for every
-            version.
-        seed: of the run.
-        version: number of the version that the round starts from.
+        config: how levels are dealt. Fixed levels follow the order of the devices' ids, so they
+            stay the same throughout the run if the same devices are online; other levels are drawn
+            for every version.
+        seed: seed of the run.
+        version: number of the version from which the round starts.
 
     Returns:
         The devices that can take part, by id; those without data or too small for every tier are
@@ -145,6 +149,7 @@ def assign(
     for device, profile in profiles.items():
         if not why_unfit(profile, tiers, config):
             fitting[device] = _fitting_tiers(profile, tiers, config.memory_share)
+    # In the order of ids, so that fixed levels stay with their devices.
     widths = _level_widths(sorted(fitting), config, seed, version)
     assignments: dict[str, Assignment] = {}
     for device, device_tiers in fitting.items():
@@ -164,7 +169,7 @@ def _largest_within(tiers: Sequence[TierArtifacts], width: float) -> TierArtifac
 def _level_widths(
     devices: Sequence[str], config: TiersConfig, seed: int, version: int
 ) -> dict[str, float]:
-    """Return the width of every device's level; nothing where there are no levels."""
+    """Return the width of every device's level; empty without levels."""
     if config.levels is None or not devices:
         return {}
     mix = parse_mix(config.levels)
@@ -179,47 +184,6 @@ def _level_widths(
 
 
 # The devices of a round.
-
-
-def count_wanted(eligible: int, *, fraction: float, least: int) -> int:
-    """Return how many updates a round wants: a share of the eligible devices, rounded up.
-
-    It is at least `least`, as far as there are so many devices.
-    """
-    return min(eligible, max(least, _share_of(fraction, eligible)))
-
-
-def choose(
-    eligible: Mapping[str, Assignment],
-    *,
-    wanted: int,
-    over_selection: float = 0.0,
-    seed: int,
-    number: int,
-) -> tuple[Assignment, ...]:
-    """Draw the devices of a round without replacement (specification 1.2, step 1).
-
-    The draw is a function of the arguments.
-
-    Args:
-        eligible: by device.
-        wanted: updates that the round wants.
-        over_selection: how many more devices are asked, as a share of the wanted ones, rounded up.
-        seed: of the run.
-        number: of the round.
-
-    Returns:
-        The chosen devices, by id.
-    """
-    count = min(len(eligible), wanted + _share_of(over_selection, wanted))
-    draw = random.Random(f"{seed}/{number}")  # noqa: S311  (a reproducible draw, not a secret)
-    devices = sorted(draw.sample(sorted(eligible), count))
-    return tuple(eligible[device] for device in devices)
-
-
-def _share_of(share: float, count: int) -> int:
-    # Rounded first: 0.07 * 100 is a little more than 7, and must not become 8.
-    return math.ceil(round(share * count, 9))
 
 
 def tier_names(tiers: Sequence[TierArtifacts]) -> str:

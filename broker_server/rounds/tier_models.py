@@ -1,4 +1,4 @@
-"""The weights of a tier in a global version: those that its devices are sent, and is judged by."""
+"""The weights of a tier in a global version, which devices are sent and which are evaluated."""
 
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import VersionRecord
@@ -25,20 +25,21 @@ def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
 def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: BlobStore) -> Tensors:
     """Return the weights of a tier in a global version.
 
-    They are what its devices are sent, with the leading units. A tier that the run does not train
-    is cut from the global weights.
+    They are the weights that are sent to its devices, with the leading units. A tier that the run
+    does not train is cut from the global weights.
 
     Raises:
         BlobError: they cannot be read.
     """
     layout = context.artifacts.layout
     weights = open_tensors(blobs.path(version.digest))
+    # The whole model needs no plan.
     if tier == layout.tier(1.0):
         return weights
     plan = compile_plan(layout, make_plan(layout, tier))
     trained = {tier_set.tier for tier_set in context.tiers}
     if tier not in trained:
-        # The state of an old version, which a method may send from, may be gone.
+        # A method may send weights from an old version's state, which may have been removed.
         return plan.slice(weights)
     request = PlanRequest(tier, "", version.number, context.config.seed)
     return context.strategy.send(plan, request, open_model(blobs, version))
@@ -47,9 +48,9 @@ def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: Blo
 def judged_model(
     context: RunContext, version: VersionRecord, blobs: BlobStore
 ) -> tuple[Tensors, Tensors]:
-    """Return what judges a global version again: weights of the judged tier, and its statistics.
+    """Return the input of a repeated evaluation: the evaluated tier's weights and statistics.
 
-    The statistics are those of its static batch norms, empty where none are known.
+    The statistics are those of its static batch norms; they are empty if none are stored.
 
     Raises:
         BlobError: they cannot be read.

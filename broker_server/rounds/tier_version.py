@@ -1,4 +1,4 @@
-"""A stored global version as one of its tiers, with all weights that the tier computes with."""
+"""A stored global version as one of its tiers, with all weights of the tier's computation."""
 
 import os
 from dataclasses import dataclass, replace
@@ -34,11 +34,13 @@ def stored_context(
             trusted for paths.
 
     Raises:
-        ConfigError: there is no such run, its artifacts no longer exist, or their folder is
+        ConfigError: the run does not exist, its artifacts no longer exist, or their folder is
             unknown.
-        PlanError: the artifacts are others now.
+        PlanError: the artifacts have changed.
     """
     record = find_run(store, run)
+    # The server's own copy beside the database. Anyone who can write the database could name other
+    # folders in it.
     kept = saved_config(store.folder, record.id)
     if kept is None and artifacts is None:
         raise ConfigError(
@@ -46,7 +48,7 @@ def stored_context(
             " from a backup or an earlier Shoal: name the folder with `shoal export-weights"
             " --artifacts FOLDER`"
         )
-    config = kept or _numbers_of(record.config)
+    config = (kept or _numbers_of(record.config)).with_stored_contract(record.config)
     folder = artifacts or config.model.artifacts
     architecture = require_name("architecture", config.model.arch)
     return prepare_run(
@@ -74,16 +76,31 @@ class TierVersion:
         exported: the version with the tier's weights, including frozen ones, and its statistics, if
             any.
         artifacts: the tier's set.
-        config: of the run.
+        config: configuration of the run.
+        depth: number of blocks of the whole model.
         note: the source of the statistics, if it is not the store; otherwise empty.
         lacking: why statistics that the model needs are missing; empty if none are missing.
+        untrained: parameters that boards keep for themselves: here they have initial values.
     """
 
     exported: ExportedVersion
     artifacts: TierArtifacts
     config: FleetConfig
+    depth: int
     note: str = ""
     lacking: str = ""
+    untrained: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> str:
+        """Return what a user of the weights must know; empty if there is nothing."""
+        remarks = [self.note or self.lacking]
+        if self.untrained:
+            remarks.append(
+                f"{', '.join(self.untrained)} have the fleet's initial values, because each board"
+                " keeps its own ([private])"
+            )
+        return "; ".join(filter(None, remarks))
 
     @property
     def tensors(self) -> Tensors:
@@ -97,7 +114,7 @@ class TierVersion:
         It is None for an older exporter.
 
         Raises:
-            BlobError: the file is damaged, or lies elsewhere.
+            BlobError: the file is damaged, or outside the folder.
         """
         folder = self.artifacts.folder
         return read_own_class(folder) if os.path.lexists(folder / OWN_CLASS) else None
@@ -127,20 +144,20 @@ class TierVersion:
             raise BlobError(f"{path}: {error}; run `shoal export` again") from error
 
     def _require_no_statistics(self) -> None:
-        # Without a description nobody knows how the class calls its statistics.
+        # Without a description, nothing says how the class names its statistics.
         norms = self.artifacts.manifest.statistics
         if norms:
             raise ConfigError(
-                f"{self.artifacts.folder} is from an older `shoal export`, which did not record"
-                f" what the class of the model calls the mean and variance of {norms[0].name}; run"
-                " the same `shoal export` again, and this command"
+                f"{self.artifacts.folder} is from an older `shoal export`, which did not "
+                "record the names that the model's class gives to the mean and variance of "
+                f"{norms[0].name}; run the same `shoal export` again, and then this command"
             )
 
     def require_statistics(self) -> None:
-        """Check that there are the statistics that the model needs.
+        """Check that the statistics that the model needs are stored.
 
         Raises:
-            ConfigError: they are missing; it says which, and why.
+            ConfigError: they are missing; the message names them and the reason.
         """
         if self.lacking:
             missing: list[str] = []
@@ -155,8 +172,9 @@ class TierVersion:
     @property
     def _why(self) -> str:
         return self.lacking or (
-            f"{self.artifacts.folder} was exported from another class than the run trained;"
-            " run `shoal export` with that class again"
+            f"{self.artifacts.folder} was exported from a class that is not the one that the run"
+            " trained; "
+            "run `shoal export` with that class again"
         )
 
 
@@ -171,17 +189,17 @@ def tier_version(
     tier: str | None,
     folder: Path | None = None,
 ) -> TierVersion:
-    """Return an exported tier of a version; None is the whole model.
+    """Return an exported tier of a version; None means the whole model.
 
     Artifact sets are those of `stored_context`.
 
-    For the judged tier, the statistics of static batch norms are those with which the version was
-    judged. They fit only that tier: a narrow tier feeds its norms sums of fewer units, so a cut of
-    the whole model's statistics does not fit. For another tier they are computed over the server's
-    test set, as `evaluation.tiers` does, so that the tier scores what the run reports.
+    For the evaluated tier, the statistics of static batch norms are those with which the version
+    was evaluated. They fit only that tier: a narrow tier feeds its norms sums of fewer units, so a
+    cut of the whole model's statistics does not fit. For another tier they are computed over the
+    server's test set, as `evaluation.tiers` does, so that the tier scores what the run reports.
 
     Raises:
-        ConfigError: the tier is not exported, or its artifacts are no longer there.
+        ConfigError: the tier is not exported, or its artifacts no longer exist.
     """
     context = stored_context(store, exported.record.run, folder)
     artifacts = context.artifacts
@@ -194,15 +212,20 @@ def tier_version(
     blobs = BlobStore(store.folder / "blobs")
     # Frozen tensors do not change in a run, so versions do not contain them.
     weights = {**chosen.base(), **model_of(context, chosen.tier, record, blobs)}
-    # What is known of the judged tier says nothing about another one.
+    # The statistics of the evaluated tier do not apply to another tier.
     if record.evaluation is not None and not _is_judged(context, chosen):
-        record = replace(record, evaluation=record.evaluation.of(chosen.tier.id))
+        # The score of the whole model would be wrong for another tier.
+        record = replace(record, evaluation=record.evaluation.of_tier(chosen.tier.id))
     exported = replace(exported, record=record, weights=weights)
-    return _with_statistics(TierVersion(exported, chosen, context.config), context)
+    stays = context.strategy.stays
+    untrained = tuple(spec.name for spec in chosen.manifest.parameters if spec.name in stays)
+    depth = artifacts.layout.depth
+    version = TierVersion(exported, chosen, context.config, depth, untrained=untrained)
+    return _with_statistics(version, context)
 
 
 def _is_judged(context: RunContext, tier: TierArtifacts) -> bool:
-    """Return whether a tier is the judged one, which need not be exported if nothing is judged."""
+    """Return whether a tier is the evaluated one; without an evaluation it need not exist."""
     judged = context.config.evaluation.tier or context.artifacts.layout.tier(1.0).id
     return tier.tier.id == judged
 
@@ -211,10 +234,12 @@ def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
     """Return the version with the statistics that fit its tier."""
     tier = version.artifacts
     stored = version.exported.statistics if _is_judged(context, tier) else {}
+    # Stored statistics fit, or the tier has no norms that need any.
     if stored or not tier.manifest.statistics:
         return replace(version, exported=replace(version.exported, statistics=stored))
     try:
         computed = _over_test_set(version, context)
+    # The weights are useful without statistics, so a failure is only a note.
     except ShoalError as error:
         lacking = (
             "the store has no statistics for it, and they cannot be computed over the server's test"
@@ -229,7 +254,7 @@ def _with_statistics(version: TierVersion, context: RunContext) -> TierVersion:
 
 
 def _over_test_set(version: TierVersion, context: RunContext) -> Tensors:
-    """Compute statistics of the tier from the samples that judge it, as `evaluation.tiers` does."""
+    """Compute statistics of the tier from its test samples, as `evaluation.tiers` does."""
     config = version.config
     if config.evaluation.data is None:
         raise ConfigError(

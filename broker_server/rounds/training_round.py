@@ -1,8 +1,8 @@
-"""One round of a run: from its plan, or from where a killed server left it, to its end.
+"""One round of a run, from its plan, or from where a killed server left it, to its end.
 
-Every step is repeatable. What a killed server had begun is found in the state of the round
-(`broker_server.store.machine`) and in the phases of its tasks; plans are functions of what is
-stored, and updates are on disk, so the round continues as it was.
+Every step is repeatable. The state of the round (`broker_server.store.machine`) and the phases of
+its tasks show what a killed server had begun; plans are functions of the store, and updates are on
+disk, so the round continues where it was.
 """
 
 import time
@@ -13,7 +13,7 @@ from broker_server.rounds.collecting import Collection
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.judging import Judge, Judgement
 from broker_server.rounds.new_version import NoVersion, begin_folding, make_version
-from broker_server.rounds.planning import open_collection
+from broker_server.rounds.planning import open_collection, reported_efficiencies
 from broker_server.rounds.round_cleanup import clean_up
 from broker_server.rounds.round_records import (
     are_retries_used_up,
@@ -36,14 +36,14 @@ class RoundGivenUp(Exception):  # noqa: N818  (not an error of the run, which tr
     """A round cannot make a version."""
 
     def __init__(self, reason: str, seconds: float | None = None) -> None:
-        """Say why, and how long the round has collected, if it has."""
+        """Return the error with how long the round has collected, if it has."""
         super().__init__(reason)
         self.reason = reason
         self.seconds = seconds
 
 
 class TrainingRound:
-    """One round of a run, which is planned and not over."""
+    """One round of a run, which is planned and has not ended."""
 
     def __init__(
         self,
@@ -67,16 +67,19 @@ class TrainingRound:
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """Take the round to its end: closed with a new version, or abandoned.
+        """Run the round to its end: closed with a new version, or abandoned.
 
         Raises:
-            BlobError: the version that the round started from, or has made, cannot be read.
+            BlobError: the version from which the round started, or which it has made, cannot be
+                read.
             StorageError: the disk is full.
-            StopRequested: the server shall end; the next one continues the round.
+            StopRequested: the server must end; the next one continues the round.
         """
         try:
             self._run_steps()
         except BlobError as error:
+            # Once the version exists, a blob that cannot be read is the version itself, and no
+            # other round could start from it.
             if not self._has_damaged_updates():
                 raise
             self._settle_damaged_updates()
@@ -84,19 +87,21 @@ class TrainingRound:
 
     def _run_steps(self) -> None:
         try:
+            # A server that was killed while it merged has all answers already.
             if self._record.state is not RoundState.MERGING:
                 self._collect()
             version = self._merge()
         except RoundGivenUp as end:
             self._abandon(end.reason, end.seconds)
             return
+        # The version is committed by now: an evaluation that fails costs no training.
         judgement = self._judge.judge(self._record, version)
         self._close(version, judgement)
 
     # Collecting.
 
     def _collect(self) -> None:
-        """Offer the tasks, and fold updates as they arrive until the round has what it needs."""
+        """Offer the tasks, and fold updates as they arrive until the round has enough."""
         began = self._dispatcher.now()
         collection = self._open_collection(began)
         self._offer(collection)
@@ -106,6 +111,7 @@ class TrainingRound:
         seconds = self._dispatcher.now() - began
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
             raise RoundGivenUp(decision.reason, seconds)
+        # Before the round changes its state: boards reveal their shares only while it is open.
         if self._uses_secure_sum:
             failure = sum_up(self._services, collection)
             if failure:
@@ -116,7 +122,7 @@ class TrainingRound:
             collect_seconds=seconds,
             waits=self._accepts_late_updates,
         )
-        # Nobody continues beyond the last round.
+        # After the last round no task continues.
         waits = (
             self._accepts_late_updates
             and self._record.version + 1 < self._context.config.round.rounds
@@ -125,7 +131,7 @@ class TrainingRound:
 
     def _gather(self, collection: Collection) -> Decision:
         if self._dispatcher.has_begun_sums:
-            # A killed server had collected all it wanted, and was opening the sums.
+            # A killed server had collected everything, and was opening the sums.
             return Decision(RoundEvent.ANSWERED, self._dispatcher.now())
         return gather(self._dispatcher, collection, self._advance)
 
@@ -141,8 +147,7 @@ class TrainingRound:
     def _open_collection(self, began: float) -> Collection:
         config = self._context.config.round
         resumed = self._record.state is not RoundState.PLANNED
-        # A resumed round gets its full time: how long the server was away says nothing about the
-        # devices.
+        # A resumed round gets its full time: the server's downtime says nothing about the devices.
         rule = ClosingRule(
             share=config.quorum,
             wanted=self._record.wanted or len(self._tasks),
@@ -152,7 +157,8 @@ class TrainingRound:
             settling=self._dispatcher.settling_seconds if resumed else 0.0,
         )
         self._asked = self._tasks
-        collection = open_collection(self._context, self._tasks, rule)
+        efficiencies = reported_efficiencies(self._context, self._store, self._record.number)
+        collection = open_collection(self._context, self._tasks, rule, efficiencies)
         self._folding = self._begin_folding(collection)
         return collection
 
@@ -161,8 +167,9 @@ class TrainingRound:
         return begin_folding(self._context, collection.tasks, self._services, old)
 
     def _offer(self, collection: Collection) -> None:
-        """Send the offers. The store has each state before the devices learn of it."""
+        """Send the offers. The store records each state before the devices receive it."""
         blobs = self._services.blobs
+        # Blobs first: a device asks for them as soon as it has the offer.
         digests = sent_digests(self._tasks)
         self._dispatcher.blobs.serve({digest: blobs.path(digest) for digest in digests})
         if self._record.state is RoundState.PLANNED:
@@ -171,15 +178,17 @@ class TrainingRound:
         self._dispatcher.open(collection)
         if self._record.state is RoundState.OPEN:
             self._record = self._store.advance_round(self._record, RoundEvent.ANNOUNCED)
-        # In a simulation, which has no settling time, there are no masks.
+        # A simulation, which has no settling time, uses no masks.
         is_restarted = collection.rule.settling > 0
         if self._uses_secure_sum and is_restarted and not self._dispatcher.has_begun_sums:
-            raise RoundGivenUp("the server was restarted, and had the keys to its sums in memory")
+            raise RoundGivenUp(
+                "the server was restarted, and the keys to its sums were only in memory"
+            )
 
     def _advance(self, phases: Mapping[str, TaskPhase]) -> None:
-        """Fold updates whose turn has come, at a change of the tasks' phases."""
+        """Fold the next updates in order when the phases of tasks change."""
         self._judge.record_if_done()
-        # Updates of a secure sum cannot be read, and are folded after they are added up.
+        # Updates of a secure sum cannot be read; their mean is folded after they are added up.
         if self._folding is not None and not self._uses_secure_sum:
             self._folding.advance(phases)
 
@@ -189,10 +198,11 @@ class TrainingRound:
         """Make the new version, unless a killed server has made it."""
         tasks = self._training_tasks()
         version = self._store.version(self._record.run, self._record.version + 1)
+        # Version and outcomes were one commit, so a version that is there is complete.
         if version is None:
             version = self._make_version(tasks)
         if version.number >= self._context.config.round.rounds:
-            # Nobody continues beyond the last round.
+            # After the last round no task continues.
             open_tasks = []
             for task in tasks:
                 if not task.phase.answered:
@@ -204,8 +214,8 @@ class TrainingRound:
         old = read_version(self._context, self._store, self._record.version)
         folding = self._folding
         if folding is None:
-            # The server was restarted after the collection: its updates are folded again.
-            # The collection is over, so its rule is never asked.
+            # The server was restarted after the collection, so its updates are folded again. The
+            # collection is over, so its rule is never used.
             rule = ClosingRule(share=1.0, wanted=1, opened=0.0, deadline=0.0)
             folding = self._begin_folding(open_collection(self._context, tasks, rule))
         phases = {}
@@ -234,7 +244,7 @@ class TrainingRound:
         self._clean_up(trained)
 
     def _abandon(self, reason: str, seconds: float | None = None) -> None:
-        # No round ends before the version of the round before it is judged.
+        # No round ends before the version of the previous round is evaluated.
         self._judge.finish()
         self._record = self._store.advance_round(
             self._record,
@@ -262,7 +272,7 @@ class TrainingRound:
     def _training_tasks(self) -> list[TaskRecord]:
         """Return the training tasks of the round, by device.
 
-        Tasks of earlier rounds that were declined or refused in this one are among them, although
+        This includes tasks of earlier rounds that were declined or refused in this one, although
         the store no longer lists them for any round.
         """
         tasks = training_tasks(self._context, self._store, self._record.number)
@@ -276,7 +286,7 @@ class TrainingRound:
     # Damaged updates.
 
     def _has_damaged_updates(self) -> bool:
-        """Return whether a blob that cannot be read must be an update: no version is made yet."""
+        """Return whether an unreadable blob must be an update, because no version is made yet."""
         if self._record.state in FINAL:
             return False
         return self._store.version(self._record.run, self._record.version + 1) is None
@@ -344,5 +354,5 @@ def _tiers(tasks: Sequence[TaskRecord]) -> dict[str, str]:
 
 
 def _final_phase(task: TaskRecord) -> TaskPhase:
-    """Return the phase of a task after the collection: what has not come is missed."""
+    """Return the phase of a task after the collection: a task without an answer is missed."""
     return task.phase if task.phase.answered else TaskPhase.MISSED

@@ -1,12 +1,12 @@
 """The operator's side of a fleet's identities: its folder, its keys, and its members' enrolments.
 
-<folder>/operator.pem       signs members (Ed25519); needed to enrol and revoke alone, and may be
+<folder>/operator.pem       signs members (Ed25519); needed only to enrol and revoke; may be
                             kept elsewhere
-<folder>/ca.pem, ca.key     the fleet's own certificate authority, for TLS alone
-<folder>/crl.pem            client certificates that count for nothing any more
+<folder>/ca.pem, ca.key     the fleet's own certificate authority, only for TLS
+<folder>/crl.pem            revoked client certificates
 <folder>/server.enrolment   the server as a member
 <folder>/broker.pem, .key   the broker's certificate
-<folder>/registry.json      members, who was revoked
+<folder>/registry.json      members, and who was revoked
 <folder>/devices/           an enrolment for each device, to be carried to it
 <folder>/fleet.toml         a configuration that runs
 <folder>/emqx, mosquitto    for the broker's host, if the operator runs the broker
@@ -23,6 +23,7 @@ from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from broker_server.service.boards_address import boards_address, write_boards_address
 from broker_server.service.certificates import Authority, pem, serial_of
 from broker_server.service.new_fleet import NewFleet
 from broker_server.service.operator_key import expiry_of, read_operator_key, require_clock
@@ -52,10 +53,10 @@ from fleet_protocol.transport import BrokerAddress
 
 
 def found_fleet(folder: Path, new: NewFleet) -> None:
-    """Make the folder of a fleet, for its owner alone: operator, authority, server, configuration.
+    """Create the folder of a fleet, readable by its owner only: keys, server, configuration.
 
     Raises:
-        ConfigError: the folder has something in it, the name is unusable, or the clock is not set.
+        ConfigError: the folder is not empty, the name is unusable, or the clock is not set.
         StorageError: it cannot be written.
     """
     require_clock()
@@ -63,10 +64,10 @@ def found_fleet(folder: Path, new: NewFleet) -> None:
     try:
         ipaddress.ip_address(new.host)
     except ValueError as error:
-        if not re.fullmatch(r"[A-Za-z0-9.-]{1,64}", new.host):  # as certificates have it
+        if not re.fullmatch(r"[A-Za-z0-9.-]{1,64}", new.host):  # as in certificates
             raise ConfigError(
-                f"the broker's host (--host) {new.host!r} is neither an address nor a name of up "
-                "to 64 letters, digits, dots and hyphens"
+                f"the broker's host (--host) {new.host!r} is neither an address nor a name "
+                "of up to 64 letters, digits, dots and hyphens"
             ) from error
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
@@ -78,65 +79,65 @@ def found_fleet(folder: Path, new: NewFleet) -> None:
         address = BrokerAddress.parse(new.broker)
         write_configuration(folder, new.own_broker, new.fleet, address)
     write_secret(folder / "fleet.toml", new.configuration())
-    write_secret(folder / "address", new.broker)
+    write_boards_address(folder, new.address_file)
     _add(folder, SERVER, "server", days=0)
 
 
 def enroll(folder: Path, name: str, *, days: int = 0) -> Path:
-    """Make a device a member.
+    """Enrol a device as a member.
 
-    One that was a member gets a new key, and the old one counts for nothing.
+    A device that is already a member gets a new key, and the old one becomes invalid.
 
     Args:
-        folder: of the fleet.
+        folder: folder of the fleet.
         name: id of the device.
-        days: until the enrolment ends; 0 for never.
+        days: until the enrolment expires; 0 for never.
 
     Returns:
-        The file of its enrolment.
+        The enrolment file.
 
     Raises:
-        ConfigError: no fleet's folder, or an unusable name.
+        ConfigError: the folder is not that of a fleet, or the name is unusable.
         StorageError: it cannot be written.
     """
     if check_name("device", name) == SERVER:
         raise ConfigError(
-            "no device can be named 'server'; that is the server's name at the broker"
+            "no device can be named 'server': that is the server's name at the broker"
         )
     return _add(folder, name, "device", days=days)
 
 
 def renew_server(folder: Path) -> Path:
-    """Give the server new keys; it still opens updates that were sealed to the key before.
+    """Give the server new keys; it can still open updates that were sealed to the previous key.
 
-    Boards accept the new keys as soon as they hear them, and then the old ones no longer.
+    Boards accept the new keys as soon as they receive them, and the old ones no longer.
 
     Returns:
         The server's enrolment.
 
     Raises:
-        ConfigError: no fleet's folder.
+        ConfigError: the folder is not that of a fleet.
         StorageError: it cannot be written.
     """
     return _add(folder, SERVER, "server", days=0)
 
 
 def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
-    """Let enrolments end later, for the same keys.
+    """Extend the validity of enrolments, for the same keys.
 
-    A server that is up tells the devices, which need not be touched.
+    A running server sends them to the devices, which need no other change.
 
     Args:
-        folder: of the fleet.
-        names: ids of devices; of all whose enrolment ends where there are none.
-        days: from now until they end; 0 for never.
+        folder: folder of the fleet.
+        names: ids of devices; if empty, all devices whose enrolment expires.
+        days: days from now until they expire; 0 for never.
 
     Returns:
-        Those that end later now.
+        The members that expire later now.
 
     Raises:
-        ConfigError: no such device, or one from before there were renewals; no fleet's folder, no
-            operator's key.
+        ConfigError: the device does not exist or was enrolled by a version without renewals, the
+            folder is not that of a fleet, or the operator's key is missing.
         StorageError: it cannot be written.
     """
     expires = expiry_of(days)
@@ -151,7 +152,7 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
             extended = _extended(name, entry, expires, operator)
             if extended is None:
                 continue
-            # The end of one that has ended already was an epoch, which must not come again.
+            # The end of an expired enrolment was an epoch, which must not occur again.
             epoch = later(registry.epoch) if entry.has_ended else registry.epoch
             members = {**registry.members, name: extended}
             registry = registry.model_copy(update={"epoch": epoch, "members": members})
@@ -163,11 +164,11 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
 def _extended(
     name: str, entry: MemberEntry, expires: int, operator: Ed25519PrivateKey
 ) -> MemberEntry | None:
-    """Return a member whose enrolment ends at another time, None if that is not later."""
+    """Return a member whose enrolment ends at another time; None if that is not later."""
     if entry.certificate is None:
         raise ConfigError(
-            f"{name} was enrolled before there were renewals: `shoal enroll {quote(name)}`, carry "
-            "the file"
+            f"{name} was enrolled before renewals existed: run `shoal enroll {quote(name)}`, "
+            "and copy the file to the board"
         )
     old = read_certificate(bytes.fromhex(entry.certificate), operator.public_key())
     new = old.model_copy(update={"expires": expires})
@@ -188,21 +189,21 @@ def sign_release(
     """Sign a release.
 
     Args:
-        folder: of the fleet.
-        builds: as of `Release`.
-        sets: as of `Release`.
-        days: until boards take it no longer; 0 for never.
-        before: number of the release before it.
+        folder: folder of the fleet.
+        builds: see `Release`.
+        sets: see `Release`.
+        days: after which boards no longer accept it; 0 for never.
+        before: number of the previous release.
 
     Returns:
-        The release, and how it travels.
+        The release, and its form as a message.
 
     Raises:
-        ConfigError: as of `renew`, or there are too many sets.
+        ConfigError: see `renew`; or there are too many sets.
     """
     if len(sets) > MOST_SETS:
         raise ConfigError(
-            f"{len(sets)} tiers do not go into one release; roll out {MOST_SETS} at most at a time"
+            f"{len(sets)} tiers do not fit into one release; roll out at most {MOST_SETS} at a time"
         )
     fleet = Authority.read(folder).fleet
     number = later(before)
@@ -214,12 +215,12 @@ def sign_release(
 def changing(folder: Path) -> Iterator[Registry]:
     """Yield the registry, for one command at a time.
 
-    It has caught up with what the server beside it has obeyed.
+    It includes the changes that a running server has applied.
     """
-    read_registry(folder)  # or there is no folder
-    with held(folder, f"another command is changing {folder}: try again when it is done"):
+    read_registry(folder)  # or the folder does not exist
+    with held(folder, f"another command is changing {folder}: try again when it has finished"):
         registry = read_registry(folder)
-        with contextlib.suppress(ConfigError):  # a fleet that is being founded has no server yet
+        with contextlib.suppress(ConfigError):  # a fleet that is being created has no server yet
             server = read_enrolment(folder / "server.enrolment")
             registry = registry.caught_up(
                 Membership(server, folder / SERVER / "papers.json").revocations
@@ -229,17 +230,17 @@ def changing(folder: Path) -> Iterator[Registry]:
 
 def _no_device(name: str, registry: Registry) -> ConfigError:
     return ConfigError(
-        f"{name!r} is no device of this fleet; there are {', '.join(registry.devices()) or 'none'}"
+        f"this fleet has no device {name!r}; it has {', '.join(registry.devices()) or 'none'}"
     )
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Make a device no member any more.
+    """Revoke a device's membership.
 
-    A running server knows within a second, and the broker that it hosts.
+    A running server, and the broker that it hosts, apply it within a second.
 
     Raises:
-        ConfigError: there is no such member, or no fleet's folder.
+        ConfigError: the member does not exist, or the folder is not that of a fleet.
         StorageError: it cannot be written.
     """
     with changing(folder) as registry:
@@ -249,7 +250,8 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def _keep(folder: Path, registry: Registry) -> None:
-    # First: it counts even where the operator's and the authority's key are kept elsewhere.
+    # First: the revocation is effective even if the operator's and the authority's key are kept
+    # elsewhere.
     registry.write(folder)
     authority = Authority.read(folder)
     write_secret(folder / "crl.pem", authority.revoked(registry.withdrawn))
@@ -258,9 +260,9 @@ def _keep(folder: Path, registry: Registry) -> None:
     signed = issue(revocations, read_operator_key(folder)).hex()
     if len(signed) > REVOKED_DIGITS:
         raise ConfigError(
-            f"the list of {len(revocations.since)} revocations is longer than boards take: what is "
-            "new counts at this server alone; found the fleet anew with `shoal init` in another "
-            "folder, and enrol those that are left there"
+            f"the list of {len(revocations.since)} revocations is longer than boards accept: "
+            "new revocations are effective only at this server; create the fleet again with "
+            "`shoal init` in another folder, and enrol the remaining devices there"
         )
     registry.model_copy(update={"revoked": signed}).write(folder)
 
@@ -277,7 +279,7 @@ def _added(
     role: Literal["server", "device"],
     expires: int,
 ) -> Path:
-    """Write an enrolment with new keys, then make its member one; return the enrolment's file."""
+    """Write an enrolment with new keys, then register its member; return the enrolment's file."""
     operator = read_operator_key(folder)
     authority = Authority.read(folder)
     key = Ed25519PrivateKey.generate()
@@ -294,17 +296,17 @@ def _added(
         sealing=public_key(sealing[0]),
     )
     signed = issue(certificate, operator).hex()
-    # The address may be another than the fleet was made with: the operator edits its file.
-    address = (folder / "address").read_text(encoding="utf-8").strip()
+    # It may be another than the fleet was made with: the operator edits its files.
+    address = boards_address(folder)
     if role == "server":
-        _write_broker_certificate(folder, authority, BrokerAddress.parse(address).host)
+        _write_broker_certificate(folder, authority, address.host)
     tls_certificate, tls_key = authority.issue(name)
     token = secrets.token_urlsafe(24)
     enrolment = Enrolment(
         fleet=authority.fleet,
         role=role,
         name=name,
-        broker=address,
+        broker=str(address),
         operator=_public(operator),
         certificate=signed,
         key=key.private_bytes_raw().hex(),
@@ -314,7 +316,7 @@ def _added(
         tls_certificate=tls_certificate,
         tls_key=tls_key,
     )
-    # First the file, then the member: what is written halfway lets nobody in.
+    # First the file, then the member: a partial write admits nobody.
     write_secret(path, enrolment.model_dump_json(indent=1))
     entry = MemberEntry(
         role=role,
@@ -325,7 +327,7 @@ def _added(
         expires=expires,
         certificate=signed,
     )
-    before = registry.without(name)  # an old enrolment reads nothing any more
+    before = registry.without(name)  # an old enrolment can no longer read anything
     members = {**before.members, name: entry}
     _keep(folder, before.model_copy(update={"serial": serial, "members": members}))
     return path
@@ -338,7 +340,7 @@ def _enrolment_path(folder: Path, name: str, role: Literal["server", "device"]) 
 
 
 def _sealing_keys(path: Path, role: Literal["server", "device"]) -> tuple[str, ...]:
-    """Return a new key, and for a renewed server its last one: boards have tasks in hand."""
+    """Return a new key, and for a renewed server also its last one, for tasks in progress."""
     if role == "server" and path.exists():
         return (new_key(), *read_enrolment(path).sealing[:1])
     return (new_key(),)

@@ -1,4 +1,4 @@
-"""The keys that sign a backup and that a restore trusts: the operator's, and the user's own."""
+"""The keys that sign a backup and that a restore trusts: the operator's, and the user's."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,8 +18,8 @@ def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
         folder: the fleet's folder, if the store is not in it.
 
     Raises:
-        ConfigError: there is no operator's key, and the user's own key cannot be read.
-        StorageError: there is no operator's key, and the user's own key cannot be created.
+        ConfigError: there is no operator's key, and the user's key cannot be read.
+        StorageError: there is no operator's key, and the user's key cannot be created.
     """
     operators = tuple(_operators(store, folder))
     try:
@@ -33,17 +33,19 @@ def signers(store: Path, folder: Path | None = None) -> tuple[Signer, ...]:
 def known_keys(store: Path, folder: Path | None = None) -> Mapping[str, str]:
     """Return the trusted public keys in hexadecimal, with their owners.
 
-    Arguments are those of `signers`.
+    The arguments are those of `signers`.
 
-    The user's own key is not created. The operator's public key is enough, since the private key
+    The user's own key is not created. The operator's public key is enough, because the private key
     may be kept elsewhere.
     """
     keys: dict[str, str] = {}
     for place in _fleet_folders(store, folder):
+        # A folder without a server's enrolment is not a fleet's.
         with suppress(ConfigError):
             enrolment = read_enrolment(place / "server.enrolment")
             keys[enrolment.operator] = _operator_of(place)
     with suppress(ConfigError):
+        # Looked for, because a restore must not create a key.
         if user_key_path().exists():
             own = user_signer()
             keys[own.public] = own.words
@@ -52,6 +54,7 @@ def known_keys(store: Path, folder: Path | None = None) -> Mapping[str, str]:
 
 def _fleet_folders(store: Path, folder: Path | None) -> tuple[Path, ...]:
     beside = store.resolve().parent
+    # The store of a fleet lies in its folder, unless the user names another.
     return (beside,) if folder is None or folder.resolve() == beside else (beside, folder)
 
 

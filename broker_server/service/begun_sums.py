@@ -1,9 +1,9 @@
-"""The secure sums whose opening has begun, on disk, so that a server that starts again ends it.
+"""Records on disk which secure sums are being opened, so that a restarted server finishes them.
 
-Boards reveal shares for one sum of a version only (`device_runtime.agent.opened_sums`). A server
-that ends between the first share and the stored mean must finish that sum: the boards would take
-part in no other from this version. The file holds public keys and names; shares and masked updates
-do not show an update, and masked updates are among the updates of the store.
+Boards reveal shares for only one sum of a version (`device_runtime.agent.opened_sums`). A server
+that ends between the first share and the stored mean must finish that sum after its restart: the
+boards would take part in no other sum of this version. The file contains public keys and names.
+Shares and masked updates reveal no update, and masked updates are among the updates of the store.
 """
 
 import contextlib
@@ -12,6 +12,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import BlobError
+from fleet_protocol.foreign_files import read_regular
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.values import MemberKeys
 
@@ -22,8 +24,8 @@ class BegunSum(FrozenModel):
     """One sum whose opening has begun.
 
     Attributes:
-        devices: of its cohort, in order.
-        keys: public keys of those that make shares.
+        devices: devices of its cohort, in order.
+        keys: public keys of the devices that make shares.
         members: devices that share masks.
         sent: devices whose masked updates are in the sum.
     """
@@ -35,12 +37,12 @@ class BegunSum(FrozenModel):
 
 
 class _Record(FrozenModel):
-    """The file.
+    """The file's content.
 
     Attributes:
-        run: of the round.
-        round: whose sums these are.
-        sums: in the order in which their opening began.
+        run: run of the round.
+        round: round of these sums.
+        sums: the sums in the order in which their opening began.
     """
 
     run: str
@@ -49,17 +51,17 @@ class _Record(FrozenModel):
 
 
 class BegunSums:
-    """The file of the sums whose opening has begun.
+    """The file that lists the sums whose opening has begun.
 
     Args:
-        folder: of the store.
+        folder: folder of the store.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
 
     def add(self, run: str, number: int, begun: BegunSum) -> None:
-        """Write, before any share is asked for, that the opening of a sum begins.
+        """Record, before any share is requested, that the opening of a sum begins.
 
         Raises:
             StorageError: the disk is full.
@@ -68,10 +70,11 @@ class BegunSums:
         write_atomically(self._path, record.model_dump_json().encode())
 
     def load(self, run: str, number: int) -> tuple[BegunSum, ...]:
-        """Return the begun sums of a round; none where the file is of another round, or damaged."""
-        # A damaged file costs this round, which boards then take no further part in.
-        with contextlib.suppress(OSError, ValidationError):
-            record = _Record.model_validate_json(self._path.read_bytes())
+        """Return the begun sums of a round; none if the file is of another round, or damaged."""
+        # A damaged file costs this round, in which boards then take no further part.
+        with contextlib.suppress(BlobError, ValidationError):
+            record = _Record.model_validate_json(read_regular(self._path))
+            # A sum of an earlier round must not be opened again.
             if (record.run, record.round) == (run, number):
                 return record.sums
         return ()

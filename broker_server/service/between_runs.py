@@ -48,7 +48,7 @@ class BetweenRuns:
         self._lines = TokenBucket(LINES)
 
     def handlers(self, request: Callable[[Received | LocalRequest], None]) -> Handlers:
-        """Return the handlers, with the one of requests to the server."""
+        """Return the handlers, including that of requests to the server."""
         return Handlers(
             sign_of_life=self.devices.mark_active,
             presence=self._receive_presence,
@@ -61,7 +61,7 @@ class BetweenRuns:
         )
 
     def _receive_presence(self, presence: DeviceStatus | DeviceProfile) -> None:
-        # Who is there is known when the next run begins.
+        # The next run reads the presence of devices when it begins.
         self.devices.receive(presence)
         self.store.record_device(presence)
 
@@ -70,9 +70,9 @@ class BetweenRuns:
         if reply.device != device:
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
-                f"a {reply.type} of {reply.device} came on the topic of {device}",
+                f"a {reply.type} of {reply.device} arrived on the topic of {device}",
             )
-        # What is about a task waits for the next run: devices repeat it.
+        # Messages about a task wait for the next run: devices repeat them.
         if isinstance(reply, NeedChunks):
             self.releases.request(device, reply.digest, reply.ranges)
         elif isinstance(reply, Predicted):

@@ -1,47 +1,47 @@
-"""Publishes blobs on request: once for all devices that wait, and the broker fans them out.
+"""Publishes requested blobs once for all devices that wait; the broker distributes the copies.
 
-Requests for one blob are collected until every device that was offered it has asked, or has said
-that it will not; or, where one stays silent, until no request has come for a moment. Then the union
-of the wanted chunks is published. A device asks again for a chunk that was lost on the way. It is
-published again when those before it have reached everybody: a thousand devices that wait must not
-each bring about another thousand copies. A blob goes out a window of chunks at a time, and what
-came in is handled in between: the broker's acknowledgements wait behind it.
+Requests for one blob are collected until every device that was offered it has sent a request or
+declined; or, if a device stays silent, until no request has arrived for a moment. Then the union of
+the requested chunks is published. A device requests a lost chunk again. It is published again once
+the previous chunks have reached everybody: a thousand waiting devices must not each cause another
+thousand copies. A blob is published a window of chunks at a time, and incoming messages are handled
+in between, because the broker's acknowledgements are among them.
 """
 
 import math
-import mmap
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet_protocol.blobs import BARE_OVERHEAD, FRAME_OVERHEAD, indices_of, iter_chunks, ranges_of
-from fleet_protocol.digests import matches
+from broker_server.service.served_file import ServedFile
+from fleet_protocol.blobs import BARE_OVERHEAD, FRAME_OVERHEAD, frame_chunk, indices_of
 from fleet_protocol.errors import BlobError, BrokerRefusedError, TransportError
-from fleet_protocol.foreign_files import file_state, open_regular
 from fleet_protocol.messages import Ranges
 from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import SEND_WINDOW, Transport
 
-WINDOW_SECONDS = 0.15  # without a request, after which those that came are served
-PROMISED_SECONDS = 0.5  # the same where a device that was offered the blob has not answered yet
-LONGEST_SECONDS = 2.0  # after the first request, however many still come
-# that a broker hands out in a second; until then what is published is on its way
+WINDOW_SECONDS = 0.15  # without a request, after which the collected requests are served
+PROMISED_SECONDS = 0.5  # the same while a device that was offered the blob has not answered yet
+LONGEST_SECONDS = 2.0  # after the first request, even if further ones arrive
+# that a broker delivers per second; until then published chunks are still in transit
 FAN_OUT_BYTES = 50e6
-GAP_SECONDS = 1.0  # since the last arrival: so long it is still on its way
-PUBLISH_SECONDS = 10.0  # a broker that takes nothing for so long is away; the devices ask again
+GAP_SECONDS = 1.0  # after the last arrival, during which a blob still counts as in transit
+# a broker that accepts nothing for so long counts as unreachable; the devices request the chunks
+# again
+PUBLISH_SECONDS = 10.0
 TURN_SECONDS = 0.2  # that its acknowledgements are waited for at once
 
 
 @dataclass
-class _Wanted:
-    """Requests for one blob that were not served yet.
+class _BlobRequests:
+    """Requests for one blob that have not been served yet.
 
     Attributes:
-        since: ``time.monotonic()`` of the first.
-        last: the same of the newest.
-        devices: which chunks each device has asked for.
+        since: ``time.monotonic()`` of the first request.
+        last: ``time.monotonic()`` of the newest request.
+        devices: the chunks that each device has requested.
     """
 
     since: float
@@ -51,16 +51,15 @@ class _Wanted:
 
 @dataclass
 class _UnderWay:
-    """A blob that is published, and on its way.
+    """A blob that is published, and in transit.
 
     Attributes:
-        devices: that asked for it, and have not begun to work yet.
+        devices: devices that requested it, and have not begun to work yet.
         chunks: indices of those that are still to be published.
-        seconds: that a broker takes to hand all of them out.
-        until: ``time.monotonic()`` when it is given up if none is published, later when it has
-            arrived.
-        data: the file, mapped from the first chunk to the last: one that is removed meanwhile stays
-            readable.
+        seconds: seconds that a broker needs to deliver all of them.
+        until: ``time.monotonic()`` at which it is given up if no chunk is published; later, at
+            which it has arrived.
+        file: open from the first chunk to the last: one that is removed meanwhile stays readable.
         again: whether some of the chunks were published before.
     """
 
@@ -68,13 +67,13 @@ class _UnderWay:
     chunks: list[int]
     seconds: float
     until: float
-    data: memoryview | None = None
+    file: ServedFile | None = None
     again: bool = False
 
 
 @dataclass(frozen=True)
-class _Served:
-    """A file that is offered; `verified` are the states of it that had the digest."""
+class _OfferedFile:
+    """An offered file; `verified` contains its states that had the right digest."""
 
     path: Path
     size: int
@@ -86,7 +85,7 @@ class _Served:
         return -(-self.size // self.chunk_bytes)
 
     def payload_bytes(self, chunks: Iterable[int]) -> int:
-        """Return the payload bytes of some chunks, of which the last may be short."""
+        """Return the payload bytes of some chunks; the last one may be short."""
         total = 0
         for index in chunks:
             total += max(0, min(self.chunk_bytes, self.size - index * self.chunk_bytes))
@@ -94,11 +93,11 @@ class _Served:
 
 
 class BlobService:
-    """Publishes blobs that devices ask for.
+    """Publishes the blobs that devices request.
 
     Args:
         link: the connection to the broker.
-        topics: of the fleet.
+        topics: topics of the fleet.
         chunk_bytes: payload bytes of a chunk, unless `serve` says otherwise.
     """
 
@@ -106,10 +105,10 @@ class BlobService:
         self._link = link
         self._topics = topics
         self._chunk_bytes = chunk_bytes
-        self._served: dict[str, _Served] = {}
-        self._expected: dict[str, set[str]] = {}  # devices that may still ask, by digest
-        self._by_device: dict[str, set[str]] = {}  # digests of the same, by device
-        self._wanted: dict[str, _Wanted] = {}
+        self._served: dict[str, _OfferedFile] = {}
+        self._expected: dict[str, set[str]] = {}  # devices that may still send a request, by digest
+        self._by_device: dict[str, set[str]] = {}  # the inverse: digests by device
+        self._wanted: dict[str, _BlobRequests] = {}
         self._asked: set[tuple[str, str]] = set()  # digest and device
         self._published: dict[str, set[int]] = {}  # indices of chunks, by digest
         self._under_way: dict[str, _UnderWay] = {}
@@ -119,17 +118,17 @@ class BlobService:
         """Offer files whose content does not change.
 
         Args:
-            files: by digest.
-            chunk_bytes: payload bytes of their chunks; None for the usual.
+            files: the files by digest.
+            chunk_bytes: payload bytes of their chunks; None for the default.
         """
         for digest, path in files.items():
             served = self._served.get(digest)
             if served is None or served.path != path:
                 size = path.stat().st_size
-                self._served[digest] = _Served(path, size, chunk_bytes or self._chunk_bytes)
+                self._served[digest] = _OfferedFile(path, size, chunk_bytes or self._chunk_bytes)
 
     def withdraw(self, digests: Iterable[str]) -> None:
-        """Offer blobs no longer, and forget which devices got them."""
+        """Stop offering blobs, and forget which devices received them."""
         withdrawn = set(digests)
         for digest in withdrawn:
             self._served.pop(digest, None)
@@ -137,26 +136,26 @@ class BlobService:
             self._wanted.pop(digest, None)
             self._published.pop(digest, None)
             self._under_way.pop(digest, None)
-        # Devices that are offered it again later may ask again.
+        # Devices that are offered it again later may request it again.
         self._asked = {key for key in self._asked if key[0] not in withdrawn}
 
     def expect(self, digest: str, device: str) -> None:
-        """Wait for the request of a device that was offered a blob, or for it to have the blob."""
+        """Expect a request from a device that was offered a blob, until it has the blob."""
         self._expected.setdefault(digest, set()).add(device)
         self._by_device.setdefault(device, set()).add(digest)
 
     def forget(self, device: str, but: Collection[str] = ()) -> None:
-        """Wait for no more requests of a device, but for these.
+        """Expect no more requests from a device, except for these blobs.
 
-        It is gone, or has the blobs, or took another tier.
+        It is offline, has the blobs, or took another tier.
         """
         for digest in self._by_device.pop(device, set()).difference(but):
             self._expected.get(digest, set()).discard(device)
 
     def note_work(self, device: str) -> None:
-        """Note that a device has begun its work.
+        """Record that a device has begun its work.
 
-        It wants nothing more, and what others wait for is still on its way to them.
+        It needs nothing more; chunks that others wait for are still in transit.
         """
         for wanted in self._wanted.values():
             wanted.devices.pop(device, None)
@@ -175,16 +174,16 @@ class BlobService:
         return devices
 
     def has_asked(self, digest: str, device: str) -> bool:
-        """Return whether a device asked for a blob before, and so will not again."""
+        """Return whether a device has requested a blob before, and so will not again."""
         return (digest, device) in self._asked
 
     def request(self, device: str, digest: str, ranges: Ranges = ((0, CHUNKS_LIMIT),)) -> bool:
-        """Note a request of a device that may have the blob.
+        """Record a request of a device that may have the blob.
 
         Args:
-            device: that asks.
-            digest: of the blob.
-            ranges: of the wanted chunks; all of them by default.
+            device: device that sent the request.
+            digest: digest of the blob.
+            ranges: ranges of the wanted chunks; all of them by default.
 
         Returns:
             Whether the blob is offered.
@@ -192,7 +191,7 @@ class BlobService:
         if digest not in self._served:
             return False
         now = time.monotonic()
-        wanted = self._wanted.setdefault(digest, _Wanted(now, now))
+        wanted = self._wanted.setdefault(digest, _BlobRequests(now, now))
         wanted.last = now
         wanted.devices[device] = ranges
         self._expected.get(digest, set()).discard(device)
@@ -200,20 +199,20 @@ class BlobService:
         return True
 
     def next_due(self) -> float | None:
-        """Return the ``time.monotonic()`` when `flush` has something to do, None for never."""
+        """Return the ``time.monotonic()`` at which `flush` has something to do; None for never."""
         if any(under_way.chunks for under_way in self._under_way.values()):
             return -math.inf
         due = [self._due(digest, wanted) for digest, wanted in self._wanted.items()]
         return min(due, default=None)
 
-    def _due(self, digest: str, wanted: _Wanted) -> float:
+    def _due(self, digest: str, wanted: _BlobRequests) -> float:
         under_way = self._under_way.get(digest)
         arrived = 0.0 if under_way is None else under_way.until
         return max(arrived, self._complete(digest, wanted))
 
-    def _complete(self, digest: str, wanted: _Wanted) -> float:
+    def _complete(self, digest: str, wanted: _BlobRequests) -> float:
         """Return when the requests for a blob count as complete."""
-        if digest not in self._expected:  # a graph: nobody knows who will ask, a board may have it
+        if digest not in self._expected:  # a graph: any board may request it, or have it already
             return min(wanted.last + WINDOW_SECONDS, wanted.since + LONGEST_SECONDS)
         if not self._expected[digest]:
             return wanted.since
@@ -223,8 +222,8 @@ class BlobService:
         """Publish a window of everything that is due at a ``time.monotonic()``.
 
         Returns:
-            Problems for the log: the broker does not take the chunks, or a file cannot be read. The
-                devices ask again, so none of them ends a round.
+            Problems for the log: the broker does not accept the chunks, or a file cannot be read.
+                The devices send their requests again, so no problem ends a round.
         """
         for digest, wanted in list(self._wanted.items()):
             if self._due(digest, wanted) <= now:
@@ -246,8 +245,8 @@ class BlobService:
                 under_way.until = now + (PUBLISH_SECONDS if under_way.chunks else under_way.seconds)
         return problems
 
-    def _begin(self, digest: str, wanted: _Wanted, now: float) -> _UnderWay:
-        """Return a blob with the union of the chunks that devices want of it."""
+    def _begin(self, digest: str, wanted: _BlobRequests, now: float) -> _UnderWay:
+        """Return a blob with the union of the chunks that devices need."""
         served = self._served[digest]
         devices = wanted.devices
         indices: set[int] = set()
@@ -258,29 +257,24 @@ class BlobService:
         return _UnderWay(set(devices), chunks, seconds, now + PUBLISH_SECONDS)
 
     def _publish(self, digest: str, under_way: _UnderWay) -> None:
-        """Publish the next window of chunks; after an error the same is the next again."""
+        """Publish the next window of chunks; after an error the same window is next again."""
         served = self._served[digest]
         published = self._published.setdefault(digest, set())
-        if under_way.data is None:
+        if under_way.file is None:
             under_way.again = not published.isdisjoint(under_way.chunks)
-            under_way.data = _mapped(served, digest)
+            under_way.file = ServedFile(served.path, served.size, digest, served.verified)
         window = under_way.chunks[:SEND_WINDOW]
-        # A chunk that was damaged on its way is found out by its digest, or by its signature.
+        chunks = under_way.file.chunks(window, served.chunk_bytes)
+        # A chunk that was damaged in transit is detected by its digest or signature.
         with_digests = under_way.again and not self._link.authentic
-        frames = iter_chunks(
-            under_way.data,
-            served.chunk_bytes,
-            ranges_of(window),
-            digests=with_digests,
-            pack=True,
-        )
         overhead = FRAME_OVERHEAD if with_digests else BARE_OVERHEAD
         payload: dict[int, int] = {}
 
         def messages() -> Iterator[tuple[str, bytes]]:
-            for index, frame in frames:
-                payload[index] = len(frame) - overhead
-                yield self._topics.blob(digest, index), frame
+            for chunk in chunks:
+                frame = frame_chunk(chunk, digest=with_digests, pack=True)
+                payload[chunk.index] = len(frame) - overhead
+                yield self._topics.blob(digest, chunk.index), frame
 
         self._link.publish_stream(messages(), time.monotonic() + TURN_SECONDS)
         for index in payload.keys() - published:
@@ -288,37 +282,13 @@ class BlobService:
         published.update(window)
         del under_way.chunks[:SEND_WINDOW]
         if not under_way.chunks:
-            under_way.data = None
+            under_way.file = None
 
     def take_payload_bytes(self) -> int:
-        """Return the payload bytes published since the last call, packed.
+        """Return the payload bytes published since the last call, in packed form.
 
-        A chunk that is published again counts no more.
+        A chunk that is published again is not counted again.
         """
         payload_bytes = self._payload_bytes
         self._payload_bytes = 0
         return payload_bytes
-
-
-def _mapped(served: _Served, digest: str) -> memoryview:
-    """Return the bytes of a blob, from the page cache, for as long as somebody has them.
-
-    The path may name another file than the one that was offered, so the server hashes and publishes
-    the bytes of one open descriptor. It hashes a file whose state stays the same once.
-
-    Raises:
-        BlobError: the file cannot be read, is a link, or is no longer what was offered.
-    """
-    path = served.path
-    try:
-        with open_regular(path) as file:
-            state = file_state(file)
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
-        raise BlobError(f"cannot read {path}: {error}") from error
-    if state in served.verified and len(data) == served.size:
-        return data
-    if len(data) != served.size or not matches(data, digest):
-        raise BlobError(f"{path} was changed on disk; it no longer has the digest that was offered")
-    served.verified.add(state)
-    return data

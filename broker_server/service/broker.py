@@ -1,7 +1,7 @@
-"""A broker that the server starts, in a child process that dies with it.
+"""A broker that the server starts, in a child process that ends with the server.
 
-The child has a session of its own: Ctrl-C in a terminal reaches the server, which says goodbye to
-the fleet, and only then stops the broker.
+The child has its own session: Ctrl-C in a terminal reaches only the server, which says goodbye to
+the fleet and then stops the broker.
 """
 
 import contextlib
@@ -28,22 +28,23 @@ _STOP_SECONDS = 5.0
 
 
 class ChildBroker(ABC):
-    """A broker in a child process that dies with us.
+    """A broker in a child process that ends with the server.
 
     Args:
-        folder: of its configuration and log.
-        port: that it listens on.
+        folder: folder for its configuration and log.
+        port: port that it listens on.
         listen: address that it listens on.
     """
 
     scheme = "mqtt"
-    """Of its address."""
+    """The scheme of its address."""
 
     def __init__(self, folder: Path, *, port: int = 1883, listen: str = "127.0.0.1") -> None:
         self.port = port
         self.listen = listen
         self._folder = folder
         self._process: ChildProcess | None = None
+        # Reentrant: a restart ends and starts the process under the same lock.
         self._changing = threading.RLock()
         self._restarted = False
 
@@ -56,6 +57,7 @@ class ChildBroker(ABC):
     def alive(self) -> bool:
         """Whether the child process runs and listens."""
         return (
+            # A process that does not listen yet is not alive for clients.
             self._process is not None
             and self._process.poll() is None
             and accepts_connections(self._host, self.port)
@@ -68,15 +70,16 @@ class ChildBroker(ABC):
 
     @property
     def _host(self) -> str:
+        # A broker that listens everywhere is reached over loopback.
         return "127.0.0.1" if self.listen in {"0.0.0.0", "::", ""} else self.listen  # noqa: S104
 
     def start(self) -> None:
         """Start, and return when connections are accepted.
 
         Raises:
-            ConfigError: the broker is not installed, or its address cannot be listened on.
-            TransportError: the port is taken, the address is not there (yet), or the broker does
-                not come up.
+            ConfigError: the broker is not installed, or it cannot listen on its address.
+            TransportError: the port is taken, the address does not exist (yet), or the broker does
+                not start.
         """
         command = self._command()
         self._check_port()
@@ -87,7 +90,7 @@ class ChildBroker(ABC):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Write the configuration, and return the command, which ends when its input closes.
+        """Write the configuration, and return a command that ends when its input closes.
 
         Raises:
             ConfigError: the broker is not installed.
@@ -95,21 +98,22 @@ class ChildBroker(ABC):
 
     def _check_port(self) -> None:
         with socket.socket(socket.AF_INET6 if ":" in self.listen else socket.AF_INET) as probe:
+            # A port of a broker that has just ended counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((self.listen, self.port))
             except PermissionError as error:
                 raise ConfigError(
-                    f"port {self.port} needs root; choose one above 1023 in [broker] port"
+                    f"port {self.port} requires root; choose one above 1023 in [broker] port"
                 ) from error
             except OSError as error:
                 if accepts_connections(self._host, self.port):
                     raise TransportError(
-                        f"port {self.port} on {self.listen} is taken, probably by another broker: "
-                        f'stop that one, use it with [broker] url = "{self.url}", or choose '
-                        "another [broker] port"
+                        f"port {self.port} on {self.listen} is taken, probably by another "
+                        f'broker: stop that one, use it with [broker] url = "{self.url}", or '
+                        "choose another [broker] port"
                     ) from error
-                # An address may come with the network, after a power cut.
+                # After a power cut the address may appear only with the network.
                 is_away = error.errno == errno.EADDRNOTAVAIL
                 kind = TransportError if is_away else ConfigError
                 raise kind(
@@ -122,17 +126,18 @@ class ChildBroker(ABC):
         while process is not None and not accepts_connections(self._host, self.port):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(PROBE_SECONDS)
-                raise TransportError(f"the broker ended with {code}; see {log}")
+                raise TransportError(f"the broker ended with exit code {code}; see {log}")
             if time.monotonic() > deadline:
-                self.stop()
+                # Not `stop`, which may wait for the thread that calls this.
+                self._end_process(_STOP_SECONDS)
                 raise TransportError(f"the broker does not listen on port {self.port}; see {log}")
 
     def restart(self) -> None:
-        """Stop it and start it again; the next call of `ensure` reports that.
+        """Restart the broker; the next call of `ensure` reports that.
 
         Raises:
-            ConfigError: as of `start`.
-            TransportError: as of `start`.
+            ConfigError: see `start`.
+            TransportError: see `start`.
         """
         with self._changing:
             self._restarted = True
@@ -140,24 +145,25 @@ class ChildBroker(ABC):
             self.start()
 
     def ensure(self) -> bool:
-        """Start the broker again if it has died.
+        """Restart the broker if it has died.
 
         Returns:
-            Whether it was started again, now or since the last call.
+            Whether it was restarted, now or since the last call.
 
         Raises:
-            ConnectionError: it does not come up. This ends no run, as another program may have its
-                port.
+            ConnectionError: it does not start. This ends no run, because another program may have
+                taken its port.
         """
         with self._changing:
             restarted = self._restarted
             self._restarted = False
             if self._process is not None:
-                # Its connections are closed a moment before a process that dies is gone.
+                # When a process dies, its connections close a moment before it is gone.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_DYING_SECONDS)
                 if self._process.poll() is None:
                     return restarted
+            # Also if it never started: then nothing is ended.
             self._end_process(_STOP_SECONDS)
             try:
                 self.start()
@@ -166,7 +172,7 @@ class ChildBroker(ABC):
             return True
 
     def stop(self, timeout_seconds: float = _STOP_SECONDS) -> None:
-        """Stop it and free the port; stopping twice is no error."""
+        """Stop it and free the port; may be called repeatedly."""
         self._end_process(timeout_seconds)
 
     def _end_process(self, timeout_seconds: float) -> None:
@@ -185,7 +191,7 @@ class ChildBroker(ABC):
 
 
 def accepts_connections(host: str, port: int) -> bool:
-    """Return whether something listens at an address."""
+    """Return whether a process listens at an address."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection((host, port), timeout=0.5),

@@ -1,7 +1,7 @@
-"""What becomes of a run when its broker refuses what the server sends.
+"""Handles the broker's refusal of a message during a run.
 
-A message that the broker refuses is not sent again. Where a task depends on it, the task is over,
-so that its round does not wait for a device that will never hear of it.
+A refused message is not sent again. If a task depends on it, the task ends, so that its round does
+not wait for a device that will never receive the message.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,12 +26,12 @@ def describe_refusal(refused: Refused, address: BrokerAddress) -> str:
 
 
 class BrokerRefusals:
-    """Follows the refusals of the broker in a run.
+    """Handles the broker's refusals in a run.
 
     Args:
-        services: of the run.
-        topics: of the fleet.
-        address: of the broker.
+        services: services of the run.
+        topics: topics of the fleet.
+        address: address of the broker.
     """
 
     def __init__(self, services: RunServices, topics: Topics, address: BrokerAddress) -> None:
@@ -43,20 +43,22 @@ class BrokerRefusals:
         self._lines = FoldedLines(lambda _level, line: self._reporter.note(KIND, line))
 
     def receive(self, refused: Refused, tasks: Mapping[str, OpenTask]) -> None:
-        """Log a refusal, and end the open tasks that depend on what is refused."""
+        """Log a refusal, and end the open tasks that depend on the refused message."""
         why = describe_refusal(refused, self._address)
+        # Refusals of chunks of one blob share a line, so the index is left out.
         self._lines.error(f"{refused.topic.rpartition('/')[0]} {refused.code}", why)
         too_large = refusal_of_code(refused.code).message is Reaction.SHRINK
         reason = (
             RefusalReason.TOO_LARGE_FOR_BROKER if too_large else RefusalReason.REFUSED_BY_BROKER
         )
+        # A message that no device waits for ends no task.
         devices = self._devices_without(refused)
         for task in tasks.values():
             if task.record.device in devices and not task.record.phase.answered:
                 self._end(task, reason, why)
 
     def _devices_without(self, refused: Refused) -> Collection[str]:
-        """Return the devices that cannot go on without what is refused."""
+        """Return the devices that cannot continue without the refused message."""
         match self._topics.parse(refused.topic):
             case DeviceTopic(device, "task"):
                 return {device}
@@ -68,6 +70,7 @@ class BrokerRefusals:
     def _end(self, task: OpenTask, reason: RefusalReason, why: str) -> None:
         record = task.record
         detail = f"{reason.value}: {why}"
+        # Stored first, so that a restarted server does not wait for the device, either.
         self._store.settle([record.id], TaskPhase.DECLINED, detail)
         task.record = replace(record, phase=TaskPhase.DECLINED, detail=detail)
         self._reporter.refused(reason, why, device=record.device, number=record.round)

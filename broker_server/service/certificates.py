@@ -1,4 +1,4 @@
-"""The fleet's own certificate authority for TLS between members and broker (X.509, ECDSA P-256)."""
+"""The fleet's certificate authority for TLS between members and broker (X.509, ECDSA P-256)."""
 
 import datetime as dt
 import ipaddress
@@ -7,17 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from broker_server.store.key_files import load_private_key
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 
-# When a membership ends is said in the certificate that the operator signs, not in those of TLS.
+# The operator's signed certificate limits a membership, not the TLS certificates.
 _YEARS = 20
-_BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)  # where boards without a clock start
+_DAMAGED = (
+    IndexError,
+    InternalError,
+    UnsupportedAlgorithm,
+    ValueError,
+    x509.InvalidVersion,
+)
+"""Errors of a damaged PEM file; an IndexError if it has no name."""
+# the date at which boards without a clock start
+_BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
 def pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> str:
@@ -38,7 +49,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 @dataclass(frozen=True)
 class Authority:
-    """A private certificate authority, of the name of its fleet.
+    """A private certificate authority, named after its fleet.
 
     Certificate and private key are in PEM.
     """
@@ -58,7 +69,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> "Authority":
-        """Return the authority of a fleet's folder.
+        """Return the authority in a fleet's folder.
 
         Raises:
             ConfigError: it cannot be read.
@@ -68,11 +79,22 @@ class Authority:
             key = (folder / "ca.key").read_text(encoding="utf-8")
             subject = x509.load_pem_x509_certificate(certificate.encode()).subject
             fleet = subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
-            return cls(str(fleet), certificate, key)
-        except (OSError, ValueError) as error:
+            authority = cls(str(fleet), certificate, key)
+            authority.require_key()
+        except (OSError, *_DAMAGED) as error:
             raise ConfigError(
                 f"cannot read the certificate authority in {folder}: {error}"
             ) from error
+        return authority
+
+    def require_key(self) -> None:
+        """Check that the key can sign.
+
+        Raises:
+            ConfigError: it is of another kind.
+            ValueError: it is damaged.
+        """
+        self._parent()
 
     def write(self, folder: Path) -> None:
         """Write it into a fleet's folder.
@@ -87,7 +109,7 @@ class Authority:
         """Issue a certificate for a client, or for a broker.
 
         Args:
-            name: of the client or broker.
+            name: name of the client or broker.
             hosts: addresses of the broker; none for a client.
 
         Returns:
@@ -98,7 +120,7 @@ class Authority:
         """
         parent, issuer = self._parent()
         key = ec.generate_private_key(ec.SECP256R1())
-        # Each once, in order: the host may be one of the addresses of this computer.
+        # Each once, in order: the host may be one of this computer's addresses.
         names = [_alternative(host) for host in dict.fromkeys(hosts)]
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(parent.public_key())
@@ -113,10 +135,10 @@ class Authority:
         """Return the list of revoked certificates (RFC 5280) in PEM.
 
         Args:
-            serials: their numbers, as of `serial_of`.
+            serials: their numbers, see `serial_of`.
         """
         parent, issuer = self._parent()
-        # Brokers let nobody in with a list that has ended, so it must not end while nothing is
+        # Brokers admit nobody if the list has expired, so it must stay valid while nothing is
         # revoked.
         until = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=365 * _YEARS)
         builder = x509.CertificateRevocationListBuilder(issuer.subject, _BEGIN, until)
@@ -126,7 +148,7 @@ class Authority:
         return _text(builder.sign(parent, hashes.SHA256()))
 
     def _parent(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-        key = serialization.load_pem_private_key(self.key.encode(), None)
+        key = load_private_key(self.key.encode())
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError(
                 "the key of the certificate authority is not of the kind that `shoal init` makes"
@@ -144,19 +166,19 @@ def serial_of(certificate: str) -> str:
 
 
 def withdrawn_serials(path: Path) -> frozenset[int]:
-    """Return the numbers of a list of revoked certificates, none where there is no file.
+    """Return the numbers of a list of revoked certificates; none if the file does not exist.
 
     Raises:
-        ConfigError: it is no such list.
+        ConfigError: the file is not such a list.
     """
     if not path.exists():
         return frozenset()
     try:
         revocations = x509.load_pem_x509_crl(path.read_bytes())
-    except ValueError as error:
+    except _DAMAGED as error:
         raise ConfigError(
-            f"{path} is no list of revoked certificates ({error}): `shoal enroll server` writes it "
-            "again"
+            f"{path} is not a list of revoked certificates ({error}): `shoal enroll server` "
+            "writes it again"
         ) from error
     return frozenset(certificate.serial_number for certificate in revocations)
 
@@ -164,16 +186,16 @@ def withdrawn_serials(path: Path) -> frozenset[int]:
 def _builder(
     name: str, issuer: x509.Name | None, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """Return what all certificates have.
+    """Return the common part of all certificates.
 
     Args:
-        name: of the subject.
-        issuer: None for the certificate of an authority, which issues its own.
-        key: of the subject.
+        name: name of the subject.
+        issuer: None for the certificate of an authority, which signs its own.
+        key: key of the subject.
     """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     authority = issuer is None
-    # Clients and brokers sign their handshakes and nothing else.
+    # Clients and brokers only sign their handshakes.
     usage = x509.KeyUsage(
         digital_signature=not authority,
         content_commitment=False,

@@ -1,9 +1,9 @@
-"""Secure sums in the server: passes keys and sealed shares on, and asks for what removes the masks.
+"""Secure sums in the server: forwards keys and sealed shares, and requests what removes the masks.
 
 The devices of a cohort go through its steps together (`fleet_protocol.secure_sum`). A device that
-is away or slow when a step ends is out of the cohort, and one that lies is refused by name. Until a
-sum is opened nothing is stored: a server that is killed makes the round again. From then on it
-finishes the sum (`broker_server.service.begun_sums`).
+is offline or slow when a step ends is dropped from the cohort, and one that cheats is refused by
+name. Until a sum is opened nothing is stored: a killed server runs the round again. From then on it
+finishes the sum after a restart (`broker_server.service.begun_sums`).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from fleet_protocol.secure_sum.masks import check_keys
 from fleet_protocol.secure_sum.opening import Secrets, restore_secrets, unmasked
 from fleet_protocol.weights import MASKED
 
-# after the end of the collecting, in which a device still has its task in hand
+# after the end of the collection, during which a device still has its current task
 REVEAL_SECONDS = 30.0
 _STEP_SHARE = 0.2  # of the time of the round, for each of the four steps before the vectors
 
@@ -35,10 +35,10 @@ class Cohorts:
     """The secure sums of the open collection.
 
     Attributes:
-        store: records which devices are out of a sum.
+        store: records which devices were dropped from a sum.
         updates: contains the masked updates.
         outbox: sends messages to devices.
-        clock: of the round.
+        clock: clock of the round.
         reporter: counts and logs what devices are refused for.
     """
 
@@ -53,7 +53,7 @@ class Cohorts:
         self._begun = BegunSums(self.store.folder)
 
     def open(self, collection: Collection) -> None:
-        """Begin with the sums of a collection, or go on with those whose opening has begun."""
+        """Begin the sums of a collection, or continue those whose opening has begun."""
         now = self.clock.now()
         seconds = _STEP_SHARE * (collection.deadline - now)
         self._sums = []
@@ -83,10 +83,10 @@ class Cohorts:
     # Messages.
 
     def receive_keys(self, task: OpenTask, keys: MemberKeys | None) -> None:
-        """Receive the keys of a device, or once more of one that may have missed something.
+        """Receive the keys of a device, possibly again if it may have missed a message.
 
         Raises:
-            RefusedError: there are no keys, or nobody can agree on a secret with them.
+            RefusedError: the keys are missing, or are not valid for a key agreement.
         """
         if task.instructions.upload.summing is None:
             return
@@ -95,22 +95,23 @@ class Cohorts:
         if keys is None:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"{device} sent no keys for the sum its update goes into",
+                f"{device} sent no keys for the sum of its update",
             )
         if secure_sum.step == SumStep.KEYS:
             check_keys(keys)
             secure_sum.keys[device] = keys
         elif secure_sum.keys.get(device) != keys:
-            # The others have agreed on masks with its keys before; new ones would not remove them.
+            # The other devices have derived masks from its previous keys; new keys could not remove
+            # them.
             self._drop(task, "it was restarted within a secure sum, or came too late for one")
         else:
             self._send(secure_sum, device)
 
     def receive_shares(self, task: OpenTask, message: Shares) -> None:
-        """Receive what a device answers to a step.
+        """Receive a device's answer to a step.
 
         Raises:
-            RefusedError: it is not what the device was asked for.
+            RefusedError: the answer does not match the request.
         """
         secure_sum = self._sum_of(task)
         device = task.record.device
@@ -119,21 +120,21 @@ class Cohorts:
                 step, device
             )
             if is_expected and step <= secure_sum.step:
-                # What comes again, or after its step, changes nothing: the others were asked about
+                # A repeated or late answer changes nothing: the other devices were asked about
                 # those that had answered in time.
                 if step == secure_sum.step:
                     secure_sum.of_step(step).setdefault(device, content)
                 return
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"{device} sent shares that it was not asked for",
+            f"{device} sent shares that were not requested",
         )
 
     def require_due(self, task: OpenTask) -> None:
-        """Refuse a masked update that comes before its device knows whom it shares masks with.
+        """Refuse a masked update if its device cannot know yet which members share its masks.
 
         Raises:
-            RefusedError: it does.
+            RefusedError: the update is of that kind.
         """
         if task.instructions.upload.summing is None:
             return
@@ -142,13 +143,13 @@ class Cohorts:
         if is_early or task.record.device not in secure_sum.members:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                "an update whose masks nobody could take off a sum",
+                "an update whose masks could not be removed from a sum",
             )
 
     # Steps.
 
     def advance_due(self, is_online: Callable[[str], bool]) -> None:
-        """Begin the next step of every sum that waits for no device any more."""
+        """Begin the next step of every sum that no longer waits for any device."""
         for secure_sum in self._sums:
             if secure_sum.step >= SumStep.VECTORS:
                 continue
@@ -161,7 +162,7 @@ class Cohorts:
         liars: Mapping[str, str] = {}
         match secure_sum.step:
             case SumStep.KEYS:
-                # From now on these make shares, also for those that drop out later.
+                # From now on these devices make shares, also for those that drop out later.
                 secure_sum.keys = {name: secure_sum.keys[name] for name in remaining}
                 secure_sum.step = SumStep.SHARES
             case SumStep.SHARES:
@@ -179,11 +180,11 @@ class Cohorts:
         self._begin_step(secure_sum)
 
     def _examine(self, secure_sum: SecureSum) -> Mapping[str, str]:
-        """Find who deals bad shares, and who has to prove that they are good."""
+        """Find the dealers of bad shares, and the devices that have to prove theirs."""
         findings = examine(secure_sum.dealings())
         disputes = {}
         for dealer, members in findings.disputes.items():
-            # Nobody has to answer a device that lies itself.
+            # Nobody has to answer a device that cheats itself.
             honest = members - findings.liars.keys()
             if honest:
                 disputes[dealer] = honest
@@ -191,12 +192,12 @@ class Cohorts:
         return findings.liars
 
     def _begin_step(self, secure_sum: SecureSum) -> None:
-        """Send what the step needs, and drop the devices that are not among its members."""
-        detail = "it was away when the others of its secure sum went on"
+        """Send the messages of the step, and drop the devices that are not among its members."""
+        detail = "it was offline when the other devices of its secure sum went to the next step"
         try:
             secure_sum.cohort.require(len(secure_sum.members), len(secure_sum.keys))
         except RefusedError as error:
-            # Fewer could reveal one device's update: nobody goes on.
+            # Fewer devices could reveal one device's update, so none continues.
             secure_sum.members = ()
             secure_sum.step = SumStep.VECTORS
             detail = str(error)
@@ -208,7 +209,7 @@ class Cohorts:
 
     def _sum_of(self, task: OpenTask) -> SecureSum:
         for secure_sum in self._sums:
-            # The same device may have a task that goes on from an earlier collection.
+            # The same device may have a task that continues from an earlier collection.
             if secure_sum.cohort.tasks.get(task.record.device) is task:
                 return secure_sum
         raise RefusedError(
@@ -227,7 +228,7 @@ class Cohorts:
         self._settle(task, TaskPhase.MISSED, detail)
 
     def _refuse(self, secure_sum: SecureSum, liars: Mapping[str, str]) -> None:
-        """Count devices that lie, and leave those out whose update is not in the sum yet."""
+        """Count devices that cheat, and drop those whose update is not in the sum yet."""
         for name, why in liars.items():
             task = secure_sum.cohort.tasks[name]
             self.reporter.refused(
@@ -244,7 +245,7 @@ class Cohorts:
     # Opening.
 
     def obstacle(self, cohort: Cohort) -> str:
-        """Return why the sum of a cohort cannot be opened; nothing where it can."""
+        """Return why the sum of a cohort cannot be opened; empty if it can."""
         secure_sum = self._sum_of(cohort.received[0])
         if secure_sum.step >= SumStep.SECRETS:
             return ""
@@ -258,11 +259,11 @@ class Cohorts:
         """Return the sum of the updates of a cohort, for `rounds.dispatch.Dispatcher.total`.
 
         Args:
-            cohort: of which some updates have come.
+            cohort: some of its updates have arrived.
             pump: handles events, and waits until a time on the round's clock at most.
 
         Raises:
-            RefusedError: there are too few updates, or the masks cannot be removed.
+            RefusedError: too few updates arrived, or the masks cannot be removed.
         """
         secure_sum = self._sum_of(cohort.received[0])
         if secure_sum.step < SumStep.SECRETS:
@@ -291,22 +292,22 @@ class Cohorts:
             members=secure_sum.members,
             sent=secure_sum.sent,
         )
-        # On disk first: from the first share on, its boards take part in no other sum.
+        # First on disk: from the first share on, its boards take part in no other sum.
         self._begun.add(self.reporter.run, received[0].record.round, begun)
         secure_sum.step = SumStep.SECRETS
 
     def _restore_secrets(self, secure_sum: SecureSum, pump: Callable[[float], None]) -> Secrets:
-        """Wait for shares until they restore all secrets, or no more can come."""
+        """Wait for shares until they restore all secrets, or no more can arrive."""
         until = self.clock.now() + REVEAL_SECONDS
         needed = secure_sum.revealed().needed
         shares = secure_sum.of_step(SumStep.SECRETS)
-        # So many shares restore a secret; those of devices that are gone are not waited for.
+        # This many shares restore a secret; the server does not wait for those of offline devices.
         while len(shares) < needed and self.clock.now() < until:
             pump(until)
         restored = restore_secrets(secure_sum.revealed())
         if not (restored.lost or restored.unmatched):
             return restored
-        # A share is wrong: with all that come until the end of the step, it is found whose.
+        # A share is wrong: with all shares that arrive by the end of the step, its sender is found.
         while len(shares) < len(secure_sum.sent) and self.clock.now() < until:
             pump(until)
         return restore_secrets(secure_sum.revealed())
@@ -317,7 +318,7 @@ class Cohorts:
         unmatched: frozenset[str],
         pump: Callable[[float], None],
     ) -> None:
-        """Ask for keys of masks in common with devices that are away and dealt a wrong mask key."""
+        """Request shared mask keys with offline devices that dealt a wrong mask key."""
         secure_sum.unmatched = unmatched
         secure_sum.step = SumStep.PAIR_KEYS
         for name in secure_sum.sent:
@@ -330,7 +331,7 @@ class Cohorts:
     def close(self) -> None:
         """Acknowledge the updates in the sums, which releases their devices.
 
-        These kept their tasks for their shares; they are released also where no sum came of it.
+        These kept their tasks for their shares; they are released even if no sum was made.
         """
         if self._sums:
             self._begun.clear()
@@ -345,14 +346,14 @@ def _require_openable(secure_sum: SecureSum) -> None:
     """Check, before any board reveals a share, that the shares would open a sum.
 
     Raises:
-        RefusedError: too few updates are there, or a server that has ended had the keys in memory.
+        RefusedError: too few updates arrived, or a previous server had the keys in memory.
     """
     received = [task.record.device for task in secure_sum.cohort.received]
     for device in received:
         if device not in secure_sum.keys:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"the server was restarted before it opened this sum, and the keys of {device} "
-                "were in its memory",
+                "the server was restarted before it opened this sum, and the keys of "
+                f"{device} were only in its memory",
             )
     secure_sum.cohort.require(len(received), len(secure_sum.keys))

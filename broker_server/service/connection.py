@@ -1,4 +1,4 @@
-"""What the parts of a server share: the connection to the broker, and the services of one run."""
+"""The shared parts of a server: the connection to the broker, and the services of one run."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from fleet_protocol.transport import Transport
 
 @dataclass(frozen=True)
 class RunServices:
-    """What a run's dispatcher works with.
+    """The services of a run's dispatcher.
 
     Attributes:
         store: the server's database.
@@ -29,9 +29,9 @@ class RunServices:
         blobs: serves blobs to devices.
         uploads: receives updates.
         reporter: reports the run.
-        operator: what the operator wants of the run.
-        clock: of the run.
-        open_labels: whether only the boards define what labels mean, so that these must agree.
+        operator: the operator's wishes for the run.
+        clock: clock of the run.
+        open_labels: whether only the boards define what labels mean, so that they must agree.
     """
 
     # Only the store and the devices outlive the run.
@@ -47,28 +47,28 @@ class RunServices:
 
 @dataclass(frozen=True)
 class Stop:
-    """Put into the inbox to end the server's loop."""
+    """An event in the inbox that ends the server's loop."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """What lives as long as the server, from run to run.
+    """The objects that live as long as the server, across runs.
 
     Attributes:
         link: the connection to the broker.
-        topics: of the fleet.
-        devices: of the fleet.
+        topics: topics of the fleet.
+        devices: devices of the fleet.
         outbox: sends the server's messages.
         inbox: receives messages and other events.
-        limits: how many messages of each device are read.
-        predictions: passes requests for predictions on to boards.
-        stopping: set when the server shall end.
-        do_periodic_work: called about once a second, with what serves blobs now and the id of the
-            run in progress.
-        revive_broker: called when the broker is gone; starts a hosted one again.
+        limits: rates at which messages of each device are read.
+        predictions: forwards requests for predictions to boards.
+        stopping: set when the server must end.
+        do_periodic_work: called about once a second, with the current blob service and the id of
+            the run in progress.
+        revive_broker: called when the broker is unreachable; restarts a hosted one.
     """
 
-    # Used in the server's thread; other threads reach it through the inbox and `stopping` alone.
+    # Used only in the server's thread; other threads use the inbox and `stopping`.
     link: Transport
     topics: Topics
     devices: Fleet

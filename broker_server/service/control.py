@@ -43,9 +43,9 @@ ServerRequested = RunRequest | LocalServerRequest
 """A request to the server, of either way."""
 
 CarryOut = Callable[[ServerRequested, Answer], None]
-"""Carries out a request to the server, or answers why not."""
+"""Carries out a request to the server, or answers why it does not."""
 
-_ANSWERS = Rate(1, 10)  # to unknown senders where MQTT is closed: limits the answers to a flood
+_ANSWERS = Rate(1, 10)  # to unknown senders if MQTT is closed: limits the answers to a flood
 CLOSED = (
     "this server accepts no requests over MQTT, because a fleet without identities has no "
     "signatures: run the command on its computer, as its user, with its store in fleet.toml; or "
@@ -77,7 +77,7 @@ def config_of(
     """Return the configuration of a requested run.
 
     Args:
-        request: with any configuration over the socket; with numbers for `own` over MQTT.
+        request: request with any configuration over the socket; with numbers for `own` over MQTT.
         store: the server's store.
         own: the server's own configuration, or None.
 
@@ -93,13 +93,16 @@ def config_of(
                 f"the requested configuration: {problems(error, 'the document', 1)}"
             ) from error
     if isinstance(request, AnotherRun):
-        return trusted_config(store, queries.find_run(store, request.run or None), own)
+        earlier = queries.find_run(store, request.run or None)
+        # The name stays with the earlier run.
+        return trusted_config(store, earlier, own).model_copy(update={"run_name": None})
     if own is None:
         raise ConfigError(_NO_FILE)
     try:
-        return grant(own, RequestedSettings(request.settings, request.others))
+        granted = grant(own, RequestedSettings(request.settings, request.others))
     except ConfigError as error:
         raise ConfigError(f"{error}. {_REMEDY}") from error
+    return granted.model_copy(update={"run_name": request.name or own.run_name})
 
 
 @dataclass
@@ -197,20 +200,23 @@ class Control:
     def send_event(self, event: control.RunEvent) -> None:
         """Send an event to all clients of the socket.
 
-        Also over MQTT, if the run has followers there or was steered from there.
+        Also over MQTT, if the run has followers there or was started from there.
         """
         self.socket.send_all(event.to_bytes())
         if self.followed or (self.open and isinstance(event, control.RunSteered)):
             self.outbox.publish_event(event)
 
 
-def report_start(context: RunContext, reporter: Reporter, request: str | None, closed: int) -> None:
-    """Report that a run begins, or goes on.
+def report_start(
+    context: RunContext, reporter: Reporter, request: str | None, name: str | None, closed: int
+) -> None:
+    """Report that a run begins or resumes.
 
     Args:
-        context: of the run.
+        context: context of the run.
         reporter: reports the run.
-        request: id of the request that it is begun for, if any.
+        request: id of the request that started it, if any.
+        name: name of the run; None if the user did not choose one.
         closed: number of its newest version.
     """
     started = control.RunStarted(
@@ -223,4 +229,6 @@ def report_start(context: RunContext, reporter: Reporter, request: str | None, c
         closed=closed,
     )
     tiers = ", ".join(artifacts.tier.id for artifacts in context.tiers)
-    reporter.emit(started, f"{context.strategy.name} on {context.artifacts.arch}, tiers {tiers}")
+    title = "" if name is None else f"{name}: "
+    method = f"{context.strategy.name} on {context.artifacts.arch}"
+    reporter.emit(started, f"{title}{method}, tiers {tiers}")

@@ -35,7 +35,7 @@ REQUEST_SECONDS = 10.0  # from connecting to the end of the line
 _MOST_WAITING_BYTES = 8 * 1024 * 1024  # per client: some 10,000 unread events
 _READ_BYTES = 64 * 1024
 _STOP_SECONDS = 5.0
-_LINES = Rate(1 / 60, 5)  # of the log, about clients that are let go
+_LINES = Rate(1 / 60, 5)  # of the log, about disconnected clients
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Client:
         connection: to it.
         until: deadline for its request.
         received: the beginning of its request.
-        waiting: what is to be sent to it.
+        waiting: data that is to be sent to it.
         asked: whether its request is complete.
     """
 
@@ -69,7 +69,7 @@ class _Client:
 
 
 class ControlSocket:
-    """Listens in the folder of a store while the ``with`` block lasts; its server has locked it.
+    """Listens in the folder of a store, which its server has locked, during the ``with`` block.
 
     If the system or the folder's file system has no such sockets, the log reports it, and no client
     can connect.
@@ -88,7 +88,7 @@ class ControlSocket:
         self._listening: socket.socket | None = None
         self._stopping = threading.Event()
         self._lines = TokenBucket(_LINES)
-        self._refused = 0  # since the last line about it
+        self._refused = 0  # since the last log line about it
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -121,7 +121,7 @@ class ControlSocket:
         remove_stale(self._folder)
         with address_of(self._folder) as address:
             listening.bind(address)
-        # Before anything listens, so that no client connects earlier.
+        # Before the socket listens, so that no client connects earlier.
         (self._folder / SOCKET).chmod(0o600)
         listening.listen(MOST_CLIENTS)
 
@@ -143,7 +143,7 @@ class ControlSocket:
     # Called in the server's thread.
 
     def greet_with(self, line: bytes) -> None:
-        """Send the server's state to all clients, and from now on first to each new one."""
+        """Send the server's state to all clients, and from now on first to each new client."""
         with self._lock:
             self._greeting = line
         self.send_all(line)
@@ -210,10 +210,13 @@ class ControlSocket:
         self._selector.register(connection, selectors.EVENT_READ, client)
 
     def _log_refused(self, why: str) -> None:
-        """Log a client that is disconnected, but few of many."""
+        """Log disconnected clients, but only a few of many."""
         self._refused += 1
         if self._lines.spend(time.monotonic()):
-            text = "the socket in %s takes no further client: %s (%d refused since the line before)"
+            text = (
+                "the socket in %s accepts no further client: %s (%d refused since the previous "
+                "line)"
+            )
             _LOG.warning(text, self._folder, why, self._refused)
             self._refused = 0
 
@@ -252,7 +255,7 @@ class ControlSocket:
             self._selector.modify(client.connection, events, client)
 
     def _send(self, client: _Client) -> bool:
-        """Send what the client accepts now; return whether it is still there."""
+        """Send what the client accepts now; return whether it is still connected."""
         try:
             while client.waiting:
                 del client.waiting[: client.connection.send(client.waiting)]

@@ -16,9 +16,9 @@ EVENT = "data-looks-wrong"
 
 _ADD_SAMPLES = "add the server's own samples as [evaluation.data] of fleet.toml"
 _UNDESCRIBED = (
-    "no contract defines a sample, so boards that read labels, columns or scale differently go "
-    f"unnoticed: {_ADD_SAMPLES}, or names of labels and columns, and the range of values, as "
-    "[contract]"
+    "no contract defines a sample, so boards that read labels, columns or scale differently "
+    f"go unnoticed: {_ADD_SAMPLES}, or names of labels and columns, and the range of values, "
+    "as [contract]"
 )
 _UNSCALED = (
     "the contract does not define the scale of values, so boards that scale them differently go "
@@ -53,7 +53,7 @@ class DataFindings:
 
         Args:
             device: id of the device.
-            number: of the round, if any.
+            number: number of the round, if any.
         """
         findings = self._fleet.findings(device)
         noted = self._noted.get(device, ())
@@ -63,9 +63,7 @@ class DataFindings:
         self._changes[device] += 1
         for finding in findings:
             if finding not in noted:
-                _LOG.warning("the data of %s looks wrong: %s", device, finding)
+                _LOG.warning("the data of %s may be faulty: %s", device, finding)
                 self._reporter.note(EVENT, finding, number, device)
         if not findings:
-            self._reporter.note(
-                EVENT, "resolved: its data has no findings any more", number, device
-            )
+            self._reporter.note(EVENT, "resolved: its data no longer has findings", number, device)

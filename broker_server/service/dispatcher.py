@@ -1,7 +1,7 @@
-"""Dispatches the events of a run: takes them from one inbox and handles one at a time.
+"""Handles the events of a run one at a time, from one inbox.
 
-All waiting of a run is in `MqttDispatcher.pump`. While it waits, chunks that devices ask for are
-published, offers are sent again to devices that came back or stay silent, and uploads are received.
+All waiting of a run is in `MqttDispatcher.pump`. While it waits, it publishes requested chunks,
+repeats offers to devices that reconnected or stay silent, and receives uploads.
 """
 
 import contextlib
@@ -40,16 +40,17 @@ from fleet_protocol.transport import (
 
 _LOG = logging.getLogger(__name__)
 
-# longest time that events are handled before what they ask for is committed and answered
+# longest time of handling events before their results are committed and answered
 TURN_SECONDS = 0.2
-# that more is waited for, for each device that has not answered: a turn goes through all of them
+# additional waiting time for each device that has not answered: one turn visits all of them
 LINGER_SECONDS = 5e-5
-PATIENCE_SECONDS = 1.0  # longest single wait, so that a request to stop is noticed
-SETTLING_SECONDS = 5.0  # in which the broker has repeated to a server that starts who is there
+PATIENCE_SECONDS = 1.0  # longest single wait, so that a stop request is noticed
+# in which the broker has repeated the presence of devices to a server that starts
+SETTLING_SECONDS = 5.0
 _MOST_STRAY_TASKS = 10_000
 
-_IDLE = "idle"  # state of a device that works on nothing, as its status says
-# states of a device that has everything it needs
+_IDLE = "idle"  # state of an idle device, as its status names it
+# states of a device that has received everything it needs
 _AT_WORK = frozenset({"training", "measuring", "uploading"})
 
 
@@ -57,9 +58,9 @@ class MqttDispatcher:
     """Handles every message to the server during a run.
 
     Args:
-        connection: of the server.
-        services: of the run.
-        nudge_seconds: without a message about a task, after which it is offered again.
+        connection: connection of the server.
+        services: services of the run.
+        nudge_seconds: time without a message about a task, after which it is offered again.
         handle_request: handles the requests to the server.
     """
 
@@ -87,15 +88,15 @@ class MqttDispatcher:
         self._lines = FoldedLines(self._note_broker)
         self._findings = DataFindings(services.fleet, services.reporter)
         self._offers = Offers(services, connection.outbox, nudge_seconds)
-        self._stray_tasks: set[str] = set()  # not open, of which a chunk was refused already
+        self._stray_tasks: set[str] = set()  # not open, for which a chunk was refused already
         self._past: dict[str, OpenTask] = {}  # tasks of this run that are over
-        # tasks that go on beyond their collection, until the next
+        # tasks that continue beyond their collection, into the next
         self._waiting: dict[str, OpenTask] = {}
         self._open = self._waiting  # tasks whose answers are handled
         self._dropped = 0
         self._housekeeping_at = 0.0
         self._wire = self._wire_counts()
-        services.fleet.declined.clear()  # for what an earlier run asked
+        services.fleet.declined.clear()  # for requests of an earlier run
         self._label_orders = LabelOrders(
             services.fleet, services.reporter, compared=services.open_labels
         )
@@ -113,40 +114,43 @@ class MqttDispatcher:
     # Waiting.
 
     def now(self) -> float:
-        """Return ``time.monotonic()`` without the time in which the broker was away."""
+        """Return ``time.monotonic()`` without the time during which the broker was unreachable."""
         return self._clock.now()
 
     @property
     def stopping(self) -> bool:
-        """Whether the server should stop."""
+        """Whether the server must stop."""
         return self._connection.stopping.is_set()
 
     def pump(self, until: float) -> None:
-        """Handle the events that are there, do what is due, commit what was accepted.
+        """Handle the present events, do what is due, and commit what was accepted.
 
         Args:
-            until: the time on the clock of `now` until which to wait at most.
+            until: when to stop waiting, by the clock of `now`.
 
         Raises:
-            StopRequested: the server shall end.
-            StorageError: its disk is full.
+            StopRequested: the server must end.
+            StorageError: the server's disk is full.
         """
+        # At the beginning of a turn: whatever the turn before accepted has been committed.
         if self.stopping:
             raise StopRequested
         now = time.monotonic()
+        # The clock of the run stands while the broker is away; waiting needs real time.
         until = now + until - self._clock.now()
         wake_at = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until)
         if not self._clock.stands:
             wake_at = min(wake_at, self._uploads.next_due())
+        # The inbox may be empty: something may be due without a message.
         with contextlib.suppress(queue.Empty):
             self._handle(self._inbox.get(timeout=max(0.0, wake_at - now)))
             self._handle_more(time.monotonic(), wake_at)
-        # After all that has come meanwhile: many updates share one sync and one commit.
+        # After everything that has arrived meanwhile: many updates share one sync and one commit.
         self._uploads.commit()
         self._do_what_is_due(time.monotonic())
 
     def _handle_more(self, began: float, wake_at: float) -> None:
-        """Handle what has come meanwhile or comes within a moment: one commit is for all of it."""
+        """Handle the events that arrive within a moment, so that one commit covers them."""
         linger = min(wake_at, began + LINGER_SECONDS * len(self._offers.unanswered))
         while (now := time.monotonic()) < began + TURN_SECONDS:
             try:
@@ -158,11 +162,13 @@ class MqttDispatcher:
     def _do_what_is_due(self, now: float) -> None:
         for problem in self.blobs.flush(now):
             self.reporter.note("blob-delayed", problem)
+        # Also while the broker is away: a receiver that died has nothing to do with it.
         self._uploads.restart_failed_receivers(now)
         self._uploads.cohorts.advance_due(self.fleet.is_online)
-        if not self._clock.stands:  # else what is sent would wait in memory
+        if not self._clock.stands:  # otherwise it would wait in memory
             self._uploads.ask_for_missing(now)
             self._offers.repeat_due(now)
+            # Messages that wait in the inbox may be the signs of life that seem to be missing.
             if self._inbox.empty():
                 self._offers.count_silent()
         if now >= self._housekeeping_at:
@@ -170,13 +176,13 @@ class MqttDispatcher:
             self._do_maintenance()
 
     def _do_maintenance(self) -> None:
-        """Report and store what was counted in memory."""
+        """Report and store the counts in memory."""
         dropped = self._inbox.dropped - self._dropped
         self._dropped = self._inbox.dropped
         if dropped:
             self.reporter.note(
                 "inbox-full",
-                f"{dropped} messages came faster than they could be handled",
+                f"{dropped} messages arrived faster than the server could handle them",
             )
         self.reporter.count()
         self._connection.do_periodic_work(self.blobs, self.reporter.run)
@@ -199,26 +205,28 @@ class MqttDispatcher:
             case LoginRefused():
                 self._lines.warning("refused", f"the broker refuses it {explain(event.code)}")
             case Rejected():
-                # The device that is named there need not be the sender.
+                # The named device need not be the sender.
                 self._count_refused(event.error, None)
             case Report():
                 self._receive_report(event)
 
     def _go_on(self, event: Connected) -> None:
         if self._clock.stands:
-            self._lines.info("back", "the broker is back, and the run goes on")
+            self._lines.info(
+                "back", "the connection to the broker is restored, and the run continues"
+            )
         self._clock.go_on()
         self._offers.note_reconnection()
         self._outbox.publish_status(self.reporter.run)
-        if not event.session_present:  # else the broker has kept what was sent meanwhile
+        if not event.session_present:  # otherwise the broker has kept what was sent meanwhile
             self._offers.repeat_all()
 
     def _stand_still(self, event: Disconnected) -> None:
         self._clock.stop()
         self._lines.warning(
             f"lost {event.code}",
-            f"the connection to the broker is gone ({event.reason}); the round stands still until "
-            "it is back",
+            f"the connection to the broker is lost ({event.reason}); the round pauses until "
+            "it is restored",
         )
         self._connection.revive_broker()
 
@@ -246,6 +254,7 @@ class MqttDispatcher:
         if isinstance(presence, DeviceProfile):
             self._findings.log(device, self._offers.round_number)
             return
+        # It has all blobs of its task then, so nothing more is published to it.
         if presence.state in _AT_WORK:
             self.blobs.note_work(device)
         if not presence.online:
@@ -263,12 +272,14 @@ class MqttDispatcher:
         if task is None:
             self._refuse_stray_chunk(task_id)
             return
+        # Before it counts as a sign of life: another device's chunks must not keep a silent one in
+        # the round.
         require_owner(task, chunk.signer)
         self._note_sign_of(task)
         self._uploads.receive_chunk(task, chunk.payload)
 
     def _refuse_stray_chunk(self, task_id: str) -> None:
-        """Refuse the first chunk of each task that is not open: a whole update of them may come."""
+        """Refuse the first chunk of each task that is not open: a whole update may follow."""
         if task_id in self._stray_tasks or len(self._stray_tasks) >= _MOST_STRAY_TASKS:
             return
         self._stray_tasks.add(task_id)
@@ -287,26 +298,27 @@ class MqttDispatcher:
     # Collections.
 
     def open(self, collection: Collection) -> None:
-        """Begin to collect, in place of the collection before.
+        """Begin to collect, replacing the previous collection.
 
-        Every open task is offered whose device is there.
+        Every open task is offered to its device if that is online.
         """
         if collection.kind == "train":
             self._waiting = {}
         self._open = {**self._waiting, **collection.tasks}
         self._uploads.cohorts.open(collection)
         self._uploads.set_open_tasks(self._open)
+        # Tasks that were unknown before may be among those that are open now.
         self._stray_tasks.clear()
         for task in collection.tasks.values():
             self._findings.log(task.record.device, collection.number)
         self._offers.open(collection)
 
     def close(self, reason: str, *, waits: bool = False) -> None:
-        """End the collection, or where there is none what goes on beyond one.
+        """End the collection, or without one the tasks that continue beyond it.
 
         Args:
-            reason: sent to the devices that still work, for their log.
-            waits: they go on, and answer in a later collection.
+            reason: sent to the devices that are still working, for their log.
+            waits: they continue, and answer in a later collection.
         """
         collection = self._offers.close()
         self._uploads.cohorts.close()
@@ -314,6 +326,8 @@ class MqttDispatcher:
             unanswered = list(self._waiting.values())
         else:
             unanswered = collection.unanswered
+            # A run of many rounds must not grow; the oldest tasks have long been given up by their
+            # devices.
             if len(self._past) >= _MOST_STRAY_TASKS:
                 self._past = {}
             self._past |= collection.tasks
@@ -334,15 +348,15 @@ class MqttDispatcher:
         return self._uploads.cohorts.has_begun
 
     def sum_obstacle(self, cohort: Cohort) -> str:
-        """Return why the sum of a cohort cannot be opened; nothing where it can."""
+        """Return why the sum of a cohort cannot be opened; empty if it can."""
         return self._uploads.cohorts.obstacle(cohort)
 
     def total(self, cohort: Cohort) -> CohortSum:
-        """Ask the devices for what takes the masks off a sum, and take them off."""
+        """Request what removes the masks of a sum from the devices, and remove them."""
         return self._uploads.cohorts.total(cohort, self.pump)
 
     def forget(self, task: str) -> None:
-        """Drop what came of the update of a task that is over."""
+        """Drop the part of a finished task's update that has arrived."""
         self._uploads.forget(task)
 
     def count_bytes(self) -> ByteCount:

@@ -1,6 +1,6 @@
-"""The embedded broker: rumqttd from the iotcore wheel, in a child that dies with the server.
+"""The embedded broker: rumqttd from the iotcore wheel, in a child that ends with the server.
 
-It is for fleets on one computer. Run as a module it is that child: ``python -m
+It is for fleets on one computer. The child runs this module: ``python -m
 broker_server.service.embedded_broker <file.toml>`` serves until its standard input closes, so the
 broker never outlives its server, however the server ends.
 """
@@ -18,13 +18,13 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 from fleet_protocol.transport import bracket_host
 
-# rumqttd keeps a log in memory for every topic filter that was ever subscribed to, so for every
-# blob, and never frees it: the product of the two is the most one filter may hold. A reader that
-# falls further behind loses chunks and asks for them again.
+# rumqttd keeps a log in memory for every topic filter that was ever subscribed to, and so for every
+# blob, and never frees it: the product of the two limits is the most that one filter may hold. A
+# reader that falls further behind loses chunks and requests them again.
 _SEGMENT_BYTES = 1024 * 1024
 _SEGMENTS = 8
-# What it keeps of a small message is all that came with it from the network, 64 kB or more: logs of
-# those stay short.
+# For a small message it keeps everything that arrived with it from the network, 64 kB or more: logs
+# of small messages stay short.
 _SMALL_SEGMENT_BYTES = 16 * 1024
 _SMALL_SEGMENTS = 4
 
@@ -60,17 +60,18 @@ next_connection_delay_ms = 1
 
 
 class EmbeddedBroker(ChildBroker):
-    """The broker of `shoal[broker]`, for one computer: it asks for no login, and encrypts nothing.
+    """The broker of `shoal[broker]`, for one computer: it requires no login, and encrypts nothing.
 
-    Arguments are those of `ChildBroker`.
+    The arguments are those of `ChildBroker`.
     """
 
     @override
     def _command(self) -> list[str]:
         if importlib.util.find_spec("iotcore") is None:
             raise ConfigError(
-                "the embedded broker needs the package iotcore: pip install 'shoal[broker]', "
-                'or name a broker of your own with [broker] url = "mqtt://host:1883"'
+                "the embedded broker needs the package iotcore: pip install "
+                "'shoal[broker]', or use another broker with [broker] url = "
+                '"mqtt://host:1883"'
             )
         config = self._folder / "broker.toml"
         text = _CONFIG.format(
@@ -91,9 +92,9 @@ def _serve(config: str) -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # rumqttd reports each packet inside an error span, which would arrive here as an error each.
+    # rumqttd reports each packet inside an error span, which would appear here as an error.
     logging.getLogger("rumqttd").setLevel(logging.CRITICAL)
-    # iotcore's own way out waits for connections that are open.
+    # iotcore's own exit waits for open connections.
     when_parent_ends(lambda: os._exit(0))
     iotcore.IotCoreBroker(config_path=config).run_forever()
 

@@ -1,8 +1,8 @@
 """Queues the server's events, bounded in bytes.
 
-The network's thread waits a moment when the inbox is full, so that the connection itself holds the
-senders back, and messages wait in the broker. If the server is busy with something else for longer,
-large messages are dropped: chunks, which are asked for again.
+The network's thread waits a moment when the inbox is full, so that the connection itself slows the
+senders down, and messages wait in the broker. If the server is busy with other work for longer,
+large messages are dropped: these are chunks, which are requested again.
 """
 
 import queue
@@ -14,22 +14,23 @@ from typing_extensions import override
 from fleet_protocol.transport import Received
 
 LIMIT_BYTES = 20 * 1024 * 1024
-_PATIENCE_SECONDS = 5.0  # a quarter of the keep-alive: the thread also keeps the connection
+_PATIENCE_SECONDS = 5.0  # a quarter of the keep-alive: the thread also maintains the connection
 _SMALL_BYTES = 4096  # control messages are smaller, chunks larger
 
 
 class Inbox(queue.SimpleQueue[Any]):
     """A queue of events; one thread puts, another gets.
 
-    A thread that puts a large message into a full inbox waits for room, then drops the message.
-    Small messages may fill the limit once more: control messages get through a flood of chunks.
+    A thread that puts a large message into a full inbox waits for space, then drops the message.
+    Small messages may use the limit a second time, so that control messages get through a flood of
+    chunks.
 
     Args:
-        limit_bytes: the most payload bytes of large messages that wait.
-        patience_seconds: how long a thread that puts a message waits for room.
+        limit_bytes: most payload bytes of large messages in the queue.
+        patience_seconds: how long a thread that puts a message waits for space.
 
     Attributes:
-        dropped: messages that found no room.
+        dropped: number of messages that found no space.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Inbox(queue.SimpleQueue[Any]):
         super().__init__()
         self._limit = limit_bytes
         self._patience_seconds = patience_seconds
-        # Each count is written by one thread alone, so that neither needs a lock.
+        # Only one thread writes each count, so that neither needs a lock.
         self._put_bytes = 0
         self._taken_bytes = 0
         self._room = threading.Event()
@@ -49,7 +50,7 @@ class Inbox(queue.SimpleQueue[Any]):
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the payload bytes that wait."""
+        """Return the payload bytes in the queue."""
         return self._put_bytes - self._taken_bytes
 
     @override
@@ -67,11 +68,12 @@ class Inbox(queue.SimpleQueue[Any]):
         if self.waiting_bytes + size <= limit:
             return True
         if self._patient:
-            # Cleared before the second look: room that is made in between sets it again.
+            # Cleared before the second check: space that is freed in between sets it again.
             self._room.clear()
             if self.waiting_bytes + size > limit:
                 self._room.wait(self._patience_seconds)
-            # After a wait in vain, none until there is room: the thread also keeps the connection.
+            # After one wait without success, no further waits until there is space: the thread also
+            # maintains the connection.
             self._patient = self.waiting_bytes + size <= limit
         return self.waiting_bytes + size <= limit
 

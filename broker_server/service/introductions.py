@@ -1,14 +1,14 @@
-"""Asks devices to say again who they are, where the server lacks what they said.
+"""Asks devices for their profile and status if the server lacks them.
 
-A profile may be lost on its way although the broker has acknowledged it, and whoever may write a
+A profile may be lost on its way although the broker has acknowledged it, and anyone who may write a
 broker's topics can replace the retained status of a device. So the server asks
 
-- each member, or in a fleet without identities each device that it knows, which is not online, once
-  when it connects, and once whenever such a device goes: one that is there answers, and its answer
-  replaces what somebody else has retained;
-- each device that is online and has no profile, again and again, less and less often.
+- each member, or in a fleet without identities each known device, that is not online, once when the
+  server connects, and once whenever such a device goes offline: a connected device answers, and its
+  answer replaces what somebody else has retained;
+- each device that is online and has no profile, repeatedly, with growing intervals.
 
-A device that is gone does not answer; its broker keeps the question, if it keeps its session.
+A disconnected device does not answer; its broker keeps the question if it keeps the session.
 """
 
 from collections.abc import Callable, Collection
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 
 from broker_server.rounds.fleet import Fleet
 
-SETTLING_SECONDS = 3.0  # after a connection, in which retained messages come
+SETTLING_SECONDS = 3.0  # after a connection, in which retained messages arrive
 FIRST_PAUSE_SECONDS = 2.0  # between a status and the first question for a profile
 LONGEST_PAUSE_SECONDS = 600.0
 GROWTH = 4.0
-LOOK_SECONDS = 1.0  # between two looks at the devices
+LOOK_SECONDS = 1.0  # between two checks of the devices
 
 
 @dataclass
-class _Question:
-    """The next question for a profile: when, and how long after it the one after that."""
+class _ProfileQuestion:
+    """The time of the next question for a profile, and the interval to the following one."""
 
     due: float
     pause: float = FIRST_PAUSE_SECONDS
@@ -33,27 +33,27 @@ class _Question:
 
 @dataclass
 class Introductions:
-    """Decides whom to ask, and when.
+    """Decides which devices to ask, and when.
 
     Attributes:
-        devices: of the fleet.
+        devices: devices of the fleet.
         members: returns the ids of the devices that are enrolled; None in a fleet without
             identities.
-        ask: asks a device.
+        ask: sends the question to a device.
     """
 
     devices: Fleet
     members: Callable[[], Collection[str] | None]
     ask: Callable[[str], None]
     _settled_at: float | None = None
-    _asked: set[str] = field(default_factory=set)  # since they were online last
-    _questions: dict[str, _Question] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)  # since they were last online
+    _questions: dict[str, _ProfileQuestion] = field(default_factory=dict)
     _look_at: float = 0.0
 
     def follow(self, now: float, *, connected: bool) -> None:
-        """Ask whom there is to ask at a ``time.monotonic()``; called again and again."""
+        """Ask the devices that are due at a ``time.monotonic()``; called repeatedly."""
         if not connected:
-            # What the broker knows may be another thing when it is back.
+            # The broker's retained messages may have changed when it is reachable again.
             self._settled_at = None
             self._asked.clear()
             return
@@ -78,7 +78,9 @@ class Introductions:
         for device in self._questions.keys() - lacking:
             del self._questions[device]
         for device in sorted(lacking):
-            question = self._questions.setdefault(device, _Question(now + FIRST_PAUSE_SECONDS))
+            question = self._questions.setdefault(
+                device, _ProfileQuestion(now + FIRST_PAUSE_SECONDS)
+            )
             if now >= question.due:
                 question.pause = min(LONGEST_PAUSE_SECONDS, GROWTH * question.pause)
                 question.due = now + question.pause

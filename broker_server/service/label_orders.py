@@ -1,4 +1,4 @@
-"""Declines boards whose own labels stand in another order than those of the first board."""
+"""Declines boards whose own labels are in a different order from those of the first board."""
 
 import logging
 
@@ -11,10 +11,10 @@ _DECLINED = "declined, data-mismatch: `labels` in [data] of its device.toml are 
 
 
 class LabelOrders:
-    """Compares what boards say of their own labels in a run.
+    """Compares the own labels of boards in a run.
 
-    The server cannot know which of two boards is right, so the order of the first board that is
-    there holds until that board says another.
+    The server cannot know which of two boards is right, so the order of the first board applies
+    until that board reports another.
 
     Args:
         fleet: the boards.
@@ -32,13 +32,13 @@ class LabelOrders:
             self.check(device)
 
     def check(self, device: str) -> None:
-        """Decline a device, or no longer, by what it says of its labels now."""
+        """Decline a device, or accept it again, according to the labels that it reports now."""
         if not self._compared:
             return
         before = self._first
         if not self._order(before):
             self._first = device if self._order(device) else ""
-        if device in {before, self._first}:  # the order that holds may be another now
+        if device in {before, self._first}:  # the order that applies may have changed
             for online_device in self._fleet.online:
                 self._judge(online_device)
         self._judge(device)
@@ -55,15 +55,16 @@ class LabelOrders:
                 del declined[device]
             return
         text = (
-            f"{_DECLINED} those of {self._first}, or stand in another order, and no contract says "
-            "which are right; say them for all boards as labels in [contract] of fleet.toml, or "
-            "write the same line on both boards"
+            f"{_DECLINED} those of {self._first}, or are in another order, and no contract "
+            "says which are right; list them for all boards as labels in [contract] of "
+            "fleet.toml, or write the same line on both boards"
         )
         if declined.get(device) == text:
             return
         declined[device] = text
-        if self._noted.get(device) == text:  # a device that comes and goes must not fill the log
+        # a device that connects repeatedly must not fill the log
+        if self._noted.get(device) == text:
             return
         self._noted[device] = text
-        _LOG.warning("%s is not asked: %s", device, text)
+        _LOG.warning("%s is not selected: %s", device, text)
         self._reporter.note(EVENT, text, device=device)

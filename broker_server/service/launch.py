@@ -2,11 +2,12 @@
 
     finished = run_fleet(load_config(path, FleetConfig).resolved(path.parent), listener=show)
 
-A run is given to the server that is already up on the configured broker; if there is none,
-everything is hosted here for as long as the run takes.
+The server that is running on the configured broker does the run; if there is none, everything is
+hosted here for as long as the run takes.
 """
 
 import contextlib
+import logging
 import queue
 import secrets
 import time
@@ -17,9 +18,17 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from broker_server.rounds.reporting import Listener
+from broker_server.service.broker import accepts_connections
+from broker_server.service.following import (
+    Follower,
+    Notify,
+    RunRejectedError,
+    read_event,
+    read_status,
+)
 from broker_server.service.local_requests import AnotherRun, OwnRun
 from broker_server.service.membership import broker_address, member_of
-from broker_server.service.other_servers import is_other_server
+from broker_server.service.other_servers import is_other_server, place_of
 from broker_server.service.server import Server
 from broker_server.service.visiting import (
     ANSWER_SECONDS,
@@ -34,35 +43,18 @@ from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import RequestedSettings
 from fleet_protocol import control, requests
-from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, TransportError
+from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.identity.member import Member
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted, ServerStatus
 from fleet_protocol.signals import on_signals
-from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received
+from fleet_protocol.topics import Topics, check_name
+from fleet_protocol.transport import BrokerAddress, Event
+
+_LOG = logging.getLogger(__name__)
 
 PROBE_SECONDS = 1.0
-# until a run begins: the server reads artifacts and the test set before it says so
-ACCEPT_SECONDS = 60.0
-AWAY_SECONDS = 60.0  # for a server that is away to come back
-GRACE_SECONDS = 5.0  # in which the server says what has become of a request whose time is over
-LOOK_SECONDS = 1.0  # longest single wait
-
-
-class RunRejectedError(ShoalError):
-    """A running server did not take, or did not finish, a run."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-def _read_status(event: Event, topics: Topics) -> ServerStatus | None:
-    if isinstance(event, Received) and event.topic == topics.server_status and event.payload:
-        with contextlib.suppress(ValidationError):
-            return ServerStatus.model_validate_json(event.payload)
-    return None
+GRACE_SECONDS = 5.0  # in which the server reports what happened to a request whose time is over
 
 
 def server_status(
@@ -72,7 +64,7 @@ def server_status(
     connect_seconds: float = 5.0,
     member: Member | None = None,
 ) -> ServerStatus | None:
-    """Return what a fleet's server last said about itself, None if none ever did.
+    """Return the last status of a fleet's server; None if it never had one.
 
     Raises:
         TransportError: the broker cannot be reached.
@@ -82,14 +74,14 @@ def server_status(
         link.subscribe(topics.server_status)
         deadline = time.monotonic() + PROBE_SECONDS
         for event in _events_until(inbox, deadline):
-            status = _read_status(event, topics)
+            status = read_status(event, topics)
             if status is not None:
                 return status
     return None
 
 
 def _events_until(inbox: Inbox, deadline: float) -> Iterator[Event]:
-    """Yield the events that come until a ``time.monotonic()``."""
+    """Yield the events that arrive until a ``time.monotonic()``."""
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -106,118 +98,59 @@ def _new_name() -> str:
     return f"r{secrets.token_hex(8)}"
 
 
-def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
+def submit(
+    config: FleetConfig, *, listener: Listener | None = None, notify: Notify = _LOG.warning
+) -> control.RunFinished:
     """Request a run from the running server, and follow it to its end.
 
-    A server on this computer that works on the configuration's store does the run with this
-    configuration, if it can read all of its paths. A server elsewhere does a run of its own
+    If a server on this computer uses the configuration's store, it does the run with this
+    configuration, provided that it can read all of its paths. A server elsewhere runs its own
     configuration, see `RequestedSettings`.
 
+    Args:
+        config: configuration with absolute paths.
+        listener: receives every event of the run.
+        notify: receives a line when the server disconnects, and when it is back.
+
     Raises:
-        RunRejectedError: the server did not take it.
-        TransportError: the server does not answer, or went away.
+        RunRejectedError: the server refused it.
+        TransportError: the server does not answer, or went offline.
     """
     name = _new_name()
     here = OwnRun(request=name, fleet=config.fleet, config=config.model_dump_json())
-    # A server elsewhere opens no path of this computer, so only settings travel.
+    # A server elsewhere opens no path of this computer, so only settings are sent.
     wanted = RequestedSettings.from_config(config)
     elsewhere = requests.RunRequest(
-        request=name, fleet=config.fleet, settings=wanted.settings, others=wanted.others
+        request=name,
+        fleet=config.fleet,
+        settings=wanted.settings,
+        others=wanted.others,
+        name=config.run_name,
     )
     with asked(config, here, elsewhere) as inbox:
-        return _follow(inbox, Topics(config.fleet), name, listener or (lambda _event: None))
-
-
-def _follow(inbox: Inbox, topics: Topics, request: str, listener: Listener) -> control.RunFinished:
-    """Wait for the end of a run; while its server is there that may take any time."""
-    follower = _Follower(topics, request, listener)
-    while True:
-        try:
-            event = inbox.get(timeout=LOOK_SECONDS)
-        except queue.Empty:
-            follower.require_patience()
-            continue
-        finished = follower.handle(event)
-        if finished is not None:
-            return finished
-
-
-class _Follower:
-    """Follows one requested run.
-
-    Args:
-        topics: of the fleet.
-        request: id of the request.
-        listener: receives every event of the run.
-    """
-
-    def __init__(self, topics: Topics, request: str, listener: Listener) -> None:
-        self._topics = topics
-        self._request = request
-        self._listener = listener
-        self._run: str | None = None  # its id, once it has begun
-        # when to wait no longer; None while the server is there
-        self._give_up: float | None = time.monotonic() + ACCEPT_SECONDS
-
-    def require_patience(self) -> None:
-        """Raise a TransportError if the run does not begin, or its server stays away."""
-        if self._give_up is None or time.monotonic() < self._give_up:
-            return
-        what = "did not begin the run" if self._run is None else "has been away for too long"
-        raise TransportError(
-            f"the server of fleet {self._topics.fleet} {what}; look at `shoal log`"
-        )
-
-    def handle(self, event: Event) -> control.RunFinished | None:
-        """Handle an event; return how the run ended, if it is the last."""
-        require_taken(event)
-        run_event = _read_event(event, self._topics)
-        self._note_answer(run_event)
-        if self._run is None:
-            return None
-        if run_event is None:
-            self._note_presence(event)
-            return None
-        if getattr(run_event, "run", None) != self._run:
-            return None
-        self._give_up = None  # whoever reports the run is there
-        # Only events of this run: the server may have done another one before.
-        self._listener(run_event)
-        return run_event if isinstance(run_event, control.RunFinished) else None
-
-    def _note_answer(self, run_event: control.RunEvent | None) -> None:
-        if isinstance(run_event, control.RunRejected) and run_event.request == self._request:
-            detail = f"the server did not take the run: {run_event.detail}"
-            raise RunRejectedError(detail, run_event.exit_code)
-        if isinstance(run_event, control.RunStarted) and run_event.request == self._request:
-            self._run = run_event.run
-
-    def _note_presence(self, event: Event) -> None:
-        """Note whether the server is there, and works on the run."""
-        status = _read_status(event, self._topics)
-        is_there = status is not None and status.online and status.run == self._run
-        if isinstance(event, Disconnected) or (status is not None and not is_there):
-            self._give_up = self._give_up or time.monotonic() + AWAY_SECONDS
-        elif status is not None:
-            self._give_up = None
+        follower = Follower(Topics(config.fleet), name, listener or (lambda _event: None), notify)
+        return follower.follow(inbox)
 
 
 def steer(home: Place, wish: requests.Wanted, run: str = "") -> str:
-    """Request that a fleet's server pauses, stops or resumes a run, or begins another like it.
+    """Request that a fleet's server pauses, stops or resumes a run, or starts a run like it.
 
     Args:
         home: where the server is.
-        wish: what to do; only a server on this computer begins another run.
-        run: the beginning of the run's id; empty for the run in progress, or for the newest when
-            another begins.
+        wish: what to do; only a server on this computer starts another run.
+        run: the run's name, or the beginning of its id; empty for the run in progress or, to start
+            another run, for the newest.
 
     Returns:
         The run's id.
 
     Raises:
-        RunRejectedError: no such run is in progress, or another is.
+        ConfigError: no run can have this name or id.
+        RunRejectedError: the run is not in progress, or another one is.
         TransportError: there is no broker, or no server.
     """
+    if run:
+        check_name("run", run)
     name = _new_name()
     here: FrozenModel
     elsewhere: FrozenModel | None
@@ -239,8 +172,8 @@ def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0)
     The server forwards the samples.
 
     Raises:
-        ConfigError: the board, or the server in its place, refuses in so many seconds, with the
-            reason's name.
+        ConfigError: the board, or the server for it, refuses within the time limit; the message
+            names the reason.
         TransportError: there is no broker, or no server.
     """
     fields = {
@@ -254,19 +187,19 @@ def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0)
         ask = Ask.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(
-            f"no request for predictions: {problems(error, 'the request')}"
+            f"the request for predictions is not valid: {problems(error, 'the request')}"
         ) from error
-    # Refused here, with a reason: a broker drops what is too long, or the connection.
+    # Refused here, with a reason: a broker drops a message that is too long, or the connection.
     size = len(ask.to_bytes())
     if size > MESSAGE_LIMIT_BYTES:
         raise ConfigError(
-            f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for "
-            "less"
+            f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; send "
+            "fewer samples"
         )
     predicted: Predicted = _answer(home, ask, ask, ask.task, seconds + GRACE_SECONDS)
     if predicted.reason is not None:
         raise ConfigError(
-            f"{device} predicts nothing, {predicted.reason.value}: {predicted.detail}"
+            f"{device} makes no predictions, {predicted.reason.value}: {predicted.detail}"
         )
     return predicted
 
@@ -278,23 +211,23 @@ def _answer(
     name: str,
     seconds: float,
 ) -> Any:
-    """Return what a server answers to a request.
+    """Return a server's answer to a request.
 
     Args:
         home: where the server is.
         here: the request for a server on this computer.
-        elsewhere: the request for another; None if only one on this computer may get it.
+        elsewhere: the request for another server; None if only one on this computer may receive it.
         name: id of the request.
         seconds: how long to wait.
 
     Raises:
-        TransportError: it answers nothing in time.
+        TransportError: it does not answer in time.
     """
     give_up = time.monotonic() + seconds
     topics = Topics(home.fleet)
     with asked(home, here, elsewhere) as inbox:
         for event in _events_until(inbox, give_up):
-            answer = _read_event(event, topics)
+            answer = read_event(event, topics)
             names = {getattr(answer, "request", None), getattr(answer, "task", None)}
             if answer is not None and name in names:
                 return answer
@@ -303,19 +236,15 @@ def _answer(
     )
 
 
-def _read_event(event: Event, topics: Topics) -> control.RunEvent | None:
-    if isinstance(event, Received) and event.topic == topics.server_events:
-        with contextlib.suppress(RefusedError):
-            return control.parse_run_event(event.payload)
-    return None
-
-
-def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
-    """Do one run on the server that is up, or on one that is hosted here for it.
+def run_fleet(
+    config: FleetConfig, *, listener: Listener | None = None, notify: Notify = _LOG.warning
+) -> control.RunFinished:
+    """Do one run on the running server, or on one that is hosted here for it.
 
     Args:
-        config: with absolute paths.
+        config: configuration with absolute paths.
         listener: receives every event of the run.
+        notify: receives a line when a running server disconnects, and when it is back.
 
     Returns:
         How it ended; its ``exit_code`` is the command line's.
@@ -323,29 +252,53 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
     Raises:
         ShoalError: it could not begin.
     """
-    # First: a server that is up here has the store, whatever the broker is.
+    # First: a server that is running here owns the store, whatever the broker is.
     if is_here(config):
-        return submit(config, listener=listener)
-    address = broker_address(config.broker)
-    member = member_of(config.broker, config.fleet)
-    status: ServerStatus | None = None
-    if not config.broker.hosted:
-        wait = config.broker.connect_timeout_seconds
-        status = server_status(address, config.fleet, connect_seconds=wait, member=member)
-    else:
-        # An embedded broker that answers belongs to a server that is up.
-        with contextlib.suppress(TransportError):
-            status = server_status(
-                address, config.fleet, connect_seconds=PROBE_SECONDS, member=member
-            )
-    # A status that a killed server left with the broker is no server.
-    if is_other_server(status, config.store):
-        return submit(config, listener=listener)
+        return submit(config, listener=listener, notify=notify)
+    status = _other_server(config.fleet, config.store, config.broker)
+    if status is not None:
+        try:
+            return submit(config, listener=listener, notify=notify)
+        except RunRejectedError as error:
+            # A user who wanted a separate server must learn that the fleet already has one.
+            raise RunRejectedError(
+                f"{_describe_other(status, config.broker)}, and {error}. If you want a server for "
+                f"{config.store}, stop that one, or choose another `fleet` or [broker]",
+                error.exit_code,
+            ) from error
     with (
         Server(config.fleet, config.store, config.broker, own=config, listener=listener) as server,
         on_signals(server.stop),
     ):
         return server.run(config)
+
+
+def _other_server(fleet: str, store: Path, broker: BrokerConfig) -> ServerStatus | None:
+    """Return the status of another server of the fleet that is up; None if there is none.
+
+    Raises:
+        TransportError: a broker that the server does not start cannot be reached.
+    """
+    address = broker_address(broker)
+    member = member_of(broker, fleet)
+    status: ServerStatus | None = None
+    if not broker.hosted:
+        wait = broker.connect_timeout_seconds
+        status = server_status(address, fleet, connect_seconds=wait, member=member)
+    elif accepts_connections(address.host, address.port):
+        # A broker that answers where this server would start one belongs to a server that is up.
+        with contextlib.suppress(TransportError):
+            status = server_status(address, fleet, connect_seconds=PROBE_SECONDS, member=member)
+    # A status that a killed server left at the broker does not mean that it is running.
+    return status if is_other_server(status, store) else None
+
+
+def _describe_other(status: ServerStatus, broker: BrokerConfig) -> str:
+    """Describe the server that a fleet already has."""
+    return (
+        f"fleet {status.fleet} already has a server on {broker_address(broker)}, store "
+        f"{place_of(status)}"
+    )
 
 
 def serve_fleet(  # noqa: PLR0913  (options by keyword)
@@ -357,7 +310,7 @@ def serve_fleet(  # noqa: PLR0913  (options by keyword)
     listener: Listener | None = None,
     on_ready: Callable[[Server], None] | None = None,
 ) -> None:
-    """Be the server of a fleet until SIGTERM or SIGINT.
+    """Run the server of a fleet until SIGTERM or SIGINT.
 
     Args:
         fleet: name of the fleet.
@@ -366,28 +319,20 @@ def serve_fleet(  # noqa: PLR0913  (options by keyword)
         own: the configuration of runs that are requested over MQTT; with None the server accepts no
             such runs.
         listener: receives every event of every run.
-        on_ready: called once when devices and requests can come.
+        on_ready: called once when the server can receive messages from devices and requests.
 
     Raises:
         TransportError: the broker cannot be reached, or another server has this fleet.
         ConfigError: the broker's address is malformed, or the embedded broker is not installed.
     """
-    if not broker.hosted:
-        wait = broker.connect_timeout_seconds
-        status = server_status(
-            broker_address(broker),
-            fleet,
-            connect_seconds=wait,
-            member=member_of(broker, fleet),
+    status = _other_server(fleet, store, broker)
+    if status is not None:
+        raise TransportError(
+            f"{_describe_other(status, broker)}; give it runs with `shoal run`, stop it "
+            "first, or choose another fleet name. If its computer is gone for good, and the "
+            "broker did not notice, delete its status from the broker: mosquitto_pub -r -n "
+            f"-t {Topics(fleet).server_status}"
         )
-        if status is not None and is_other_server(status, store):
-            raise TransportError(
-                f"fleet {fleet} already has a server on {broker_address(broker)}, store "
-                f"{status.store or 'unknown'}; give it runs with `shoal run`, stop it first, or "
-                "choose another fleet name. If its computer is gone for good, and the broker did "
-                "not notice, let the broker forget what it said: mosquitto_pub -r -n -t "
-                f"{Topics(fleet).server_status}"
-            )
     with (
         Server(fleet, store, broker, own=own, listener=listener) as server,
         on_signals(server.stop),

@@ -1,7 +1,7 @@
-"""Bounds the rate of messages that the server reads, for each device and for all unknown names.
+"""Limits the rate of messages that the server reads, for each device and for all unknown names.
 
-What is over a rate is counted and not read. Nothing is lost by that which a device would not say
-again: offers are repeated, updates announced again, and chunks asked for.
+Messages above a rate are counted and not read. Nothing is lost that a device would not send again:
+offers are repeated, updates announced again, and chunks requested again.
 """
 
 from collections.abc import Callable
@@ -12,22 +12,22 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 
 @dataclass(frozen=True)
 class Rate:
-    """So many in the long run, and so many at once."""
+    """A rate in the long run, and the largest burst."""
 
     per_second: float
     burst: int
 
 
-DEVICE = Rate(100, 400)  # statuses and replies of one device; a round of a quick one has some 20
+DEVICE = Rate(100, 400)  # statuses and replies of one device; a quick round has some 20
 STRANGE_REPLIES = Rate(
     20, 50
-)  # each is read and answered, so that a device learns that nobody knows it
-STRANGE_STATUSES = Rate(1000, 10_000)  # a whole fleet may come at once
-LINES = Rate(5, 100)  # of the log, about what was refused
+)  # each is read and answered, so that a device learns that the server does not know it
+STRANGE_STATUSES = Rate(1000, 10_000)  # a whole fleet may connect at once
+LINES = Rate(5, 100)  # of the log, about refused messages
 
 
 class TokenBucket:
-    """Allows a rate, and short bursts above it: tokens come at the rate, up to a burst of them."""
+    """Allows a rate, and short bursts above it: tokens arrive at the rate, up to one burst."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
@@ -35,7 +35,7 @@ class TokenBucket:
         self._at: float | None = None
 
     def spend(self, now: float, count: int = 1) -> bool:
-        """Spend tokens at a ``time.monotonic()``; return whether there were so many."""
+        """Spend tokens at a ``time.monotonic()``; return whether there were enough."""
         since = 0.0 if self._at is None else now - self._at
         self._at = now
         self._left = min(float(self._rate.burst), self._left + since * self._rate.per_second)
@@ -53,7 +53,7 @@ class Limits:
 
     def __init__(self, knows: Callable[[str], bool]) -> None:
         self._knows = knows
-        self._devices: dict[str, TokenBucket] = {}  # of known ones, so no more than there are
+        self._devices: dict[str, TokenBucket] = {}  # of known devices, so no more than there are
         statuses = TokenBucket(STRANGE_STATUSES)
         self._strange = {
             "reply": TokenBucket(STRANGE_REPLIES),
@@ -62,15 +62,17 @@ class Limits:
         }
 
     def check(self, device: str, channel: str, now: float, size: int = 0) -> None:
-        """See that a message on a device's topic may be read at a ``time.monotonic()``.
+        """Check that a message on a device's topic may be read at a ``time.monotonic()``.
 
-        A long one counts for many.
+        A long message counts as several.
 
         Raises:
-            RefusedError: there are too many.
+            RefusedError: too many messages have arrived.
         """
         bucket = self._strange[channel] if not self._knows(device) else self._devices.get(device)
         if bucket is None:
             bucket = self._devices[device] = TokenBucket(DEVICE)
         if not bucket.spend(now, 1 + size // 2048):
-            raise RefusedError(RefusalReason.TOO_MANY, f"more messages of {device} than are read")
+            raise RefusedError(
+                RefusalReason.TOO_MANY, f"more messages from {device} than the server reads"
+            )

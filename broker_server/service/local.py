@@ -19,7 +19,7 @@ from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES
 
 SOCKET = "control.sock"
-LINE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES  # as for a request over MQTT
+LINE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES  # as in a request over MQTT
 SUPPORTED = hasattr(socket, "AF_UNIX")
 _AGAIN_SECONDS = 0.05  # between attempts to connect to a server that is busy
 _LONGEST_PATH = 100  # bytes; systems take 104 or 108
@@ -63,18 +63,19 @@ def may_ask(user: int | None) -> bool:
 
 
 def reach_server(folder: Path, seconds: float) -> socket.socket | None:
-    """Connect to the server that works on a store; return None if no server listens there.
+    """Connect to the server that uses a store; return None if no server listens there.
 
     Args:
-        folder: of the store.
-        seconds: how long a server that has many clients is asked again; later, how long it may take
-            for each step.
+        folder: folder of the store.
+        seconds: how long to retry while the server has too many clients; later, how long each step
+            may take.
 
     Raises:
         ConfigError: the server belongs to another user.
         TransportError: the server accepts no further client.
     """
-    if not SUPPORTED:
+    # In a store that somebody has packed, a link may lead to the socket of another program.
+    if not SUPPORTED or (folder / SOCKET).is_symlink():
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -93,7 +94,7 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
             f"the server of the store {folder} is busy with other commands, and accepted no "
             f"further one within {seconds:g} s; end commands that wait for it, or try again"
         ) from error
-    except OSError:  # nothing listens: no socket, one that a killed server left, or no folder
+    except OSError:  # no socket, no folder, or nothing listens at the socket
         connection.close()
         return None
     if not (may_ask(user) or os.geteuid() == 0):
@@ -103,15 +104,13 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
 
 
 def _connect(connection: socket.socket, address: str, give_up: float) -> None:
-    """Connect to a socket.
-
-    Where as many wait there as the system lets wait, again until a ``time.monotonic()``.
+    """Connect to a socket; if its queue is full, try again until a ``time.monotonic()``.
 
     Raises:
-        BlockingIOError: as many still wait.
-        OSError: nobody listens, or another reason of the system's.
+        BlockingIOError: the queue is still full.
+        OSError: no program is listening, or the system gives another reason.
     """
-    patience = threading.Event()  # the system tells nobody when there is room
+    patience = threading.Event()  # the system does not report when there is space
     while True:
         try:
             connection.connect(address)
@@ -130,7 +129,7 @@ def _as_owner(folder: Path) -> str:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove the socket that a killed server left; the caller has locked the store.
+    """Remove a socket left by a killed server; the caller has locked the store.
 
     Raises:
         OSError: the file is not a socket, or it cannot be removed.

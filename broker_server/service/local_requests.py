@@ -34,7 +34,7 @@ class AnotherRun(FrozenModel):
     Attributes:
         request: id chosen by the sender; the events that answer carry it.
         fleet: name of the fleet.
-        run: id of the run, or its beginning; empty for the newest.
+        run: id of the run, its beginning, or the run's name; empty for the newest.
     """
 
     type: Literal["another-run"] = "another-run"

@@ -1,8 +1,8 @@
 """An installed Mosquitto as the server's broker, with TLS, client certificates and access rules.
 
-It learns of members while it runs. Who is new gets in after a reload, which interrupts nobody. A
-certificate that was withdrawn ends only with its connection, so Mosquitto starts again then;
-members connect again by themselves.
+It updates the list of members while it runs. A new member is admitted after a reload, which does
+not interrupt any client. A revoked certificate ends only with its connection, so Mosquitto is
+restarted for that; members reconnect by themselves.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fleet_protocol.identity.enrolment import write_secret
 _LOOK_SECONDS = 1.0
 _JOIN_SECONDS = 30.0  # longer than one start takes
 _PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
-"""Where systems install it, beside the folders that are searched for programs."""
+"""Places where systems install it, besides the folders that are searched for programs."""
 
 _MORE = """\
 persistence true
@@ -38,12 +38,12 @@ log_type warning
 
 
 @dataclass(frozen=True)
-class Gate:
-    """How Mosquitto lets members in, and nobody else.
+class MemberAuthentication:
+    """How Mosquitto authenticates members, and refuses everybody else.
 
     Attributes:
-        folder: of the fleet, with certificates, key and list of withdrawn certificates.
-        members: returns the names of the members of now.
+        folder: folder of the fleet, with certificates, key and list of revoked certificates.
+        members: returns the names of the current members.
     """
 
     folder: Path
@@ -52,21 +52,21 @@ class Gate:
 
 @dataclass(frozen=True)
 class _Admission:
-    """Who may connect, and who may not any more."""
+    """The members who may connect, and those who no longer may."""
 
     members: frozenset[str]
     withdrawn: frozenset[int]
 
 
 class MosquittoBroker(ChildBroker):
-    """Mosquitto as a child of the server.
+    """Mosquitto as a child process of the server.
 
     Args:
-        folder: of its configuration, rules, log and stored sessions.
-        fleet: whose topics its rules are about.
-        port: that it listens on.
+        folder: folder for its configuration, rules, log and stored sessions.
+        fleet: fleet for whose topics its rules are.
+        port: port that it listens on.
         listen: address that it listens on.
-        gate: lets members in; without it anybody connects, and nothing is encrypted.
+        gate: authenticates members; without it anybody can connect, and nothing is encrypted.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class MosquittoBroker(ChildBroker):
         *,
         port: int = 1883,
         listen: str = "127.0.0.1",
-        gate: Gate | None = None,
+        gate: MemberAuthentication | None = None,
     ) -> None:
         super().__init__(folder.resolve(), port=port, listen=listen)
         self._fleet = fleet
@@ -89,6 +89,7 @@ class MosquittoBroker(ChildBroker):
     @override
     def start(self) -> None:
         super().start()
+        # `ensure` starts the broker again, which must not start a second thread.
         if self._gate is not None and self._watch is None:
             self._ending.clear()
             self._watch = threading.Thread(
@@ -100,6 +101,7 @@ class MosquittoBroker(ChildBroker):
     def stop(self, timeout_seconds: float = 5.0) -> None:
         watch = self._watch
         self._watch = None
+        # Ended first, or it could start the broker again.
         self._ending.set()
         if watch is not None:
             watch.join(_JOIN_SECONDS)
@@ -114,13 +116,14 @@ class MosquittoBroker(ChildBroker):
             access = self._write_access(self._gate)
         text = listener(self.port, self.listen, access) + _MORE.format(folder=self._folder)
         if hasattr(os, "geteuid") and os.geteuid() == 0:
-            # It would become a user who may read none of the fleet's keys.
+            # By default it would switch to a user who may not read the fleet's keys.
             text += "user root\n"
         config = self._folder / "mosquitto.conf"
+        # Only the owner may read it, like the files that it names.
         write_secret(config, text)
         return child_program(program, "-c", str(config))
 
-    def _write_access(self, gate: Gate) -> AccessFiles:
+    def _write_access(self, gate: MemberAuthentication) -> AccessFiles:
         rules = self._folder / "acl"
         write_secret(rules, access_rules(self._fleet, sorted(self._admitted.members)))
         withdrawn = gate.folder / "crl.pem"
@@ -129,10 +132,11 @@ class MosquittoBroker(ChildBroker):
             key=gate.folder / "broker.key",
             authority=gate.folder / "ca.pem",
             rules=rules,
+            # A fleet's folder from before lists of revoked certificates has none.
             withdrawn=withdrawn if withdrawn.exists() else None,
         )
 
-    def _admission(self, gate: Gate) -> _Admission:
+    def _admission(self, gate: MemberAuthentication) -> _Admission:
         return _Admission(
             members=frozenset(gate.members()),
             withdrawn=withdrawn_serials(gate.folder / "crl.pem"),
@@ -140,23 +144,26 @@ class MosquittoBroker(ChildBroker):
 
     def _watch_members(self) -> None:
         while not self._ending.wait(_LOOK_SECONDS):
-            # A broker that does not come up is started by the next call of `ensure`, which says
-            # why; a file that cannot be read now is read again.
+            # If the broker does not start, the next call of `ensure` starts it, and reports the
+            # reason; a file that cannot be read now is read again.
             with contextlib.suppress(ShoalError, OSError):
                 self._admit_members()
 
     def _admit_members(self) -> None:
-        """Bring the broker up to date with the fleet's folder."""
+        """Update the broker to the state of the fleet's folder."""
+        # `ensure` and `restart` of other threads change the process, too.
         with self._changing:
             process = self._process
             if self._gate is None or process is None or process.poll() is not None:
                 return
             admission = self._admission(self._gate)
+            # Mosquitto keeps connections with a revoked certificate, so only a restart ends them.
             if admission.withdrawn != self._admitted.withdrawn:
                 self.restart()
             elif admission.members != self._admitted.members:
                 self._admitted = admission
                 self._write_access(self._gate)
+                # Mosquitto reads its rules again, and keeps all connections.
                 process.send_signal(signal.SIGHUP)
 
 
@@ -164,14 +171,14 @@ def installed_mosquitto() -> str:
     """Return the path of the installed Mosquitto.
 
     Raises:
-        ConfigError: there is none; the message says what to install.
+        ConfigError: it is not installed; the message says what to install.
     """
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path=_PLACES)
     if program is None:
         raise ConfigError(
-            "no Mosquitto is installed on this computer, and the server of a fleet with "
-            "identities starts one as its broker: `sudo apt install mosquitto` (macOS: `brew "
-            "install mosquitto`). For a broker that you run yourself, make the fleet with `shoal "
-            "init FLEET --broker mqtts://HOST:8883`"
+            "Mosquitto is not installed on this computer, and the server of a fleet with "
+            "identities starts it as its broker: `sudo apt install mosquitto` (macOS: `brew "
+            "install mosquitto`). For a broker that you run yourself, create the fleet with "
+            "`shoal init FLEET --broker mqtts://HOST:8883`"
         )
     return program

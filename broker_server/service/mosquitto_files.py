@@ -1,6 +1,6 @@
-"""The text of Mosquitto's configuration and access rules, of one that the server starts or another.
+"""The text of Mosquitto's configuration and access rules, whoever starts it.
 
-Mosquitto 2 is what the files are written for.
+The files are written for Mosquitto 2.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from broker_server.service.broker import MAX_PAYLOAD_BYTES
 from broker_server.service.topic_rights import rights
 from fleet_protocol.topics import Topics
 
-# messages, of the bytes below, for a member that is away; what is dropped is asked for again
+# queued messages, of the bytes below, for an offline member; dropped messages are requested again
 _QUEUED = 100_000
 
 _LISTENER = """\
@@ -36,15 +36,15 @@ acl_file {rules}
 
 @dataclass(frozen=True)
 class AccessFiles:
-    """The files by which a Mosquitto lets members in, and nobody else.
+    """The files with which a Mosquitto authenticates members, and refuses everybody else.
 
     Attributes:
         certificate: the broker's, in PEM.
         key: its key.
         authority: the certificate that vouches for members.
         rules: which member may use which topics.
-        withdrawn: the list of certificates that count for nothing any more; None in a folder from
-            before there were such lists.
+        withdrawn: the list of revoked certificates; None in a folder from before such lists
+            existed.
     """
 
     certificate: PurePath
@@ -70,9 +70,9 @@ def listener(port: int, listen: str, access: AccessFiles | None) -> str:
     """Return the lines of ``mosquitto.conf`` for a listener.
 
     Args:
-        port: that it listens on.
+        port: port that it listens on.
         listen: address that it listens on; empty for all.
-        access: who is let in; None for anybody.
+        access: how clients are authenticated; None to admit anybody.
     """
     return _LISTENER.format(
         port=port,
@@ -86,6 +86,7 @@ def listener(port: int, listen: str, access: AccessFiles | None) -> str:
 def access_rules(fleet: str, members: Iterable[str]) -> str:
     """Return the text of the access rules of a fleet's members; see `rights`."""
     lines = []
+    # Mosquitto denies what no rule allows.
     for name in members:
         lines.append(f"user {name}")
         for right, topic in rights(Topics(fleet), name):

@@ -1,4 +1,4 @@
-"""What `shoal init` makes a fleet of: its name, its broker, and the configuration that follows."""
+"""Defines a new fleet for `shoal init`: its name, its broker, and the resulting configuration."""
 
 from dataclasses import dataclass
 
@@ -14,29 +14,28 @@ store = "store"
 url = "{url}"
 identity = "server.enrolment"
 {listener}
-# What `shoal run` trains; `shoal export` writes the artifacts. `shoal up` does not need it.
+# The model that `shoal run` trains; `shoal export` writes the artifacts. `shoal up` needs none.
 [model]
 artifacts = "artifacts"
 arch = "conv"
 """
 _LISTENER = """\
-port = {port}  # boards take theirs from the file `address` beside this one: change it, too, \
-and enrol them anew
+port = {port}  # boards that are enrolled already keep theirs: enrol them again after a change
 listen = "{listen}"
 """
 
 
 @dataclass(frozen=True)
 class NewFleet:
-    """What a fleet is to be.
+    """The definition of a new fleet.
 
     Attributes:
         fleet: its name.
-        host: name or address under which boards reach the broker.
-        port: of the broker.
-        url: ``mosquitto`` for one that the server starts, ``emqx`` for one on ``host``, or the
+        host: name or address at which boards reach the broker.
+        port: port of the broker.
+        url: ``mosquitto`` for a broker that the server starts, ``emqx`` for one on ``host``, or the
             address of a Mosquitto that the operator runs.
-        listen: address that a broker started here listens on.
+        listen: address on which a broker started here listens.
     """
 
     fleet: str
@@ -51,14 +50,23 @@ class NewFleet:
         return self.url if "://" in self.url else f"mqtts://{bracket_host(self.host)}:{self.port}"
 
     @property
+    def address_file(self) -> str:
+        """The content of the file ``address``; the port of a hosted broker is in fleet.toml."""
+        # Its port is part of the address, because no fleet.toml configures it.
+        if self.own_broker is not None:
+            return self.broker
+        return f"mqtts://{bracket_host(self.host)}"
+
+    @property
     def own_broker(self) -> str | None:
-        """Of which kind the broker is that the operator runs; None if the server starts it."""
+        """The kind of broker that the operator runs; None if the server starts it."""
         if "://" in self.url:
+            # An address stands for a Mosquitto of the operator.
             return MOSQUITTO
         return EMQX if self.url == EMQX else None
 
     def configuration(self) -> str:
-        """Return the text of its fleet.toml."""
+        """Return the text of the fleet's fleet.toml."""
         if self.own_broker is not None:
             return _FLEET_TOML.format(fleet=self.fleet, url=self.broker, listener="")
         listener = _LISTENER.format(port=self.port, listen=self.listen)

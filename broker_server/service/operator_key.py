@@ -1,60 +1,61 @@
-"""The operator's key, which signs members and releases, and the end of what it signs."""
+"""The operator's key, which signs members and releases, and the expiry of what it signs."""
 
 import datetime as dt
 import time
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from broker_server.store.key_files import load_private_key
 from fleet_protocol.errors import ConfigError
 
 MOST_DAYS = 36_500
 _DAY_SECONDS = 24 * 3600
 _WRITTEN_ON = dt.date(2026, 11, 28)
-"""No clock that is set shows a day before this one; see the steps of a release."""
+"""A correctly set clock is not before this day; see the steps of a release."""
 
 
 def read_operator_key(folder: Path) -> Ed25519PrivateKey:
     """Return the operator's key from a fleet's folder.
 
     Raises:
-        ConfigError: it is not there, has a passphrase, or is of another kind.
+        ConfigError: it is missing, has a passphrase, or is of another kind.
     """
     path = folder / "operator.pem"
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (OSError, TypeError, ValueError) as error:  # a TypeError for one with a passphrase
+        key = load_private_key(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot read the operator's key {path}, which enrolling, renewing and revoking need: "
-            f"{error}"
+            f"cannot read the operator's key {path}, which is needed to enrol, renew and "
+            f"revoke: {error}"
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} is no Ed25519 key")
+        raise ConfigError(f"{path} is not an Ed25519 key")
     return key
 
 
 def expiry_of(days: int) -> int:
-    """Return when something ends that is signed now, in seconds since 1970.
+    """Return the expiry of something that is signed now, in seconds since 1970.
 
     Args:
-        days: until then; 0 for never, which is 0 seconds.
+        days: until then; 0 for never, for which it returns 0 seconds.
 
     Raises:
-        ConfigError: there are too many, or the clock is not set.
+        ConfigError: `days` is too large, or the clock is not set.
     """
+    # An expiry from a wrong clock would be wrong everywhere.
     require_clock()
     if not 0 <= days <= MOST_DAYS:
         raise ConfigError(
-            f"an enrolment ends after 1 to {MOST_DAYS} days, or never with 0; not after {days}"
+            f"an enrolment expires after 1 to {MOST_DAYS} days, or never with 0; not after {days}"
         )
     return int(time.time()) + days * _DAY_SECONDS if days else 0
 
 
 def require_clock() -> None:
-    """Refuse to make keys and certificates while the clock of this machine is not set.
+    """Refuse to create keys and certificates while the clock of this machine is not set.
 
-    They would have ended before any other machine looks at them, and their numbers would be below
+    They would have expired before any other machine checks them, and their numbers would be below
     those of later ones.
 
     Raises:

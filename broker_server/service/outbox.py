@@ -21,21 +21,21 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Refused, Transport
 
 _LOG = logging.getLogger(__name__)
-_MOST_NAMED = 10  # other servers that are named in the log
+_MOST_NAMED = 10  # other servers that the log names
 
 
 class Outbox:
     """Sends the server's messages.
 
-    A message that paho cannot send is dropped: every exchange of the protocol is repeated by the
-    side that waits for it.
+    A message that paho cannot send is dropped: the waiting side repeats every exchange of the
+    protocol.
 
     Args:
         link: the connection to the broker.
-        topics: of the fleet.
-        folder: of the server's store.
-        also: gets the server's status, too.
-        refused: gets what the broker does not take because of its size.
+        topics: topics of the fleet.
+        folder: folder of the server's store.
+        also: receives the server's status, too.
+        refused: receives messages that are too large for the broker.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Outbox:
             return
 
     def ask_for_introduction(self, device: str) -> None:
-        """Ask a device to say again what it is and what it does."""
+        """Ask a device for its profile and status again."""
         self.send(device, Introduce())
 
     def publish_status(self, run: str | None) -> None:
-        """Publish, retained, that the server is here, and which run is in progress."""
+        """Publish, retained, that the server is online, and which run is in progress."""
         message = ServerStatus(fleet=self._topics.fleet, online=True, run=run, store=self._store)
-        # Over the socket first, which does not depend on the broker.
+        # First over the socket, which does not depend on the broker.
         self._also(message.to_bytes())
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
@@ -81,15 +81,15 @@ class Outbox:
     def find_other_server(self, payload: bytes, run: str | None) -> str:
         """Return a warning about another server of the fleet, from a status on its topic.
 
-        The farewell of a server that ends replaces this server's retained status, which is then
+        The farewell of another server replaces this server's retained status, which is then
         published again.
 
         Args:
-            payload: the status as it travelled.
+            payload: the status as received.
             run: id of the run in progress, if any.
 
         Returns:
-            What to do about it, once for each server; empty if the status is this server's.
+            The remedy, once for each server; empty if the status is this server's.
         """
         store = other_store(payload, self._store)
         if store == "":
@@ -99,8 +99,8 @@ class Outbox:
             return ""
         self._named_stores.add(store)
         why = (
-            f"another server has fleet {self._topics.fleet}, too (store {store}): stop one of the "
-            "two"
+            f"fleet {self._topics.fleet} has another server, too (store {store}): stop one "
+            "of the two"
         )
         _LOG.error(why)
         return why
@@ -126,7 +126,7 @@ class Outbox:
         self.send(task.device, kind.model_validate({"task": task.id, **fields}))
 
     def refuse(self, task: TaskRecord, device: str, reason: RefusalReason, detail: str) -> None:
-        """Refuse an update to the device that sent it, not always the owner of the task."""
+        """Refuse an update to the device that sent it, which need not own the task."""
         fields: dict[str, object] = {"task": task.id}
         if task.run and task.round:  # a device may have named neither
             fields |= {"run": task.run, "round": task.round}

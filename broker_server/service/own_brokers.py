@@ -1,6 +1,6 @@
 """Writes files for a broker that the operator runs: configuration, access rules, and a README.
 
-Configuration and README are written once; rules and certificates with every change of members.
+Configuration and README are written once; rules and certificates with every change of membership.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,12 +20,12 @@ MOSQUITTO = "mosquitto"
 
 @dataclass(frozen=True)
 class OwnBroker:
-    """What is written for one kind of broker, into a folder of the fleet's that has its name.
+    """The files for one kind of broker, in a subfolder of the fleet's folder with its name.
 
     Attributes:
-        guide: the file that says what is copied where.
-        write_configuration: writes what stays, for a fleet and the broker's address.
-        write_access: writes who may do what, for the fleet's folder, its name and its members.
+        guide: the file that explains where to copy the others.
+        write_configuration: writes the constant files, for a fleet and the broker's address.
+        write_access: writes the access rules, for the fleet's folder, its name and its members.
     """
 
     guide: str
@@ -37,29 +37,30 @@ def write_configuration(folder: Path, kind: str, fleet: str, address: BrokerAddr
     """Write configuration and README of a broker into a folder within the fleet's.
 
     Args:
-        folder: of the fleet.
+        folder: folder of the fleet.
         kind: key of `OWN_BROKERS`.
         fleet: its name.
-        address: of the broker.
+        address: address of the broker.
     """
     OWN_BROKERS[kind].write_configuration(folder / kind, fleet, address)
 
 
 def write_access(folder: Path, fleet: str, members: Iterable[str]) -> None:
-    """Write who may do what, for the broker that the fleet was made with, if that is an own one."""
+    """Write the access rules if the operator runs the fleet's broker."""
     names = list(members)
     for kind in own_kinds(folder):
         OWN_BROKERS[kind].write_access(folder / kind, fleet, names)
 
 
 def own_kinds(folder: Path) -> list[str]:
-    """Return the kinds of own brokers for which a fleet's folder has files."""
+    """Return the kinds of operator-run brokers for which a fleet's folder has files."""
     return [kind for kind in OWN_BROKERS if (folder / kind).is_dir()]
 
 
 def what_to_copy(folder: Path) -> str:
-    """Return what an operator does after a change of members, empty if the server does it."""
+    """Return the operator's next step after a change of membership; empty if the server does it."""
     for kind in own_kinds(folder):
+        # Each kind has a folder, and a fleet has one broker.
         place = folder / kind
         guide = place / OWN_BROKERS[kind].guide
         return f"now copy the files of {place} to the broker's host, as {guide} says"
@@ -90,12 +91,12 @@ def _write_emqx_rules(folder: Path, fleet: str, members: Iterable[str]) -> None:
 # Mosquitto
 
 _PLACE = PurePosixPath("/etc/mosquitto/shoal")
-"""Where its files lie on the broker's host."""
+"""Where Mosquitto's files are on the broker's host."""
 _CERTIFICATES = ("ca.pem", "crl.pem", "broker.pem", "broker.key")
 
 _HEAD = """\
 # The listener of fleet {fleet}, for {place.parent}/conf.d of a Mosquitto 2; README.md beside this
-# file says what is copied where. It lets in who has a certificate of the fleet, and nobody else.
+# file says what is copied where. It admits only clients with a certificate of the fleet.
 """
 
 _README = """\
@@ -133,7 +134,7 @@ They change `acl` and `crl.pem` in this folder, and `shoal enroll server` also `
     sudo install -o root -g mosquitto -m 640 acl ca.pem crl.pem broker.pem broker.key {place}
     sudo systemctl restart mosquitto
 
-All boards connect again within seconds, and a run goes on. Where devices were only added,
+All boards connect again within seconds, and a run continues. Where devices were only added,
 `sudo systemctl reload mosquitto` is enough, and interrupts nobody. A device that was revoked, or
 enrolled again, keeps its connection until the restart.
 """
@@ -155,7 +156,8 @@ def _write_mosquitto(folder: Path, fleet: str, address: BrokerAddress) -> None:
 
 def _write_mosquitto_rules(folder: Path, fleet: str, members: Iterable[str]) -> None:
     write_secret(folder / "acl", access_rules(fleet, members))
-    # Copies, so that nobody carries the authority's or the operator's key to the broker's host.
+    # Copies, so that nobody moves the authority's or the operator's key to the broker's host.
+    # A folder from an earlier version may lack one of them.
     for name in _CERTIFICATES:
         source = folder.parent / name
         if source.exists():

@@ -1,7 +1,6 @@
-"""Keeps the chunks of updates that are arriving, in memory or on the disk, until they are stored.
+"""Collects the chunks of arriving updates, in memory or on disk, until they are stored.
 
-A server that ends loses those in memory: they are asked for again, like chunks that were lost on
-the way.
+If the server ends, those in memory are lost and requested again, like lost chunks.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from typing_extensions import override
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.updates.intake import MOST_SENT, receive_update
-from broker_server.updates.values import Stored
+from broker_server.updates.values import StoredUpdate
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import Chunk, decode_chunk
 from fleet_protocol.digests import blob_digest, matches
@@ -24,8 +23,8 @@ from fleet_protocol.messages.bounds import LEAST_CHUNK_BYTES
 from fleet_protocol.part_file import PartFile
 
 _UNKNOWN_DIGEST = "0" * 64
-_OPEN_FILES = 512  # half of what a process may usually have open
-# of all updates in memory; those for which there is no room are written as they come
+_OPEN_FILES = 512  # half of the usual limit of open files of a process
+# of all updates in memory; further ones are written as they arrive
 _HELD_BYTES = 16 * 1024 * 1024
 
 
@@ -42,7 +41,7 @@ class _InMemory(PartFile):
         self.payloads[chunk.index] = chunk.payload
 
     def join(self) -> bytes:
-        """Return the bytes of the whole, all of whose chunks are here."""
+        """Return the bytes of the whole update, all of whose chunks have arrived."""
         return b"".join(self.payloads[index] for index in range(self.ref.chunks))
 
 
@@ -50,8 +49,8 @@ class PartialUploads:
     """The updates that are arriving, by task.
 
     Args:
-        blobs: where finished updates are stored, and those that are written as they come.
-        source: contains what the devices were sent.
+        blobs: where finished updates are stored, and those that are written as they arrive.
+        source: contains the weights that were sent to the devices.
 
     Attributes:
         sent: reads weights that were sent to devices from `source`, by digest.
@@ -61,22 +60,23 @@ class PartialUploads:
         self.blobs = blobs
         self.sent = lru_cache(MOST_SENT)(lambda digest: open_weights(source.path(digest)))
         self._folder = f"{blobs.root}/parts"
-        # Tasks of which there is a file, also from a server before this one. What was begun on the
-        # disk goes on there: a restart loses none of it.
+        # Tasks with a file, including those of an earlier server. An upload that began on disk
+        # continues there, so a restart does not lose any of it.
         self._begun = {path.name for path in Path(self._folder).iterdir()}
         self._open: OrderedDict[str, PartFile] = OrderedDict()  # the least recently used first
-        self._held: dict[str, _InMemory] = {}  # what fits into the memory for all of them
+        self._held: dict[str, _InMemory] = {}  # memory for all of them together
 
     def add(self, task: str, frame: bytes, limit_bytes: int) -> None:
-        """Keep a chunk; one that is here already changes nothing.
+        """Add a chunk; one that is already present changes nothing.
 
         Args:
             task: id of the task.
-            frame: the chunk as it travelled.
+            frame: the chunk as received.
             limit_bytes: the most bytes that the whole update may have.
 
         Raises:
-            RefusedError: it is damaged, foreign, of another cut than those before it, or too large.
+            RefusedError: it is damaged, does not belong to the task, has a different chunk size
+                from earlier chunks, or is too large.
             StorageError: the disk is full.
         """
         try:
@@ -86,15 +86,15 @@ class PartialUploads:
         if chunk.size > limit_bytes or chunk.chunk_bytes < LEAST_CHUNK_BYTES:
             raise RefusedError(
                 RefusalReason.OVERSIZED,
-                f"a chunk of task {task} belongs to {chunk.size} bytes cut at {chunk.chunk_bytes}; "
-                f"the task allows {limit_bytes}",
+                f"a chunk of task {task} belongs to {chunk.size} bytes in chunks of "
+                f"{chunk.chunk_bytes}; the task allows {limit_bytes} bytes",
             )
         # Chunks do not name the digest of the whole: its announcement does.
         ref = BlobRef(digest=_UNKNOWN_DIGEST, size=chunk.size, chunk_bytes=chunk.chunk_bytes)
         try:
             upload = self._arriving(task, ref)
             if ref.size == upload.ref.size and ref.chunk_bytes < upload.ref.chunk_bytes:
-                # Its device has cut it smaller, as its broker took no larger chunks.
+                # Its device has cut it into smaller chunks because its broker refused larger ones.
                 self.drop(task)
                 upload = self._arriving(task, ref)
             upload.add(chunk)
@@ -102,7 +102,7 @@ class PartialUploads:
             raise _malformed(task, error) from error
 
     def missing(self, task: str, ref: BlobRef) -> Ranges:
-        """Return which chunks are not here, after dropping an upload of another size or cut."""
+        """Return the missing chunks, after dropping an upload of another size or chunk size."""
         upload = self._arriving(task, ref)
         if (upload.ref.size, upload.ref.chunk_bytes) != (ref.size, ref.chunk_bytes):
             self.drop(task)
@@ -110,29 +110,29 @@ class PartialUploads:
         return upload.missing()
 
     def finish(self, task: str, ref: BlobRef) -> bytes:
-        """Return the bytes of a complete update, which is to be kept or dropped next.
+        """Return the bytes of a complete update, which the caller then stores or drops.
 
-        Nothing is moved to its place yet: if this is a copy of what another device sent, its
-        refusal would remove the other's.
+        Nothing is moved yet: if this is a copy of another device's update, refusing it would remove
+        the other's file.
 
         Raises:
-            BlobError: the whole does not match its digest; the upload is dropped.
+            BlobError: the digest of the whole does not match; the upload is dropped.
         """
         held = self._held.pop(task, None)
         if held is None:
             upload = self._arriving(task, ref)
             del self._open[task]
             upload.ref = ref
-            return upload.take()
+            return upload.read_verified()
         data = held.join()
         if not matches(data, ref.digest):
             raise BlobError(f"the update does not have the digest {ref.digest[:12]}")
         return data
 
     def keep(self, task: str, digest: str, data: bytes) -> None:
-        """Put a finished update in its place.
+        """Move a finished update to its place.
 
-        It is safe from a power cut there after `BlobStore.sync`.
+        After `BlobStore.sync` it survives a power cut there.
         """
         if task in self._begun:
             self._begun.discard(task)
@@ -140,21 +140,21 @@ class PartialUploads:
         else:
             self.blobs.keep(digest, data)
 
-    def store(self, task: OpenTask, ref: BlobRef, data: bytes) -> Stored:
-        """Check a finished update, decode it, and put it in its place.
+    def store(self, task: OpenTask, ref: BlobRef, data: bytes) -> StoredUpdate:
+        """Check a finished update, decode it, and move it to its place.
 
         Raises:
-            BlobError: what its device was sent is damaged on disk.
-            RefusedError: it is not what was asked for.
+            BlobError: the weights that were sent to its device are damaged on disk.
+            RefusedError: it does not match the request.
         """
         arrived = receive_update(data, task.expected, self.sent)
         if arrived.data is data:
             self.keep(task.record.id, ref.digest, data)
-            return Stored(ref.digest, arrived.distance)
+            return StoredUpdate(ref.digest, arrived.distance)
         self.drop(task.record.id)
         digest = blob_digest(arrived.data)
         self.blobs.keep(digest, arrived.data)
-        return Stored(digest, arrived.distance)
+        return StoredUpdate(digest, arrived.distance)
 
     def drop(self, task: str) -> None:
         """Drop what has arrived of an update."""
@@ -171,7 +171,7 @@ class PartialUploads:
         self.blobs.clear()
 
     def close(self) -> None:
-        """Close every file, whose content stays, and drop what is in memory.
+        """Close every file without deleting its content, and drop the updates in memory.
 
         Files that nothing needs are removed.
         """

@@ -1,4 +1,4 @@
-"""Passes requests for predictions on to boards, and the boards' answers back to the senders."""
+"""Forwards requests for predictions to boards, and the boards' answers back to the senders."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ MOST_WAITING = 64  # requests that wait for their answers
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _PendingRequest:
     """A request that waits for its answer until a ``time.monotonic()``."""
 
     ask: Ask
@@ -26,20 +26,20 @@ class _Waiting:
 
 
 class PredictionRequests:
-    """The requests that wait: each is answered by the board, or with the reason why it is not.
+    """The waiting requests: each is answered by the board, or with the reason for the refusal.
 
     Args:
-        devices: of the fleet.
+        devices: devices of the fleet.
         outbox: sends messages to boards.
     """
 
     def __init__(self, devices: Fleet, outbox: Outbox) -> None:
         self._devices = devices
         self._outbox = outbox
-        self._waiting: dict[str, _Waiting] = {}  # by the id of the request
+        self._waiting: dict[str, _PendingRequest] = {}  # by the id of the request
 
     def send(self, ask: Ask, answer: Answer) -> None:
-        """Send a request to its board, or answer at once why it is not sent."""
+        """Send a request to its board, or answer immediately why it is not sent."""
         if not self._devices.knows(ask.device):
             detail = "it has never connected; `shoal devices` lists the devices that have"
             _refuse(ask, answer, RefusalReason.UNKNOWN_DEVICE, detail)
@@ -49,18 +49,18 @@ class PredictionRequests:
         elif len(self._waiting) >= MOST_WAITING:
             detail = f"{MOST_WAITING} requests already wait for answers; try again later"
             _refuse(ask, answer, RefusalReason.TOO_MANY, detail)
-        # It may be longer than it came: numbers are written out here.
+        # It may be longer than when it arrived: numbers are written out here.
         elif len(ask.to_bytes()) > MESSAGE_LIMIT_BYTES:
             detail = "the request is too long for one message; request fewer samples"
             _refuse(ask, answer, RefusalReason.OVERSIZED, detail)
         else:
-            self._waiting[ask.task] = _Waiting(ask, answer, time.monotonic() + ask.seconds)
+            self._waiting[ask.task] = _PendingRequest(ask, answer, time.monotonic() + ask.seconds)
             self._outbox.send(ask.device, ask)
 
     def receive(self, predicted: Predicted) -> None:
-        """Pass a board's answer on.
+        """Forward a board's answer.
 
-        One that is late, or that another board was asked for, is dropped.
+        An answer is dropped if it is late, or if another board was asked.
         """
         waiting = self._waiting.get(predicted.task)
         if waiting is not None and waiting.ask.device == predicted.device:
@@ -73,8 +73,8 @@ class PredictionRequests:
             ask = waiting.ask
             if time.monotonic() >= waiting.until:
                 detail = (
-                    f"no answer in {ask.seconds:g} s; see its log, and whether it has the "
-                    "server's version"
+                    f"no answer within {ask.seconds:g} s; check the board's log, and whether "
+                    "it has the server's version"
                 )
                 _refuse(ask, waiting.answer, RefusalReason.LATE, detail)
                 del self._waiting[name]

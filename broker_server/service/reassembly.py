@@ -1,15 +1,16 @@
 """Reassembles updates from their chunks, in the server's process as in its receivers.
 
-A device sends the chunks of an update and announces the update. Chunks may come in any order, and
-after the announcement: brokers keep the order within one topic only. `Reassembly` decides what
+A device sends the chunks of an update and announces the update. Chunks may arrive in any order, and
+after the announcement: brokers keep the order only within one topic. `Reassembly` decides what
 happens with each chunk:
 
-- A new chunk is kept, in memory or on the disk, also before its update is announced.
-- A chunk that comes twice is dropped, and so is one that comes after its update is complete: a
-  device whose acknowledgement was lost sends everything again.
-- A damaged chunk is refused. It is missing then, like one that was lost on the way.
-- Chunks of an announced update that are missing when no chunk has come for `QUIET_SECONDS` are
-  named once, so that the device is asked for them. It announces the update again after them.
+- A new chunk is kept, in memory or on disk, even before its update is announced.
+- A chunk is dropped if it arrives twice, or after its update is complete: a device whose
+  acknowledgement was lost sends everything again.
+- A damaged chunk is refused. It then counts as missing, like a chunk that was lost in transit.
+- If no chunk of an announced update has arrived for `QUIET_SECONDS`, its missing chunks are
+  returned once, so that the device is asked for them. The device announces the update again after
+  sending them.
 """
 
 import math
@@ -19,22 +20,22 @@ from dataclasses import dataclass
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.service.partial_uploads import PartialUploads
-from broker_server.updates.values import Stored
+from broker_server.updates.values import StoredUpdate
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 
-QUIET_SECONDS = 0.3  # without a chunk, after which missing ones are asked for
+QUIET_SECONDS = 0.3  # without a chunk, after which missing ones are requested
 
 
 def require_owner(task: OpenTask, signer: str | None) -> None:
-    """Refuse a chunk that another device than the owner of its task has signed.
+    """Refuse a chunk that a device other than the owner of its task has signed.
 
     Args:
         task: the chunk's task.
         signer: the device that signed the chunk; None in a fleet without identities.
 
     Raises:
-        RefusedError: it was another device.
+        RefusedError: another device signed it.
     """
     owner = task.record.device
     if signer not in {None, owner}:
@@ -43,9 +44,9 @@ def require_owner(task: OpenTask, signer: str | None) -> None:
 
 @dataclass
 class _Announcement:
-    """An announced update of which chunks are missing.
+    """An announced update with missing chunks.
 
-    `quiet_at` is the ``time.monotonic()`` at which they count as lost if no chunk has come.
+    `quiet_at` is the ``time.monotonic()`` at which they count as lost if no chunk has arrived.
     """
 
     task: OpenTask
@@ -55,7 +56,7 @@ class _Announcement:
 
 @dataclass(frozen=True)
 class MissingChunks:
-    """The chunks of an announced update that are to be asked for."""
+    """The chunks of an announced update that are to be requested."""
 
     task: OpenTask
     update: BlobRef
@@ -66,7 +67,7 @@ class Reassembly:
     """The updates that are arriving.
 
     Args:
-        partial: keeps the chunks.
+        partial: holds the chunks.
     """
 
     def __init__(self, partial: PartialUploads) -> None:
@@ -75,17 +76,18 @@ class Reassembly:
         self._complete: set[str] = set()  # tasks whose further chunks are ignored
 
     def add_chunk(self, task: OpenTask, frame: bytes) -> BlobRef | None:
-        """Keep a chunk of an open task.
+        """Add a chunk of an open task.
 
         Args:
             task: the chunk's task.
-            frame: the chunk as it travelled.
+            frame: the chunk as received.
 
         Returns:
             The announced update that is complete with this chunk, or None.
 
         Raises:
-            RefusedError: the chunk is damaged, too large, or cut differently than those before it.
+            RefusedError: the chunk is damaged, too large, or has a different chunk size from
+                earlier chunks.
             StorageError: the disk is full.
         """
         name = task.record.id
@@ -101,9 +103,9 @@ class Reassembly:
         return announcement.update
 
     def announce(self, task: OpenTask, update: BlobRef) -> bool:
-        """Note which update a device has announced; return whether all of its chunks are here.
+        """Record the update that a device has announced; return whether all of its chunks are here.
 
-        An update that was complete before, but is announced anew, is received anew.
+        An update that was complete before, but is announced again, is received again.
         """
         name = task.record.id
         self._complete.discard(name)
@@ -121,7 +123,7 @@ class Reassembly:
         return due
 
     def pop_overdue(self, now: float) -> list[MissingChunks]:
-        """Return what is missing of the announced updates of which no chunk has come for a while.
+        """Return what is missing of the announced updates that have been quiet for a while.
 
         Their announcements are forgotten: their devices announce them again after the chunks.
         """
@@ -135,20 +137,20 @@ class Reassembly:
         return missing
 
     def verify(self, task: OpenTask, update: BlobRef) -> bytes:
-        """Return the bytes of a complete update; the caller stores or refuses it next.
+        """Return the bytes of a complete update, which the caller then stores or refuses.
 
         Raises:
-            BlobError: the whole does not have its digest; all of it is dropped.
+            BlobError: the digest of the whole does not match; all of it is dropped.
         """
         self._announced.pop(task.record.id, None)
         return self.partial.finish(task.record.id, update)
 
-    def store(self, task: OpenTask, update: BlobRef, data: bytes) -> Stored:
+    def store(self, task: OpenTask, update: BlobRef, data: bytes) -> StoredUpdate:
         """Check, decode and store a verified update; further chunks of it are ignored.
 
         Raises:
             BlobError: the weights that were sent to its device are damaged on disk.
-            RefusedError: it is not what was asked for.
+            RefusedError: it does not match the request.
         """
         stored = self.partial.store(task, update, data)
         self._complete.add(task.record.id)
@@ -168,9 +170,9 @@ class Reassembly:
         self._complete.discard(task)
 
     def keep_only(self, tasks: Mapping[str, OpenTask]) -> None:
-        """Forget the announcements of all tasks but these, by id; chunks on the disk stay."""
+        """Forget the announcements of all tasks except these, by id; chunks on disk stay."""
         for name, announcement in list(self._announced.items()):
-            # A task that goes on in a later collection has another value there.
+            # A task that continues in a later collection has another value there.
             if tasks.get(name) is not announcement.task:
                 del self._announced[name]
         self._complete.intersection_update(tasks)

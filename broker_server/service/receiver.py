@@ -1,9 +1,9 @@
-"""A process that receives updates for its server: it stores the updates of its tasks on the disk.
+"""A process that receives updates for its server, and stores the updates of its tasks on disk.
 
-It has a connection of its own, on which it subscribes to the chunks of its tasks and publishes
-nothing. It reports to its server, which alone writes the database, acknowledges and decides.
+It has a separate connection, on which it subscribes to the chunks of its tasks and publishes
+nothing. It reports to its server; only the server writes the database, acknowledges and decides.
 Nothing is reported before it would survive a power cut, so a receiver may die at any moment: the
-server asks its successor again for what was not reported.
+server asks its successor for everything that was not reported.
 
 Run as a module: ``python -m broker_server.service.receiver`` reads orders from its standard input
 until that closes, and writes reports to its standard output.
@@ -47,17 +47,18 @@ from fleet_protocol.topics import Topics, UploadTopic
 from fleet_protocol.transport import Received, Rejected, open_transport
 
 _LOG = logging.getLogger(__name__)
-_REST_SECONDS = 0.02  # in which more comes: to wake up for every chunk takes more of the processor
-# longest time in which chunks are received before what is complete is synced and reported
+_REST_SECONDS = 0.02  # in which more arrives: waking up for every chunk takes more processor time
+# longest time in which chunks are received before complete updates are synced and reported
 _BATCH_SECONDS = 0.2
 REPORT_SECONDS = 1.0  # longest time without a report
-# longest time without a line of the server, after which that is gone although the pipe is open
+# longest time without a line from the server, after which the server counts as gone although the
+# pipe is open
 ORDERS_SECONDS = 20
 
 
 @dataclass(frozen=True)
 class TaskChanges:
-    """Ids of the tasks that a receiver has in addition now, and of those that it lost."""
+    """Ids of the tasks that a receiver has gained, and of those that it has lost."""
 
     added: set[str]
     removed: set[str]
@@ -67,7 +68,7 @@ class Receiver:
     """The updates of some tasks.
 
     Args:
-        partial: keeps their chunks.
+        partial: holds their chunks.
     """
 
     def __init__(self, partial: PartialUploads) -> None:
@@ -94,7 +95,7 @@ class Receiver:
                 manifests=manifests,
                 instructions=order.instructions[assigned.instructions],
             )
-            # The task it had has the tier that its device has chosen since.
+            # The previous task has the tier that its device has chosen since.
             self._tasks[record.id] = before.get(record.id, task)
         removed = before.keys() - self._tasks.keys()
         for name in removed:
@@ -103,7 +104,7 @@ class Receiver:
         return TaskChanges(added=self._tasks.keys() - before.keys(), removed=removed)
 
     def receive_chunk(self, name: str, chunk: Received) -> None:
-        """Keep a chunk of a task, and store the update that it completes.
+        """Add a chunk of a task, and store the update that it completes.
 
         Raises:
             StorageError: the disk is full.
@@ -196,11 +197,11 @@ class Receiver:
 
     @property
     def has_outcomes(self) -> bool:
-        """Whether there is anything to report before the next report is due."""
+        """Whether anything must be reported before the next report is due."""
         return bool(self._outcomes)
 
     def collect_report(self) -> Report:
-        """Return what happened since the last report, after it would survive a power cut.
+        """Return the outcomes since the last report, once they would survive a power cut.
 
         Raises:
             StorageError: the disk is full.
@@ -209,7 +210,7 @@ class Receiver:
         self._outcomes.clear()
         self._active_tasks.clear()
         stored = {outcome.merged for outcome in report.outcomes if outcome.kind == "stored"}
-        # The order matters: nothing is reported that a power cut could take back.
+        # The order matters: a reported outcome must survive a power cut.
         self._blobs.sync(stored)
         return report
 
@@ -228,7 +229,7 @@ class _ReceiverProcess:
             broker_address(settings.broker),
             f"shoal-{settings.fleet}-receiver-{secrets.token_hex(4)}",
             inbox,
-            session_expiry_seconds=0,  # what is lost with the connection is asked for again
+            session_expiry_seconds=0,  # messages lost with the connection are requested again
             member=member_of(settings.broker),
         )
         self._link.connect(settings.broker.connect_timeout_seconds)
@@ -249,10 +250,10 @@ class _ReceiverProcess:
             self._handle_events(now + _BATCH_SECONDS, min(due, report_at))
 
     def _handle_events(self, batch_end: float, wake_at: float) -> None:
-        """Wait for an event until a time at most, then handle all that are there."""
+        """Wait for an event until a given time, then handle all that have arrived."""
         with contextlib.suppress(queue.Empty):
             self._handle(self._inbox.get(timeout=max(0.0, wake_at - time.monotonic())))
-            # After the first event, as devices send many chunks at a time.
+            # After the first event, because devices send many chunks at a time.
             self._rest.wait(_REST_SECONDS)
             while time.monotonic() < batch_end:
                 self._handle(self._inbox.get_nowait())
@@ -278,7 +279,7 @@ class _ReceiverProcess:
         except StorageError:
             raise
         except Exception as error:  # noqa: BLE001  (as in the server: no message may end it)
-            _LOG.exception("a receiver could not handle what came")
+            _LOG.exception("a receiver could not handle a message")
             detail = f"{type(error).__name__}: {error}"
             self._receiver.count_refusal(None, RefusedError(RefusalReason.FAILED, detail))
 
@@ -305,18 +306,18 @@ class _ReceiverProcess:
 def _read_orders(inbox: Inbox) -> None:
     """Put the server's orders into the inbox; end the process with the server.
 
-    The alarm ends it where the server is gone although the pipe stays open, as behind ssh.
+    The alarm ends the process if the server is gone although the pipe stays open, as behind ssh.
     """
     signal.alarm(ORDERS_SECONDS)
     for line in sys.stdin.buffer:
         signal.alarm(ORDERS_SECONDS)
-        if line.strip():  # an empty line says only that the server is there
+        if line.strip():  # an empty line only shows that the server is running
             inbox.put(ORDERS.validate_json(line))
     os._exit(0)
 
 
 def _main() -> None:
-    # The only line that is waited for: all later ones come through the inbox.
+    # The only line that is waited for: all later ones arrive through the inbox.
     settings = ReceiverSettings.model_validate_json(sys.stdin.buffer.readline())
     inbox = Inbox()
     threading.Thread(target=_read_orders, args=(inbox,), name="orders", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What a server and its receivers write into the pipes between them: a line of JSON each."""
+"""The messages in the pipes between a server and its receivers: one line of JSON each."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from broker_server.settings.broker import BrokerConfig
+from broker_server.stages.update import Distance
 from broker_server.store import TaskRecord
-from broker_server.updates.values import Distance
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import Manifest
@@ -20,7 +20,7 @@ class ReceiverSettings(FrozenModel):
     Attributes:
         fleet: name of the fleet.
         store: folder of the server's store; the same path on every host.
-        broker: where chunks arrive.
+        broker: at which chunks arrive.
     """
 
     fleet: str
@@ -29,7 +29,7 @@ class ReceiverSettings(FrozenModel):
 
 
 class AssignedTask(FrozenModel):
-    """A task whose update a receiver shall take.
+    """A task whose update a receiver must receive.
 
     `instructions` is the index of its instructions in its `AssignedTasks`: most tasks share theirs.
     """
@@ -39,12 +39,12 @@ class AssignedTask(FrozenModel):
 
 
 class AssignedTasks(FrozenModel):
-    """All tasks of a receiver from now on, in place of those before.
+    """All tasks of a receiver from now on, replacing the previous ones.
 
     Attributes:
         tasks: the tasks.
-        instructions: those of all tasks, each once.
-        manifests: of every tier that the tasks may have, by id.
+        instructions: the instructions of all tasks, without repetition.
+        manifests: manifests of every tier that the tasks may take, by id.
     """
 
     kind: Literal["tasks"] = "tasks"
@@ -59,7 +59,7 @@ class AnnouncedUpdate(FrozenModel):
     Attributes:
         task: id of the task.
         tier: the tier that the device has trained.
-        update: digest, size and cut of the update.
+        update: digest, size and chunk size of the update.
     """
 
     kind: Literal["announced"] = "announced"
@@ -69,24 +69,24 @@ class AnnouncedUpdate(FrozenModel):
 
 
 Order = Annotated[AssignedTasks | AnnouncedUpdate, Field(discriminator="kind")]
-# Both ends are of one version: a receiver runs the code of its server.
+# Both ends have the same version: a receiver runs the code of its server.
 ORDERS: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 class UploadOutcome(FrozenModel):
-    """What became of an announced update, or of a chunk.
+    """The outcome of an announced update, or of a chunk.
 
     Attributes:
-        kind: ``stored``: the update is on the disk; ``missing``: chunks of it did not come;
-            ``damaged``: the whole has another digest; ``refused``: it is not what was asked for;
-            ``counted``: no update, but a chunk that is refused.
+        kind: ``stored``: the update is on disk; ``missing``: chunks of it did not arrive;
+            ``damaged``: the whole has another digest; ``refused``: it does not match the request;
+            ``counted``: no update, but a refused chunk.
         task: id of the task; None for a chunk without one.
-        update: digest that was announced.
-        merged: digest of what is to be merged, of a stored update.
-        distance: of a stored update to what its device was sent.
-        ranges: of the missing chunks.
-        reason: of a refusal.
-        detail: of a refusal, or of the damage.
+        update: the announced digest.
+        merged: digest of the decoded update, if it is stored.
+        distance: distance of a stored update from the weights that were sent to its device.
+        ranges: ranges of the missing chunks.
+        reason: reason of a refusal.
+        detail: detail of a refusal, or of the damage.
     """
 
     kind: Literal["stored", "missing", "damaged", "refused", "counted"]
@@ -100,20 +100,20 @@ class UploadOutcome(FrozenModel):
 
 
 class Report(FrozenModel):
-    """A line of a receiver: at least one comes every second.
+    """A line from a receiver: at least one arrives every second.
 
     Attributes:
         outcomes: since the last report, in order.
-        active_tasks: ids of the tasks of which chunks came since the last report.
+        active_tasks: ids of the tasks for which chunks arrived since the last report.
         sent: bytes sent on the receiver's connection so far.
         received: bytes received there so far.
         cpu_seconds: processor time so far.
-        failed: why the receiver ends, if it cannot write to the disk; else empty.
+        failed: why the receiver ends, if it cannot write to the disk; otherwise empty.
     """
 
     outcomes: tuple[UploadOutcome, ...] = ()
     active_tasks: tuple[str, ...] = ()
-    # Counts since the start: the last report that came has them all.
+    # Totals since the start: the last report that arrived contains them all.
     sent: int = 0
     received: int = 0
     cpu_seconds: float = 0.0

@@ -30,10 +30,10 @@ from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions
 from fleet_protocol.transport import WireCount
 
-# without a report: one comes every second, and more seldom where the disk is slow
+# without a report: one arrives every second, and less often if the disk is slow
 HANG_SECONDS = 30.0
 _PING_SECONDS = ORDERS_SECONDS / 4
-_START_SECONDS = 300.0  # until the first report, on a machine that does much else
+_START_SECONDS = 300.0  # until the first report, on a busy machine
 _PAUSE_SECONDS = 1.0  # between two starts of one receiver
 
 
@@ -41,8 +41,8 @@ class _Child:
     """One receiver process, with a thread that writes its orders and one that reads its reports.
 
     Args:
-        settings: the first line that it gets.
-        inbox: where its reports are put.
+        settings: the first line that it receives.
+        inbox: receives its reports.
         host: where it runs; None for this computer.
     """
 
@@ -52,7 +52,7 @@ class _Child:
         self.host = host
         self.where = "" if host is None else f" on {host}"
         self.began = time.monotonic()
-        self.reported = self.began  # when its last report came
+        self.reported = self.began  # when its last report arrived
         self.last = Report()
         self.ready = threading.Event()
         self._inbox = inbox
@@ -86,7 +86,7 @@ class _Child:
         try:
             return self._orders.get(timeout=_PING_SECONDS)
         except queue.Empty:
-            return b""  # says only that the server is there
+            return b""  # only shows that the server is running
 
     def _read_reports(self) -> None:
         with self.process.stdout as pipe:  # type: ignore[union-attr]
@@ -101,22 +101,22 @@ class _Child:
                     self._inbox.put(report)
 
     def why_failed(self, now: float) -> str:
-        """Return why the process is to be replaced at a ``time.monotonic()``; empty if it works."""
+        """Return why the process must be replaced at a ``time.monotonic()``; empty if it works."""
         if now - self.began < _PAUSE_SECONDS:
             return ""
         code = self.process.poll()
-        # On another host, what has ended is ssh: the receiver ends by itself when it gets no
-        # orders. Before that, a second one would work beside it.
+        # On another host, the process that has ended is ssh: the receiver ends by itself when it
+        # gets no orders. Until then, a second one would run beside it.
         if code is not None and self.host is None:
             return f"ended with {code}"
         starting = code is None and not self.ready.is_set()
         patience = _START_SECONDS if starting else HANG_SECONDS
         if now - self.reported < patience:
             return ""
-        return f"told nothing for {patience:g} s" if code is None else f"ended with {code}"
+        return f"did not report for {patience:g} s" if code is None else f"ended with {code}"
 
     def end(self) -> None:
-        """Kill the process: what it has reported stays."""
+        """Kill the process; its reports stay valid."""
         self.process.kill()
         self._orders.put(None)
         for thread in self._threads:
@@ -128,8 +128,8 @@ class Receivers:
     """All receivers of a server.
 
     Args:
-        settings: the first line that each gets; says also how many there are, and on which hosts.
-        inbox: where their reports are put.
+        settings: the first line for each of them; also defines their number and hosts.
+        inbox: receives their reports.
     """
 
     def __init__(self, settings: ReceiverSettings, inbox: "queue.SimpleQueue[Any]") -> None:
@@ -149,8 +149,8 @@ class Receivers:
                 if child.process.poll() is not None or time.monotonic() > deadline:
                     self.__exit__()
                     raise TransportError(
-                        f"a process{child.where} that receives updates ([broker] receivers) does "
-                        "not come up; what it says stands above"
+                        f"a process{child.where} that receives updates ([broker] receivers) "
+                        "does not start; its output is above"
                     )
         return self
 
@@ -185,7 +185,7 @@ class Receivers:
         return zlib.crc32(task.encode()) % len(self._children)
 
     def assign(self, tasks: Iterable[OpenTask]) -> None:
-        """Assign these tasks, each to one receiver, in place of those before."""
+        """Assign these tasks, each to one receiver, replacing the previous ones."""
         self._tasks = {task.record.id: task for task in tasks}
         for index, child in enumerate(self._children):
             child.send(self._tasks_for(index))
@@ -209,12 +209,12 @@ class Receivers:
         )
 
     def announce(self, record: TaskRecord, update: BlobRef) -> None:
-        """Pass on that a device has announced its update as complete."""
+        """Forward the announcement of a device that its update is complete."""
         order = AnnouncedUpdate(task=record.id, tier=record.tier, update=update)
         self._children[self._index_of(record.id)].send(order)
 
     def restart_failed(self, now: float) -> list[str]:
-        """Restart the receivers that have died or hang; return a line about each for the log."""
+        """Restart the receivers that have died or hang; return a log line for each."""
         problems = []
         for index, child in enumerate(self._children):
             why = child.why_failed(now)
@@ -223,8 +223,8 @@ class Receivers:
             child.end()
             self._ended.append(child.last)
             problems.append(
-                f"receiver {index + 1}{child.where} {why}; it was started again, what it had not "
-                "told is asked again"
+                f"receiver {index + 1}{child.where} {why}; it was restarted, and is asked "
+                "again for everything that it had not reported"
             )
             self._restart(index)
         return problems
@@ -236,7 +236,7 @@ class Receivers:
         child = _Child(self._settings, self._inbox, self._children[index].host)
         self._children[index] = child
         child.send(self._tasks_for(index))
-        # The announcements that the process before it may not have reported on.
+        # The announcements that the previous process may not have reported on.
         for name, task in self._tasks.items():
             if self._index_of(name) == index and task.announced is not None:
                 update = task.announced.update

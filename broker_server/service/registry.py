@@ -9,86 +9,88 @@ from typing import TYPE_CHECKING
 from pydantic import Field, ValidationError
 
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.errors import ConfigError, RefusedError, StorageError
+from fleet_protocol.errors import BlobError, ConfigError, RefusedError, StorageError
+from fleet_protocol.foreign_files import read_regular
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.identity.enrolment import Papers
+from fleet_protocol.identity.enrolment import Hex, Key, Papers, SignedRevocations
+from fleet_protocol.messages.bounds import Count
 
 if TYPE_CHECKING:
     from fleet_protocol.identity.certificate import Certificate, Revocations
     from fleet_protocol.identity.papers import Membership
 
 REGISTRY = "registry.json"
-_LAST = 2**32 - 2**24  # epochs are told in 4 bytes
+_LAST = 2**32 - 2**24  # an epoch has 4 bytes in messages
 _LOOK_SECONDS = 1.0
 
 
 def later(number: int) -> int:
-    """Return a number after another: by the clock, so that none comes again after a backup."""
+    """Return a number above another, from the clock, so that none occurs again after a backup."""
     return max(number + 1, min(int(time.time()), _LAST))
 
 
 class MemberEntry(FrozenModel):
-    """One member.
+    """A member.
 
     Attributes:
         role: ``server`` or ``device``.
-        serial: of its newest certificate; older ones count for nothing.
-        token: password that it gives to the broker, for one that asks.
-        revoked: whether it is a member no longer.
-        sealing: of a device, the public key to which the group's key is sealed; None if it was
-            enrolled before there were such keys.
+        serial: serial of its newest certificate; older ones are invalid.
+        token: its password at the broker, for brokers that require one.
+        revoked: whether it is no longer a member.
+        sealing: public key of a device, to which the group's key is sealed; None if it was
+            enrolled before such keys existed.
         tls: number of its client certificate, in hexadecimal.
-        expires: seconds since 1970 after which it is one no longer, 0 for never.
-        certificate: its newest; None if it was enrolled before there were renewals.
-        renewed: whether that is another than it was enrolled with.
+        expires: end of its enrolment in seconds since 1970, 0 for never.
+        certificate: its newest; None if it was enrolled before renewals existed.
+        renewed: whether it differs from the certificate at enrolment.
     """
 
     role: str
-    serial: int
+    serial: Count
     token: str
     revoked: bool = False
-    sealing: str | None = None
+    sealing: Key | None = None
     tls: str | None = None
-    expires: int = 0
-    certificate: str | None = None
+    expires: Count = 0
+    certificate: Hex | None = None
     renewed: bool = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether its enrolment has ended."""
+        """Whether its enrolment has expired."""
         return 0 < self.expires < time.time()
 
 
 class Registry(FrozenModel):
-    """All members that there ever were.
+    """All members, past and present.
 
     Attributes:
-        serial: of the newest certificate.
-        epoch: of the key under which blobs go down; it grows whenever an enrolment counts for
-            nothing any more.
-        withdrawn: numbers of client certificates of devices that count for nothing any more.
-        since: by name, the lowest serial that counts.
-        revoked: the same as the operator signed it, with the epoch as its counter.
-        members: by name.
+        serial: serial of the newest certificate.
+        epoch: epoch of the key under which blobs are sent to devices; it grows whenever an
+            enrolment becomes invalid.
+        withdrawn: numbers of the devices' client certificates that are no longer valid.
+        since: the lowest valid serial, by name.
+        revoked: the same list as the operator signed it, with the epoch as its counter.
+        members: the members by name.
     """
 
-    serial: int = 0
-    epoch: int = 1
+    serial: Count = 0
+    epoch: Count = 1
     withdrawn: tuple[str, ...] = ()
-    since: Mapping[str, int] = Field(default_factory=dict)
-    revoked: str | None = None
+    since: Mapping[str, Count] = Field(default_factory=dict)
+    revoked: SignedRevocations | None = None
     members: Mapping[str, MemberEntry] = Field(default_factory=dict)
 
     @property
     def lacking(self) -> list[str]:
-        """Devices that could not read what is sealed to all: because of them nothing is."""
+        """Devices that could not read sealed blobs; while there are any, nothing is sealed."""
         return [name for name, entry in self.devices().items() if entry.sealing is None]
 
     def readers(self, revocations: "Revocations") -> tuple[int, dict[str, str]]:
-        """Return which devices read what is sent now.
+        """Return the devices that can read what is sent now.
 
         Returns:
-            An epoch, which grows when an enrolment ends, too, and public keys by name.
+            An epoch, which also grows when an enrolment expires, and public keys by name.
         """
         ended = 0
         keys = {}
@@ -101,9 +103,9 @@ class Registry(FrozenModel):
         return epoch, keys
 
     def papers(self) -> dict[str, bytes]:
-        """Return what the operator says to each device, if anything.
+        """Return the operator's message for each device, if any.
 
-        A device that is revoked gets the list, too, so that it knows and stops asking.
+        A revoked device receives the list, too, so that it knows and stops retrying.
         """
         if self.revoked is None:
             return {}
@@ -125,19 +127,19 @@ class Registry(FrozenModel):
         return devices
 
     def names(self) -> list[str]:
-        """Return the names of the members, the server among them."""
+        """Return the names of the members, including the server."""
         return [name for name, entry in self.members.items() if not entry.revoked]
 
     def without(self, name: str) -> "Registry":
-        """Return the registry with all that a member has so far counting for nothing.
+        """Return the registry with all previous papers of a member revoked.
 
-        It is the same where there is no such member.
+        It is unchanged if the member does not exist.
         """
         entry = self.members.get(name)
         if entry is None:
             return self
         withdrawn = self.withdrawn
-        # The server that runs keeps its way into the broker until it starts again.
+        # The running server keeps its access to the broker until it is restarted.
         if entry.tls is not None and entry.role == "device":
             withdrawn = (*withdrawn, entry.tls)
         revoked = entry.model_copy(update={"revoked": True})
@@ -150,17 +152,17 @@ class Registry(FrozenModel):
         return self.model_copy(update=changes)
 
     def caught_up(self, newest: "Revocations") -> "Registry":
-        """Return the registry with what the operator has revoked since, if it is from a backup."""
+        """Return the registry with later revocations of the operator, if it is from a backup."""
         if newest.counter <= self.epoch:
             return self
-        # Each in turn: withdrawn certificates and the epoch grow with every one.
+        # Each in turn: revoked certificates and the epoch grow with every one.
         registry = self
         for name, entry in self.members.items():
             if not entry.revoked and entry.serial < newest.since.get(name, 0):
                 registry = registry.without(name)
         changes = {
             "epoch": later(newest.counter),
-            "serial": max(self.serial, *newest.since.values()),
+            "serial": max([self.serial, *newest.since.values()]),
             "since": {**registry.since, **newest.since},
         }
         return registry.model_copy(update=changes)
@@ -178,29 +180,30 @@ def read_registry(folder: Path) -> Registry:
     """Return the registry of a fleet's folder.
 
     Raises:
-        ConfigError: there is none, or it is damaged.
+        ConfigError: it is missing or damaged.
     """
     try:
-        return Registry.model_validate_json((folder / REGISTRY).read_bytes())
-    except OSError as error:
+        return Registry.model_validate_json(read_regular((folder / REGISTRY).resolve()))
+    except BlobError as error:
         raise ConfigError(
-            f"{folder} is no fleet's folder ({error.strerror}); `shoal init` makes one"
+            f"{folder} is not the folder of a fleet ({error}); create one with `shoal init`"
         ) from error
     except ValidationError as error:
         raise ConfigError(f"{folder / REGISTRY} is damaged: {error.errors()[0]['msg']}") from error
 
 
 class RegistryReader:
-    """Reads which members there are from the file, so that a revocation needs no restart.
+    """Reads the current members from the file, so that a revocation needs no restart.
 
-    The server keeps what it has obeyed in its `Membership`; an older file takes none of it back.
+    The server records applied revocations in its `Membership`; an older file does not undo them.
 
     Args:
-        folder: of the fleet.
-        membership: of the server.
+        folder: folder of the fleet.
+        membership: membership of the server.
 
     Raises:
-        ConfigError: there is no registry, or it is older than what the server has obeyed.
+        ConfigError: the registry is missing, or older than the revocations that the server has
+            applied.
     """
 
     def __init__(self, folder: Path, membership: "Membership") -> None:
@@ -217,18 +220,18 @@ class RegistryReader:
                 self._membership.accept(Papers(revoked=registry.revoked).to_bytes())
             except RefusedError as error:
                 raise ConfigError(
-                    f"{self._folder / REGISTRY} is not what the operator has signed last "
-                    f"({error}): put the newest one in its place, or let `shoal enroll server` "
-                    "take up what the server knows"
+                    f"{self._folder / REGISTRY} is not the latest that the operator has "
+                    f"signed ({error}): put the newest one in its place, or let `shoal "
+                    "enroll server` restore the revocations that the server knows"
                 ) from error
-        # A server that was renewed says nothing of it until it starts again.
+        # A renewed server sends nothing about it until it restarts.
         self._papers = (
             {} if self._membership.revoked(self._membership.certificate) else registry.papers()
         )
         return registry
 
     def revoked(self, certificate: "Certificate") -> bool:
-        """Return whether a certificate counts for nothing.
+        """Return whether a certificate is no longer valid.
 
         Its member was revoked, or has a newer one.
         """
@@ -238,15 +241,15 @@ class RegistryReader:
         return self._membership.revoked(certificate)
 
     def papers(self) -> Mapping[str, bytes]:
-        """Return what the operator says to devices, by name.
+        """Return the operator's message for each device, by name.
 
-        It is the same object until the file is another.
+        It is the same object until the file changes.
         """
         self.current()
         return self._papers
 
     def members(self) -> Collection[str]:
-        """Return the names of the devices that are members, and whose enrolment has not ended."""
+        """Return the names of the devices that are members with a valid enrolment."""
         devices = self.current().devices()
         return {name for name, entry in devices.items() if not entry.has_ended}
 
@@ -254,8 +257,8 @@ class RegistryReader:
         """Return the registry as it is now, or was a second ago."""
         if time.monotonic() - self._read_at > _LOOK_SECONDS:
             self._read_at = time.monotonic()
-            with contextlib.suppress(ConfigError, StorageError):  # what was obeyed stays
-                # A file that is written anew with the same content costs no check of a signature.
+            with contextlib.suppress(ConfigError, StorageError):  # applied revocations stay
+                # A file that is written again with the same content needs no check of a signature.
                 if read_registry(self._folder) != self._registry:
                     self._registry = self._read()
         return self._registry

@@ -1,7 +1,7 @@
-"""Handles what devices reply about their tasks: every reply is answered, counted or refused.
+"""Handles the devices' replies about their tasks: every reply is answered, counted or refused.
 
-A message counts for the task it names, and only from the device whose task that is. What belongs to
-no open task is answered so that its sender stops repeating it.
+A message counts for the task that it names, and only from the device that owns the task. A message
+about no open task is answered so that its sender stops repeating it.
 """
 
 import time
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from broker_server.rounds.collecting import OpenTask
 from broker_server.service.connection import Connection, RunServices
 from broker_server.store import TaskPhase, TaskRecord
+from broker_server.store.task_records import Alternative
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import (
@@ -31,7 +32,7 @@ from fleet_protocol.messages import (
 )
 
 _NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
-_ASKED_AGAIN = "asked again when it has been restarted, or has other data"
+_ASKED_AGAIN = "requested again when it has been restarted, or has other data"
 
 
 class Replies:
@@ -57,22 +58,23 @@ class Replies:
         """Handle a reply.
 
         Args:
-            device: whose topic it came on.
-            payload: the reply as it travelled.
+            device: on whose topic it arrived.
+            payload: the reply as received.
             tasks: the open tasks, by id.
             past: tasks that are over, by id.
 
         Raises:
-            RefusedError: it is malformed, foreign, or about something else than what is asked.
+            RefusedError: it is malformed, from another device, or does not match the request.
         """
         message = parse_device_message(payload)
         task = tasks.get(message.task)
+        # Before any check, because boards leave out what the topic or the task says.
         message = self._complete(message, device, task)
         self._require_sender(message, device)
         if isinstance(message, Predicted):
             self._predictions.receive(message)
         elif isinstance(message, NeedChunks):
-            # A request for chunks is a sign that the device works on its task.
+            # A request for chunks shows that the device works on its task.
             if task is not None:
                 task.heard = time.monotonic()
             self._serve(message, message.digest, task, message.ranges)
@@ -84,7 +86,7 @@ class Replies:
     def _complete(
         self, message: DeviceMessage, device: str, task: OpenTask | None
     ) -> DeviceMessage:
-        """Return a message with what its device left out of it: its topic and task say that."""
+        """Return a message with the fields that its device left out: topic and task imply them."""
         fields: dict[str, object] = {"fleet": self._fleet, "device": device}
         if task is not None:
             record = task.record
@@ -93,6 +95,7 @@ class Replies:
 
     def _require_sender(self, message: DeviceMessage, device: str) -> None:
         own = (message.fleet, message.device) == (self._fleet, device)
+        # The profile says what the device can train; without it no answer would make sense.
         if own and self._devices.knows(device):
             return
         self._refuse_done(
@@ -100,7 +103,7 @@ class Replies:
             self._record_as_named(message),
             device,
             RefusalReason.UNKNOWN_DEVICE,
-            "announce yourself",
+            "send your profile",
         )
         raise RefusedError(
             RefusalReason.UNKNOWN_DEVICE,
@@ -116,7 +119,7 @@ class Replies:
         reason: RefusalReason,
         detail: str,
     ) -> None:
-        """Answer an announcement of an update, which its device repeats until it is answered."""
+        """Answer the announcement of an update, which its device repeats until it is answered."""
         if isinstance(message, Done):
             self._outbox.refuse(record, device, reason, detail)
 
@@ -133,7 +136,7 @@ class Replies:
                 record,
                 device,
                 RefusalReason.UNKNOWN_DEVICE,
-                "this task is another device's",
+                "this task belongs to another device",
             )
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
@@ -142,7 +145,7 @@ class Replies:
         task.heard = time.monotonic()
         if isinstance(
             message, Done
-        ):  # also of another round, which is answered and not only counted
+        ):  # for another round, too: that is answered and not only counted
             self._uploads.receive_announcement(task, message)
             return
         if (message.run, message.round) != (record.run, record.round):
@@ -169,12 +172,8 @@ class Replies:
 
     def _note_acceptance(self, task: OpenTask, message: Accept) -> None:
         record = task.record
-        choice = record.choices[0]
-        for offered in record.choices:
-            if offered.tier == message.tier:
-                choice = offered
-                break
-        # A device that starts anew lacks less than before, or more.
+        choice = self._accepted_choice(record, message.tier)
+        # A restarted device may lack less than before, or more.
         lacking: list[str] = [getattr(choice, name).digest for name in message.lacks]
         self._blobs.forget(record.device, but=lacking)
         self._uploads.cohorts.receive_keys(task, message.keys)
@@ -184,6 +183,15 @@ class Replies:
         self._reporter.emit(accepted)
         for digest in lacking:
             self._serve(message, digest, task)
+
+    def _accepted_choice(self, record: TaskRecord, tier: str) -> Alternative:
+        for choice in record.choices:
+            if choice.tier == tier:
+                return choice
+        offered = ", ".join(choice.tier for choice in record.choices)
+        raise RefusedError(
+            RefusalReason.UNSUPPORTED, f"task {record.id} was offered as {offered}, not {tier}"
+        )
 
     def _note_progress(self, task: OpenTask, message: Progress) -> None:
         progress = message.model_dump(include={"epoch", "epochs", "step", "loss"})
@@ -212,13 +220,12 @@ class Replies:
         return self._reporter.stamp | {"round": record.round, "device": record.device}
 
     def _answer_not_open(self, message: DeviceMessage, past: OpenTask | None) -> None:
-        """Answer a message about a task that is over, or that never was."""
+        """Answer a message about a task that is over, or that never existed."""
         record = self._past_record(message, past)
         if record is None:
             self._refuse_foreign(message, None, RefusalReason.UNKNOWN_TASK)
         if (record.run, record.phase) == (self._reporter.run, TaskPhase.OFFERED):
-            # It goes on beyond its round, and a server that was just started has not begun the
-            # next.
+            # It continues beyond its round, and a restarted server has not begun the next one.
             return
         if record.device != message.device:
             self._refuse_foreign(message, record, RefusalReason.UNKNOWN_DEVICE)
@@ -228,11 +235,12 @@ class Replies:
         elif record.phase.arrived:
             self._outbox.send_about(UploadAck, record)  # the first acknowledgement was lost
         else:
+            # Answered first, then counted: a device without an answer repeats its announcement.
             self._outbox.refuse(record, message.device, RefusalReason.LATE, detail)
             raise RefusedError(RefusalReason.LATE, f"update for task {message.task}: {detail}")
 
     def _past_record(self, message: DeviceMessage, past: OpenTask | None) -> TaskRecord | None:
-        # The record in memory spares the store: of a slow server a thousand devices ask twice.
+        # The record in memory saves a query: with a slow server a thousand devices ask twice.
         if past is not None and past.record.phase is TaskPhase.RECEIVED:
             return past.record
         return self._store.task(message.task)
@@ -245,12 +253,12 @@ class Replies:
             record or self._record_as_named(message),
             message.device,
             reason,
-            "there is no such task for this device",
+            "this device has no such task",
         )
         raise RefusedError(reason, f"{message.type} for task {message.task}")
 
     def _record_as_named(self, message: DeviceMessage) -> TaskRecord:
-        """Return a record with what a message names, to answer with the same names."""
+        """Return a record with the ids in a message, to answer with the same ids."""
         return TaskRecord(
             id=message.task,
             run=message.run,

@@ -1,7 +1,7 @@
-"""The rollouts of a fleet as files of its folder: started, steered, read and shown.
+"""The rollouts of a fleet as files in its folder: started, controlled, read and displayed.
 
-The operator signs a release and says how it goes to the fleet, in rollout.json of the fleet's
-folder; there the server keeps how far it is.
+The operator signs a release and defines how it reaches the fleet, in rollout.json of the fleet's
+folder; the server records its progress there.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
+from fleet_protocol.foreign_files import read_regular
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class RolloutView:
     """A rollout, its state, and the `VERBS` that are possible now.
 
     Attributes:
-        rollout: as it is stored.
-        state: of `Rollout.state`.
-        verbs: the possible ones.
-        boards: what became of each board, ``not asked`` or as of `Rollout.outcomes`; once replaced,
-            of those asked.
-        versions: of Shoal, as boards said last.
+        rollout: the stored rollout.
+        state: from `Rollout.state`.
+        verbs: the actions that are possible now.
+        boards: the state of each board, ``not asked`` or as in `Rollout.outcomes`; of a replaced
+            rollout, only of those asked.
+        versions: versions of Shoal, as boards last reported them.
     """
 
     rollout: Rollout
@@ -44,7 +45,7 @@ class RolloutView:
 
 
 def view_rollout(rollout: Rollout, store: Store) -> RolloutView:
-    """Return how far a rollout is, by what the devices of a store said last."""
+    """Return the progress of a rollout, from the last reports of the devices in a store."""
     profiles = {}
     records = {}
     for device in store.devices(rollout.release.fleet):
@@ -52,7 +53,7 @@ def view_rollout(rollout: Rollout, store: Store) -> RolloutView:
         if profile is None:
             continue
         profiles[device.id] = profile
-        # Boards report the artifact sets that they have taken apart from their runtime.
+        # Boards report their artifact sets separately from their runtime.
         record = profile.sets if rollout.release.sets else profile.release
         if record:
             records[device.id] = record
@@ -66,21 +67,22 @@ def view_rollout(rollout: Rollout, store: Store) -> RolloutView:
 
 
 def read_rollouts(store: Store) -> list[RolloutView]:
-    """Return the rollouts of the fleet in whose folder a store lies, the newest first.
+    """Return the rollouts of the fleet whose folder contains a store, the newest first.
 
     Raises:
         StorageError: one is damaged.
     """
     folder = store.folder.resolve().parent
-    # Their names are numbers, times of ten digits: in order as text, too.
+    # Their names are numbers, times of ten digits, which sort correctly as text, too.
     past = sorted((folder / "rollouts").glob("*.json"), reverse=True)
     paths = [*folder.glob("rollout.json"), *past]
     try:
-        rollouts = [Rollout.model_validate_json(path.read_bytes()) for path in paths]
-    except (OSError, ValidationError) as error:
+        # In a folder that somebody has packed, a pipe would hold a thread of the page.
+        rollouts = [Rollout.model_validate_json(read_regular(path)) for path in paths]
+    except (BlobError, ValidationError) as error:
         raise StorageError(
-            f"a rollout in {folder} is damaged; remove its rollouts folder, or begin anew with "
-            "`shoal rollout start`"
+            f"a rollout in {folder} is damaged; remove its rollouts folder, or start again "
+            "with `shoal rollout start`"
         ) from error
     return [view_rollout(rollout, store) for rollout in rollouts]
 
@@ -89,25 +91,25 @@ def read_rollout(folder: Path) -> Rollout:
     """Return the newest rollout of a fleet's folder.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it has none.
     """
     try:
-        return Rollout.model_validate_json((folder / "rollout.json").read_bytes())
-    except (OSError, ValidationError) as error:
+        return Rollout.model_validate_json(read_regular(folder / "rollout.json"))
+    except (BlobError, ValidationError) as error:
         raise ConfigError(
-            f"{folder} has no rollout; begin one with `shoal rollout start`"
+            f"{folder} has no rollout; start one with `shoal rollout start`"
         ) from error
 
 
 def store_rollout(folder: Path, change: Callable[[], Rollout]) -> Rollout:
-    """Store what a change returns; changes of several processes happen one after the other.
+    """Store the result of a change; changes of several processes happen one after the other.
 
     Args:
-        folder: of the fleet.
-        change: reads the newest rollout, if it needs it, and returns what is to be stored.
+        folder: folder of the fleet.
+        change: reads the newest rollout, if it needs it, and returns the one to store.
 
     Raises:
-        ConfigError: another process changes the folder.
+        ConfigError: another process is changing the folder.
         StorageError: the disk cannot be written.
     """
     with changing(folder):
@@ -117,11 +119,11 @@ def store_rollout(folder: Path, change: Callable[[], Rollout]) -> Rollout:
 
 
 def steer_rollout(folder: Path, verb: str) -> Rollout:
-    """Do one of `VERBS` with the newest rollout.
+    """Apply one of `VERBS` to the newest rollout.
 
     Raises:
-        ConfigError: its state forbids it, or as of `store_rollout`.
-        StorageError: as of `store_rollout`.
+        ConfigError: its state forbids it, or see `store_rollout`.
+        StorageError: see `store_rollout`.
     """
     states, changes = VERBS[verb]
 
@@ -147,16 +149,16 @@ def start_rollout(
     """Sign a release and roll it out.
 
     Args:
-        folder: of the fleet.
+        folder: folder of the fleet.
         builds: runtimes, by kind of board.
-        days: for which boards take it, 0 for ever.
-        sets: artifact sets, in place of builds.
+        days: days for which boards accept it, 0 for no limit.
+        sets: artifact sets, instead of builds.
         how: fields of `Rollout`.
 
     Raises:
         BlobError: a file of the sets changed while it was read.
-        ConfigError: as of `store_rollout`.
-        StorageError: as of `store_rollout`.
+        ConfigError: see `store_rollout`.
+        StorageError: see `store_rollout`.
     """
     refs = {kind: blob_ref(data) for kind, data in builds.items()}
     before = None
@@ -170,9 +172,9 @@ def start_rollout(
     rollout = Rollout.model_validate({"release": release, "signed": signed, **how})
     if before is not None:
         _archive(folder, before)
-    shutil.rmtree(folder / "releases", ignore_errors=True)  # the files of the one before
+    shutil.rmtree(folder / "releases", ignore_errors=True)  # the files of the previous rollout
     _store_files(BlobStore(folder / "releases"), builds, sets)
-    # Last: what rollout.json names must be there when a server reads it.
+    # Last: the files that rollout.json names must exist when a server reads it.
     return store_rollout(folder, lambda: rollout)
 
 

@@ -1,4 +1,4 @@
-"""Carries a rollout out: tells boards of the release, and serves its files."""
+"""Carries out a rollout: announces the release to boards, and serves its files."""
 
 import contextlib
 import json
@@ -21,24 +21,25 @@ from fleet_protocol.identity.release import Release
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import BlobRef
 
-_LOOK_SECONDS = 1.0  # between two looks at the rollout and the boards
-_JUDGE_SECONDS = 10.0  # between two looks at answers in rounds: of a large fleet there are many
-# how outcomes begin of boards that will not need the release again
+_LOOK_SECONDS = 1.0  # between two checks of the rollout and the boards
+_JUDGE_SECONDS = 10.0  # between two checks of answers in rounds: a large fleet has many
+# beginnings of the outcomes of boards that will not need the release again
 _SETTLED = ("running", "failed", "proving")
 
 
 @dataclass(frozen=True)
 class _Observation:
-    """What a server knows of its boards at one moment.
+    """A server's knowledge of its boards at one moment.
 
     Attributes:
         now: seconds since 1970.
-        began: when the server began, the same.
-        records: what each board says of its release.
-        online: boards that are there.
+        began: when the server began, in seconds since 1970.
+        records: what each board reports about its release.
+        online: boards that are online.
         paused: boards that pause.
-        members: all members of the fleet; None where nobody knows.
-        answers: of tasks since boards were heard.
+        members: all members of the fleet; None if that is unknown.
+        answers: answers of tasks since the server first received a message from each board's
+            release.
     """
 
     now: float
@@ -50,7 +51,7 @@ class _Observation:
     answers: Collection[Answer]
 
     def apply(self, rollout: Rollout) -> Rollout:
-        """Return a rollout as it is at this moment."""
+        """Return a rollout updated to this moment."""
         asked = {}
         for name, asked_at in rollout.asked.items():
             if self.members is None or name in self.members:
@@ -60,21 +61,21 @@ class _Observation:
         return rollout.advance(self.records, set(self.online) - set(self.paused), self.now)
 
     def _asked_at(self, rollout: Rollout, name: str, asked_at: float) -> float:
-        """Return when a board was asked; one that could not answer in time has its time again."""
+        """Return when a board was asked; one that could not answer in time gets its time again."""
         could_not_answer = name in self.paused or asked_at < self.began
         is_late = asked_at < self.now - rollout.within_seconds
         return self.now if could_not_answer and is_late and not rollout.stopped else asked_at
 
 
 class RolloutService:
-    """Tells boards of the rollout, and serves its files.
+    """Announces the rollout to boards, and serves its files.
 
-    Boards that are not members any more count as away and are not asked.
+    Boards that are no longer members count as offline and are not asked.
 
     Args:
-        folder: of the fleet.
+        folder: folder of the fleet.
         source: returns the operator's papers for each device.
-        members: returns the ids of the fleet's members, or None where nobody knows.
+        members: returns the ids of the fleet's members, or None if they are unknown.
     """
 
     def __init__(
@@ -89,32 +90,32 @@ class RolloutService:
         self._look_at = 0.0
         self._judge_at = 0.0
         self._papers = source()
-        self._number = 0  # of the release whose sets are read
+        self._number = 0  # of the release whose sets have been read
         self._sets: Mapping[str, tuple[Manifest, BlobRef]] = {}
         self._passed = frozenset[str]()
         self._began = time.time()
 
     def papers(self) -> Mapping[str, bytes]:
-        """Return what is said to each device; the same object until it is another."""
+        """Return the message to each device; the same object until it changes."""
         return self._papers
 
     def sets(self, device: str) -> Mapping[str, tuple[Manifest, BlobRef]]:
         """Return, by tier, the artifact sets of the rollout for a device.
 
-        Only for one on which they have passed and not failed since.
+        Only for a device on which they have passed and not failed since.
         """
         return self._sets if device in self._passed else {}
 
     def update(self, fleet: Fleet, blobs: BlobService, store: Store) -> bool:
-        """Look at the rollout and the boards, about once a second.
+        """Check the rollout and the boards, about once a second.
 
         Args:
             fleet: the boards.
             blobs: serves the files of the release from now on.
-            store: contains what became of the boards' tasks.
+            store: contains the outcomes of the boards' tasks.
 
         Returns:
-            Whether boards are to be told something.
+            Whether there are messages for boards.
         """
         if time.monotonic() < self._look_at:
             return False
@@ -125,13 +126,15 @@ class RolloutService:
         papers = dict(self._source())
         additions: dict[str, dict[str, str]] = {}  # fields of papers, by device
         for name, record in fleet.releases().items():
-            if record.startswith("trial "):  # the board waits to hear that it was heard
+            # the board waits for the confirmation that the server has received its
+            # message
+            if record.startswith("trial "):
                 additions[name] = {"heard": record.split(" ")[1]}
         is_awaited = False
         # There is no rollout, or it cannot be read now.
         with contextlib.suppress(BlobError, ConfigError, StorageError):
             rollout, states = self._follow_rollout(fleet, blobs, store, members)
-            # A board that starts anew has forgotten what it was told.
+            # A restarted board has forgotten the announcement.
             is_awaited = not all(state.startswith(_SETTLED) for state in states.values())
             if not rollout.stopped:
                 for name in rollout.asked:
@@ -148,15 +151,15 @@ class RolloutService:
         store: Store,
         members: Collection[str] | None,
     ) -> tuple[Rollout, Mapping[str, str]]:
-        """Bring the rollout up to date, and serve its files.
+        """Update the rollout, and serve its files.
 
         Returns:
-            The rollout, and what became of each board that was asked.
+            The rollout, and the outcome of each board that was asked.
 
         Raises:
             BlobError: a manifest of the release is damaged.
             ConfigError: there is no rollout.
-            StorageError: something cannot be read or written.
+            StorageError: a file cannot be read or written.
         """
         rollout = read_rollout(self._folder)
         files = BlobStore(self._folder / "releases")
@@ -174,7 +177,7 @@ class RolloutService:
         sets = {}
         for tier, ref in release.sets.items():
             sets[tier] = (parse_manifest(files.read(ref.digest)), ref)
-        # Only when all are read: one that cannot be read now is read again.
+        # Only once all are read: one that cannot be read now is read again.
         self._sets = sets
         self._number = release.number
 
@@ -237,7 +240,7 @@ def _extend_papers(papers: dict[str, bytes], additions: Mapping[str, Mapping[str
 
 
 def _note_members(members: Collection[str], fleet: Fleet, blobs: BlobService, store: Store) -> None:
-    """Count boards as away that are no members any more, and as there that are again."""
+    """Count boards as offline that are no longer members, and as online those that are again."""
     for device in fleet.limit_to_members(members):
         is_member = device in members
         state = "idle" if is_member else REVOKED
@@ -245,6 +248,6 @@ def _note_members(members: Collection[str], fleet: Fleet, blobs: BlobService, st
         if is_member:
             store.log("returned", f"{device} is a member again", device=device)
         else:
-            detail = f"{device} is no member any more, and counts as away"
+            detail = f"{device} is no longer a member, and counts as offline"
             store.log("dismissed", detail, device=device)
         blobs.forget(device)

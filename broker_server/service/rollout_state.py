@@ -1,6 +1,6 @@
 """The state of a rollout and its rules: which boards are asked when, and when it stops.
 
-A release goes to a few boards first, to more while these do well, and to no more if they do not.
+A release is sent to a few boards first, to more if these succeed, and to no others if they fail.
 """
 
 import math
@@ -24,29 +24,32 @@ _EXCUSED = (
     "no-space",
     "too-far",
 )
-# Phases of tasks whose updates have come, whatever became of these.
+# Phases of tasks whose updates have arrived, with any outcome.
 _FINISHED = frozenset({"merged", "left-out", "refused"})
 _TASK_REFUSED = frozenset({TaskPhase.DECLINED, TaskPhase.REFUSED})
 
 
 class Rollout(FrozenModel):
-    """How a release goes to a fleet, and how far it is.
+    """How a release is sent to a fleet, and its progress.
 
     Attributes:
-        release: what the operator signed; `signed` is how it travels.
-        stages: shares of the boards that are asked, one after the other, each when all before have
-            ended.
-        within_seconds: after which a board that is not back with it has failed.
-        most_failed: share of the boards asked that may fail; with more it stops.
-        gate: so many training tasks each must have finished with it before the next are asked.
-        asked: when each board was asked, seconds since 1970.
-        heard: when each board that runs it was first heard to.
-        judged: of boards that run it, why one has failed in a round since, empty for one that is
-            through the gate.
-        paused: whether nobody is asked for now.
-        stopped: why nobody is asked any more; empty while it goes on.
-        told: what boards asked said last of this release, which they forget with the next.
-        ended: when another took its place, seconds since 1970; 0 while none has.
+        release: what the operator signed; `signed` is its form as a message.
+        stages: shares of the boards that the server has asked after each stage. A stage begins when
+            all boards of the earlier stages have finished.
+        within_seconds: seconds after which a board has failed if it has not reconnected with the
+            release.
+        most_failed: share of the boards asked that may fail; if more fail, the rollout stops.
+        gate: number of training tasks that each board must have finished with the release before
+            the server asks the next boards.
+        asked: when each board was asked, in seconds since 1970.
+        heard: when the server first received a message from each board that runs the release.
+        judged: for each board that runs the release, why the board has failed in a round since;
+            empty for a board that has passed the gate.
+        paused: whether the server asks no boards for now.
+        stopped: why no further boards are asked; empty while the rollout continues.
+        told: last reports of the asked boards about this release, which they forget with the next
+            one.
+        ended: when another rollout replaced it, in seconds since 1970; 0 if none has.
     """
 
     release: Release
@@ -73,7 +76,7 @@ class Rollout(FrozenModel):
         return "paused" if self.paused else "going"
 
     def _last_reports(self, records: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what each board that was asked has said last of this release."""
+        """Return the last report of each asked board about this release."""
         number = str(self.release.number)
         reports = dict(self.told)
         for name, record in records.items():
@@ -84,12 +87,13 @@ class Rollout(FrozenModel):
     def with_answers(
         self, records: Mapping[str, str], now: float, answers: Collection[Answer]
     ) -> "Rollout":
-        """Return the rollout with what boards said last, and what became of their tasks.
+        """Return the rollout with the boards' last reports, and the outcomes of their tasks.
 
         Args:
-            records: what each board says of its release.
+            records: what each board reports about its release.
             now: seconds since 1970.
-            answers: of the tasks that were planned since each board was heard.
+            answers: answers of the tasks that were planned since the server first received a
+                message from each board.
         """
         reports = self._last_reports(records)
         heard = {}
@@ -110,14 +114,14 @@ class Rollout(FrozenModel):
         return self.model_copy(update={"heard": heard, "judged": judged})
 
     def outcomes(self, records: Mapping[str, str], now: float) -> dict[str, str]:
-        """Return what became of each board that was asked.
+        """Return the outcome of each board that was asked.
 
         Args:
-            records: what each board says of its release.
+            records: what each board reports about its release.
             now: seconds since 1970.
 
         Returns:
-            By board: ``running``, ``proving`` to the gate, ``failed: why``, or how far it is.
+            By board: ``running``, ``proving`` until the gate, ``failed: why``, or its progress.
         """
         reports = self._last_reports(records)
         # After the end nothing becomes late.
@@ -129,7 +133,7 @@ class Rollout(FrozenModel):
         return outcomes
 
     def _outcome(self, name: str, report: str, *, is_late: bool) -> str:
-        # A report has a phase, three numbers, and why it failed.
+        # A report has a phase, three numbers, and the reason of a failure.
         phase, *details = report.split(" ", 4)
         if phase == "failed":
             return f"failed: {details[-1]}"
@@ -146,7 +150,7 @@ class Rollout(FrozenModel):
         """Return the rollout a moment later: stopped, or with the boards of its next stage asked.
 
         Args:
-            records: what each board says of its release.
+            records: what each board reports about its release.
             online: boards that can be asked.
             now: seconds since 1970.
         """
@@ -156,7 +160,7 @@ class Rollout(FrozenModel):
         for name, state in states.items():
             if state.startswith("failed"):
                 failures.append(f"{name} {state}")
-        # Before anything else: a rollout that has failed asks nobody, whatever its stage.
+        # Before anything else: a rollout that has failed asks no board, whatever its stage.
         if self.stopped or len(failures) > self.most_failed * len(states):
             why = self.stopped or f"{len(failures)} of {len(states)} boards: {failures[0]}"
             return self.model_copy(update={"stopped": why, "told": reports})
@@ -167,7 +171,7 @@ class Rollout(FrozenModel):
         return self.model_copy(update={"asked": {**self.asked, **asked}, "told": reports})
 
     def _next_boards(self, records: Mapping[str, str], online: Collection[str]) -> list[str]:
-        """Return the boards of the next stage, in an order of this release alone.
+        """Return the boards of the next stage, in an order that depends only on this release.
 
         The same boards would otherwise be the first in every rollout.
         """
@@ -177,7 +181,7 @@ class Rollout(FrozenModel):
                 candidates[blob_digest(f"{self.signed}{name}".encode())] = name
         in_order = [candidates[digest] for digest in sorted(candidates)]
         for share in self.stages:
-            # Rounded before: 0.07 of 100 boards is a little more than seven as floats.
+            # Rounded first: 0.07 of 100 boards is a little more than seven as floats.
             count = math.ceil(round(share * len(records), 9)) - len(self.asked)
             if count > 0:
                 return in_order[:count]
@@ -185,8 +189,8 @@ class Rollout(FrozenModel):
 
 
 VERBS: Mapping[str, tuple[Collection[str], Mapping[str, str | bool]]] = MappingProxyType({
-    "pause": (("going",), {"paused": True}),  # those that were asked go on
+    "pause": (("going",), {"paused": True}),  # boards that were asked continue
     "resume": (("paused",), {"paused": False}),
     "stop": (("going", "paused"), {"stopped": "the operator stopped it"}),
 })  # fmt: skip
-"""What an operator does with a rollout: the states in which it is possible, and what it changes."""
+"""The operator's actions on a rollout: the states in which each is possible, and its effect."""

@@ -22,15 +22,15 @@ _SOCKET = "the socket of the store"
 class Handlers:
     """The handler of each kind of topic.
 
-    A handler may raise `RefusedError` for a message that is not to be followed.
+    A handler may raise `RefusedError` for a message that must not be followed.
 
     Attributes:
         sign_of_life: called with the id of a device before any other message of it is handled.
-        presence: gets the status or profile of a device, whose topic it came on.
-        reply: gets the id of a device and its reply about a task, as it travelled.
+        presence: gets the status or profile of a device, and the device on whose topic it arrived.
+        reply: gets the id of a device and its reply about a task, as received.
         chunk: gets the id of a task and a chunk of its update.
         request: gets a request to the server, over MQTT or over the socket of its store.
-        server_status: gets the retained status of a server of this fleet, as it travelled.
+        server_status: gets the retained status of a server of this fleet, as received.
         refused: gets a message that was refused, and its device, or None if no device of the fleet
             has that name: invented names are counted together and cannot fill the store.
     """
@@ -48,8 +48,8 @@ class Router:
     """Passes messages to handlers, one at a time.
 
     Args:
-        topics: of the fleet.
-        limits: how many messages of each device are read.
+        topics: topics of the fleet.
+        limits: rates at which messages of each device are read.
         knows: whether a device has ever announced itself.
         handlers: what to do with each kind of message.
     """
@@ -69,11 +69,11 @@ class Router:
     def route(self, event: Received | LocalRequest) -> None:
         """Handle a message.
 
-        One that is refused is counted. An exception that nobody expected is counted, logged with
-        the topic and dropped: no message may end the server.
+        A refused message is counted. An unexpected exception is counted, logged with the topic and
+        dropped: no message may end the server.
 
         Raises:
-            StopRequested: the server shall end.
+            StopRequested: the server must end.
             StorageError: the server's disk is full.
         """
         name = event.topic if isinstance(event, Received) else _SOCKET
@@ -85,6 +85,7 @@ class Router:
                 self._dispatch(topic, event)
         except RefusedError as error:
             self._refuse(topic, error)
+        # These two concern the server, not the message.
         except (StopRequested, StorageError):
             raise
         except Exception as error:  # noqa: BLE001  (whatever a message brings to light)
@@ -94,15 +95,16 @@ class Router:
 
     def _dispatch(self, topic: Topic | None, event: Received) -> None:
         if not event.payload:
-            return  # of `shoal device doctor`, or somebody had the broker forget a message
+            return  # from `shoal device doctor`, or somebody deleted a retained message
         if isinstance(topic, DeviceTopic):
-            # Before anything is parsed: reading a long message is what costs the server time.
+            # Before anything is parsed: the server spends most time on reading long messages.
             size = len(event.payload)
             self._limits.check(topic.device, topic.channel, time.monotonic(), size)
+            # After the limit: a device that floods is not kept in the round by its flood.
             self._handlers.sign_of_life(topic.device)
         # The server subscribes to no other topics, so others match nothing.
         match topic:
-            case UploadTopic(task):  # first, as most messages are chunks
+            case UploadTopic(task):  # first, because most messages are chunks
                 self._handlers.chunk(task, event)
             case DeviceTopic(device, "status" | "profile"):
                 self._handlers.presence(self._presence_of(device, event.payload))
@@ -119,14 +121,14 @@ class Router:
         if (message.fleet, message.device) != (fleet, device):
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
-                f"a {message.type} of {message.device} in fleet {message.fleet} came on the topic "
-                f"of {device}",
+                f"a {message.type} of {message.device} in fleet {message.fleet} arrived on "
+                f"the topic of {device}",
             )
         return message
 
     def _refuse(self, topic: Topic | None, error: RefusedError) -> None:
         sender = None
-        # Whoever invents names must not fill the store with them.
+        # Someone who invents names must not fill the store with them.
         if isinstance(topic, DeviceTopic) and self._knows(topic.device):
             sender = topic.device
         self._handlers.refused(error, sender)

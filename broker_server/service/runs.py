@@ -22,6 +22,7 @@ from broker_server.service.connection import Connection, RunServices
 from broker_server.service.control import report_start
 from broker_server.service.data_findings import note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
+from broker_server.service.own_code_log import log_own_code
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.reassembly import Reassembly
 from broker_server.service.receivers import Receivers
@@ -40,21 +41,21 @@ from fleet_protocol.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
-RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store or broker was not there
+RETRY_SECONDS = 10.0  # between attempts to resume a run whose store or broker was not available
 
 
 @dataclass(frozen=True)
 class ServerResources:
-    """What a server has open, from its start to its end.
+    """The resources of a server, from its start to its end.
 
     Attributes:
         store: the database.
         blobs: global versions, slices and statistics.
-        updates: what devices sent.
+        updates: updates of devices.
         broker: the settings of the broker.
-        connection: to the broker, and what goes through it.
+        connection: to the broker, and the services that use it.
         receivers: the processes that receive updates, if any.
-        rollout: passes releases on to boards, in a fleet with identities.
+        rollout: sends releases to boards, in a fleet with identities.
     """
 
     store: Store
@@ -70,12 +71,12 @@ class Runs:
     """The runs of a server.
 
     Args:
-        resources: what the server has open.
+        resources: resources of the server.
         requests: handles requests to the server.
         emit: sends every event of a run to the server's clients.
 
     Attributes:
-        resume_at: the ``time.monotonic()`` at which an unfinished run is to be tried again.
+        resume_at: the ``time.monotonic()`` at which an unfinished run is tried again.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class Runs:
     def begin(
         self, config: FleetConfig, request: str | None = None, *, followed: bool = False
     ) -> RunFinished:
-        """Do one run, or go on with the one of the same configuration that was cut short.
+        """Do one run, or resume an interrupted one with the same configuration.
 
         Args:
-            config: of the run.
-            request: id of the request that it is done for, if any.
+            config: configuration of the run.
+            request: id of the request that started it, if any.
             followed: whether a client may follow it over MQTT.
 
         Raises:
@@ -108,45 +109,50 @@ class Runs:
         """
         if config.fleet != self._fleet:
             raise ConfigError(
-                f"the configuration is of fleet {config.fleet}, this server has fleet {self._fleet}"
+                f"the configuration is for fleet {config.fleet}, but this server has fleet "
+                f"{self._fleet}"
             )
         unfinished = self._store.unfinished(self._fleet)
         # With other settings it would be another run under the same id.
         changed = "" if unfinished is None else name_differences(config, unfinished.config)
         if unfinished is not None and not changed:
             config = config.with_stored_contract(unfinished.config)
+            if config.run_name is not None:
+                self._store.rename_run(unfinished.id, config.run_name)
             return self._continue(unfinished, config, request)
+        if config.run_name is not None:
+            self._store.require_free_name(config.run_name)
         self._control.followed = followed
-        # Only a run that can begin ends the one before it.
+        # Only a run that can begin ends the previous one.
         context, evaluators = open_test_sets(self._prepare(new_run_id(), config))
         if unfinished is not None:
             self._end_replaced(unfinished, context.run, changed)
-        # A run without a version could not go on, so both are stored together.
+        # A run without a version could not be resumed, so both are stored together.
         self._store.add_run(context.initial_record(), first_version(context, self._resources.blobs))
         return self._execute(context, evaluators, request)
 
     def retry_later(self) -> None:
-        """Try to go on with an unfinished run after a pause."""
+        """Try to resume an unfinished run after a pause."""
         self.resume_at = time.monotonic() + RETRY_SECONDS
 
     def _end_replaced(self, unfinished: RunRecord, run: str, changed: str) -> None:
         why = f"run {run} started again from the beginning, with other settings: {changed}"
         _LOG.warning(
-            "run %s ends unfinished: %s; `shoal export-weights` has what it learnt",
+            "run %s ends unfinished: %s; `shoal export-weights` exports its last version",
             unfinished.id,
             why,
         )
-        # The next server goes on with the run that has not ended: there may be no two.
+        # The next server resumes the run that has not ended, so there must not be two.
         self._store.end_run(unfinished.id, "stopped", why)
 
     def resume(self) -> RunFinished | None:
-        """Go on with a run that an earlier server left unfinished.
+        """Resume a run that an earlier server left unfinished.
 
         Returns:
             How it ended; None if there is none.
 
         Raises:
-            ShoalError: it cannot go on.
+            ShoalError: it cannot be resumed.
         """
         unfinished = self._store.unfinished(self._fleet)
         if unfinished is None:
@@ -155,12 +161,12 @@ class Runs:
         return self._continue(unfinished, config, None)
 
     def _continue(self, record: RunRecord, config: FleetConfig, request: str | None) -> RunFinished:
-        # Its followers may be anywhere where requests over MQTT are open.
+        # Its followers may be anywhere if requests over MQTT are open.
         self._control.followed = self._control.open
         context, evaluators = reopen_test_sets(self._prepare(record.id, config))
         self._store.record_config(
             record.id, context.initial_record().config
-        )  # the folder may have moved
+        )  # the folder may have been moved
         return self._execute(context, evaluators, request)
 
     def _prepare(self, run: str, config: FleetConfig) -> RunContext:
@@ -170,7 +176,10 @@ class Runs:
         wanted = config.round.chunk_bytes
         chunk_bytes = find_chunk_bytes(self._connection.link, self._connection.topics, wanted)
         if chunk_bytes < wanted:
-            why = f"chunks have {chunk_bytes:,} bytes: the broker takes none of {wanted:,}"
+            why = (
+                f"chunks have {chunk_bytes:,} bytes, because the broker refuses chunks of "
+                f"{wanted:,} bytes"
+            )
             _LOG.warning(why)
             self._store.log("smaller-chunks", why, run=run)
         artifacts = load_artifacts(
@@ -181,7 +190,7 @@ class Runs:
         )
         context = prepare_run(run, config, artifacts)
         if self._resources.rollout is not None:
-            # A board that has taken a release trains with the set of that release.
+            # A board that has taken a release trains with that release's set.
             context = replace(context, sets=self._resources.rollout.sets)
         return context
 
@@ -191,18 +200,27 @@ class Runs:
         reporter = Reporter(context.run, self._store, self._emit)
         partial = PartialUploads(self._resources.updates, self._resources.blobs)
         dispatcher = self._dispatcher(context, reporter, partial)
-        services = Services(dispatcher, self._store, self._resources.blobs, self._resources.updates)
+        services = Services(
+            self._store,
+            self._resources.blobs,
+            self._resources.updates,
+            dispatcher,
+        )
         coordinator = Coordinator(context, services, evaluators)
-        # Parts of updates are of use only to a round that goes on.
+        # Parts of updates are useful only to a round that continues.
         if self._awaits_no_update(context.run):
             partial.clear()
         outbox = self._connection.outbox
         outbox.publish_status(context.run)
         version = self._store.version(context.run)
-        report_start(context, reporter, request, version.number if version is not None else 0)
+        log_own_code(self._store, context.run, context.config)
+        record = self._store.run(context.run)
+        name = record.name if record is not None else None
+        closed = version.number if version is not None else 0
+        report_start(context, reporter, request, name, closed)
         note_undescribed(context.contracts, reporter)
         if evaluators.unreadable:
-            why = f"this run goes on, and its versions are not judged: {evaluators.unreadable}"
+            why = f"this run continues, and its versions are not evaluated: {evaluators.unreadable}"
             _LOG.warning(why)
             reporter.note("not-judged", why)
         try:
@@ -212,7 +230,8 @@ class Runs:
         finally:
             partial.close()
             outbox.publish_status(None)
-        if finished.status == "stopped":  # not by an operator: its store or broker was not there
+        # not by an operator: its store or broker was not available
+        if finished.status == "stopped":
             self.retry_later()
         return finished
 
@@ -253,7 +272,7 @@ class Runs:
         )
 
     def _awaits_no_update(self, run: str) -> bool:
-        """Return whether no round of a run is open, and no update of an earlier one may come."""
+        """Return whether no round of a run is open, and no update of an earlier one may arrive."""
         last = self._store.last_round(run)
         if last is None:
             return True

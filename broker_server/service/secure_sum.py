@@ -1,4 +1,4 @@
-"""The state of one secure sum in the server: its step, who takes part, and what has come."""
+"""The state of one secure sum in the server: its step, its members, and their answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ from fleet_protocol.secure_sum.opening import Revealed
 
 
 class SumStep(IntEnum):
-    """What a cohort waits for, in this order."""
+    """The steps of a cohort, in this order."""
 
     KEYS = 0
     SHARES = 1
     CHECKS = 2  # answers to a challenge
-    OPENINGS = 3  # of shares that somebody says are bad; left out where nobody does
+    OPENINGS = 3  # of shares that a member disputes; skipped if nobody does
     VECTORS = 4
     SECRETS = 5
-    PAIR_KEYS = 6  # where shares restore the wrong key of a device that is away
+    PAIR_KEYS = 6  # if shares restore the wrong key of an offline device
 
 
 Answers = dict[str, Mapping[str, str]]
-"""What has come in a step, by device."""
+"""The answers in a step, by device."""
 
 
 def content_by_step(message: Shares) -> dict[SumStep, Mapping[str, str]]:
@@ -40,21 +40,21 @@ def content_by_step(message: Shares) -> dict[SumStep, Mapping[str, str]]:
 
 @dataclass
 class SecureSum:
-    """The sum of one cohort.
+    """The secure sum of one cohort.
 
     Attributes:
         cohort: the tasks whose updates go into it.
         seconds: how long a step may take before the vectors are due.
-        until: when the step ends, on the clock of the round.
+        until: when the step ends, by the clock of the round.
         members: devices that take part from this step on.
-        step: what the cohort waits for.
-        keys: of the devices that have sent theirs; from the second step on, of those that make
+        step: the answers that the cohort waits for.
+        keys: keys of the devices that have sent theirs; from the second step on, of those that make
             shares.
-        challenge: that the members answer about each dealer.
-        disputes: members whose shares a dealer has to open, by dealer.
+        challenge: question to the members about each dealer.
+        disputes: members whose shares a dealer must open, by dealer.
         sent: devices whose masked updates are in the sum.
         unmatched: devices whose shares restored a wrong mask key.
-        answers: what has come, by step and device.
+        answers: the answers by step and device.
     """
 
     cohort: Cohort
@@ -75,17 +75,17 @@ class SecureSum:
         return next(iter(self.cohort.tasks.values())).record.weights.digest
 
     def of_step(self, step: SumStep) -> Answers:
-        """Return what has come in a step, by device."""
+        """Return the answers in a step, by device."""
         return self.answers.setdefault(step, {})
 
     def content_for(self, device: str) -> dict[str, object]:
-        """Return what a device is sent in this step, as fields of `Sum`; nothing where it waits."""
+        """Return the message to a device in this step, as fields of `Sum`; empty if it waits."""
         match self.step:
             case SumStep.SHARES:
                 return {"keys": self.keys}
             case SumStep.CHECKS:
                 dealt = self.of_step(SumStep.SHARES)
-                # Sealed for this device alone: the server passes on what it cannot read.
+                # Sealed for this device only: the server forwards what it cannot read.
                 sealed = {dealer: dealt[dealer][device] for dealer in dealt}
                 return {"dealt": sealed, "challenge": self.challenge}
             case SumStep.OPENINGS if device in self.disputes:
@@ -99,7 +99,7 @@ class SecureSum:
         return {}
 
     def expected_names(self, step: SumStep, device: str) -> frozenset[str]:
-        """Return the names in the answer of a device to a step; none where no answer is due."""
+        """Return the names in a device's answer to a step; none if no answer is due."""
         if device not in self.members and device not in self.keys:
             return frozenset()
         if step >= SumStep.SECRETS and device not in self.sent:
@@ -125,12 +125,12 @@ class SecureSum:
         return awaited
 
     def remaining(self) -> list[str]:
-        """Return the members that have answered what this step asked of them."""
+        """Return the members that have answered this step."""
         awaited = set(self.awaited())
         remaining = []
         for device in self.members:
             is_open = not self.cohort.tasks[device].record.phase.answered
-            # Whoever opens no share is found by the judgement on the disputes.
+            # A member that opens no share is found by the decision on the disputes.
             if is_open and (device not in awaited or self.step == SumStep.OPENINGS):
                 remaining.append(device)
         return remaining
@@ -147,7 +147,7 @@ class SecureSum:
         )
 
     def revealed(self) -> Revealed:
-        """Return what is known of the sum once its vectors have come."""
+        """Return what is known of the sum once its vectors have arrived."""
         return Revealed(
             place=self.place,
             least=self.cohort.summing.least,

@@ -6,7 +6,7 @@
     with Server("lab", Path("runs/lab"), BrokerConfig()) as server:
         server.serve()                         # `shoal up`: requested runs, until `server.stop()`
 
-A run that was cut short is continued by the next server on the same store.
+The next server on the same store resumes an interrupted run.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from broker_server.service.membership import (
     broker_address,
     hosted_broker,
     member_of,
-    why_unsealed,
+    membership_notices,
 )
 from broker_server.service.outbox import Outbox
 from broker_server.service.prediction_requests import PredictionRequests
@@ -52,6 +52,7 @@ from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store
 from broker_server.store.backup import remove_leftovers
+from broker_server.store.links import refuse_links
 from broker_server.store.update_store import UpdateStore
 from fleet_protocol import control
 from fleet_protocol.allocator import server_memory
@@ -76,7 +77,7 @@ from fleet_protocol.transport import (
 
 _LOG = logging.getLogger(__name__)
 
-QUIET_SECONDS = 0.5  # without a message, after which what waits is written to the store
+QUIET_SECONDS = 0.5  # without a message, after which waiting data is written to the store
 # longer than a broken connection lasts, short enough not to queue much for a dead server
 SESSION_SECONDS = 60
 
@@ -117,7 +118,7 @@ class Server:
             )
             # The rollout adds to what the operator says, so its papers take the place of the
             # registry's.
-            self._member = replace(self._member, papers=self._rollout.papers)
+            self._member = replace(self._member, papers=self._rollout.papers, saves_counters=True)
         self._folder = store
         self._broker_config = broker
         self._listener = listener
@@ -135,18 +136,18 @@ class Server:
             self._open_store(stack)
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())
-            # From the store, so that boards that are away are known, too.
+            # From the store, so that offline boards are known, too.
             self._devices = Fleet(self._store.known_devices(self.fleet))
             self._link = self._connect()
-            # The farewell replaces the retained status; the will does where the server is killed.
+            # The farewell replaces the retained status; if the server is killed, the will does.
             stack.callback(self._link.close, farewell=self._farewell())
             self._subscribe(stack)
             self._open_services(stack)
-            # Last, as clients take it for the sign that the server handles requests.
+            # Last, because clients take it as the sign that the server handles requests.
             self._outbox.publish_status(None)
-            why = why_unsealed(self._broker_config)
-            if why is not None:
-                self._store.log("unsealed", why)
+            for kind, notice in membership_notices(self._broker_config):
+                _LOG.warning(notice)
+                self._store.log(kind, notice)
             self._stack = stack.pop_all()
         return self
 
@@ -154,14 +155,16 @@ class Server:
         self._stack.close()
 
     def _open_store(self, stack: contextlib.ExitStack) -> None:
-        for folder in (self._folder, self._folder / "blobs", self._folder / "updates"):
-            make_private_folder(folder)
+        make_private_folder(self._folder)
         taken = (
-            f"another server works on the store {self._folder}: stop it, or give this one a "
-            "`store` of its own"
+            f"another server uses the store {self._folder}: stop it, or give this one its "
+            "own `store`"
         )
         # Before anything in the folder is read or removed.
         stack.enter_context(held(self._folder, taken))
+        refuse_links(self._folder)
+        for name in ("blobs", "updates"):
+            make_private_folder(self._folder / name)
         self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
         self._blobs = BlobStore(self._folder / "blobs")
         remove_leftovers(self._store, self._folder)
@@ -172,9 +175,8 @@ class Server:
     def _connect(self) -> Transport:
         link = open_transport(
             self.address,
-            # A session of its own for every start: a broker that still knows an earlier one need
-            # not repeat retained messages, and what it queued for a dead server is repeated by the
-            # devices anyway.
+            # A separate session for every start: a broker that still knows an earlier one need not
+            # repeat retained messages, and the devices repeat what it queued for a dead server.
             f"shoal-{self.fleet}-server-{secrets.token_hex(4)}",
             self._inbox,
             will=self._farewell(),
@@ -191,7 +193,7 @@ class Server:
         )
 
     def _subscribe(self, stack: contextlib.ExitStack) -> None:
-        """Subscribe to all that the server handles; receivers, if any, handle the chunks."""
+        """Subscribe to everything that the server handles; receivers, if any, handle the chunks."""
         topics = self._topics
         self._link.subscribe(topics.status("+"))
         self._link.subscribe(topics.profile("+"))
@@ -209,7 +211,7 @@ class Server:
         self.receivers = stack.enter_context(Receivers(settings, self._inbox))
 
     def _open_services(self, stack: contextlib.ExitStack) -> None:
-        """Build what handles messages, from the outbox up to the runs."""
+        """Build the message handlers, from the outbox up to the runs."""
         socket = stack.enter_context(ControlSocket(self._folder, self._inbox.put))
         self._outbox = Outbox(
             self._link,
@@ -268,20 +270,20 @@ class Server:
 
     def stop(self, _signal: object = None) -> None:
         """End `run` or `serve` soon; may be called from another thread, and by `on_signals`."""
-        # The flag ends what does not wait for the inbox; the event ends the wait for it.
+        # The flag ends code that does not wait for the inbox; the event ends the wait for it.
         self._stopping.set()
         self._inbox.put(Stop())
 
     # Runs.
 
     def run(self, config: FleetConfig) -> control.RunFinished:
-        """Do one run, or go on with the one of the same configuration that was cut short.
+        """Do one run, or resume an interrupted one with the same configuration.
 
         Args:
-            config: with absolute paths; its store and broker are this server's.
+            config: configuration with absolute paths; its store and broker are this server's.
 
         Returns:
-            How it ended; ``stopped`` if `stop` was called, and then the next server goes on with
+            How it ended; ``stopped`` if `stop` was called, and then the next server resumes
             it.
 
         Raises:
@@ -290,20 +292,20 @@ class Server:
         return self._runs.begin(config)
 
     def resume(self) -> control.RunFinished | None:
-        """Go on with a run that an earlier server left unfinished.
+        """Resume a run that an earlier server left unfinished.
 
         Returns:
             How it ended; None if there is none.
 
         Raises:
-            ShoalError: it cannot go on.
+            ShoalError: it cannot be resumed.
         """
         return self._runs.resume()
 
     def serve(self) -> None:
         """Accept requests until `stop` is called.
 
-        First goes on with a run that was left unfinished.
+        An unfinished run is resumed first.
 
         Raises:
             StorageError: the server's disk is full.
@@ -318,7 +320,7 @@ class Server:
             try:
                 event = self._inbox.get(timeout=QUIET_SECONDS)
             except queue.Empty:
-                # What cannot be written now is written with the next commit that succeeds.
+                # Rows that cannot be written now are written with the next commit that succeeds.
                 with contextlib.suppress(StorageError):
                     self._store.flush()
                 continue
@@ -331,7 +333,7 @@ class Server:
         if isinstance(event, Connected):
             self._outbox.publish_status(None)
         elif isinstance(event, Disconnected):
-            self._resume_soon()  # which also starts a hosted broker again
+            self._resume_soon()  # which also restarts a hosted broker
         elif isinstance(event, Rejected):
             self._between.refused(event.error)
         elif isinstance(event, Refused):
@@ -353,19 +355,19 @@ class Server:
         self._runs.resume_at = 0.0
 
     def _try_to_resume(self) -> None:
-        """Go on with a run that an earlier server left.
+        """Resume a run that an earlier server left unfinished.
 
-        Also with one whose store or broker was not there for a while.
+        This includes a run whose store or broker was unavailable for a while.
         """
         self._runs.resume_at = math.inf
         try:
             self._revive_broker()
             self._runs.resume()
         except (ShoalError, ConnectionError) as error:
-            # What is wrong with the run itself stays wrong; disk and broker come back.
+            # A fault of the run itself stays; disk and broker come back.
             if isinstance(error, StorageError | ConnectionError):
                 self._runs.retry_later()
-            why = f"cannot go on yet: {error}"
+            why = f"cannot resume yet: {error}"
             _LOG.warning(why)
             with contextlib.suppress(StorageError):
                 self._store.log("resume-failed", why)
@@ -373,22 +375,22 @@ class Server:
     # In a run and between runs.
 
     def _do_periodic_work(self, blobs: BlobService, run: str | None) -> None:
-        """Answer overdue predictions, ask for lost profiles, and tell boards of a changed rollout.
+        """Answer overdue predictions, ask for lost profiles, and announce a changed rollout.
 
         Args:
-            blobs: serves blobs now.
+            blobs: the current blob service.
             run: id of the run in progress, if any.
         """
         self._predictions.answer_overdue()
         self._introductions.follow(time.monotonic(), connected=self._link.connected)
         if self._rollout is not None and self._rollout.update(self._devices, blobs, self._store):
-            self._outbox.publish_status(run)  # carries what the operator says
+            self._outbox.publish_status(run)  # carries the operator's messages
 
     def _revive_broker(self) -> None:
         if self._broker is not None and not self._stopping.is_set() and self._broker.ensure():
             self._store.log(
                 "broker-started",
-                "the broker had ended, or an enrolment counts for nothing any more",
+                "the broker has been restarted, or an enrolment is no longer valid",
             )
 
     def _emit(self, event: control.RunEvent) -> None:

@@ -1,4 +1,4 @@
-"""Carries out requests to the server: begins a run, or steers one, in progress or unfinished."""
+"""Carries out requests to the server: starts a run, or controls one, in progress or unfinished."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class RequestedRun:
     """A run that a client has requested.
 
     Attributes:
-        config: of the run.
+        config: configuration of the run.
         request: id of the request.
         answer: sends an answer to the client.
         followed: whether the client follows the run over MQTT.
@@ -38,7 +38,7 @@ class RequestedRun:
 
 @dataclass
 class ServerRequests:
-    """Handles the requests that `Control` passes on.
+    """Handles the requests that `Control` forwards.
 
     Attributes:
         fleet: name of the fleet.
@@ -47,7 +47,7 @@ class ServerRequests:
         own: the server's own configuration, which a request over MQTT may change; None if it has
             none.
         emit: sends an event to the server's clients.
-        resume: called when an unfinished run is to be tried again at once.
+        resume: called when an unfinished run is to be tried again immediately.
     """
 
     fleet: str
@@ -63,13 +63,13 @@ class ServerRequests:
     def handle(self, event: Received | LocalRequest) -> None:
         """Handle a request while no run is in progress.
 
-        A run is not begun here, see `pop_run`: an error of a run is no fault of its request.
+        A run does not begin here, see `pop_run`: the request is not to blame for a run's error.
         """
-        # A run that a request asks for begins when this has returned.
+        # A requested run begins when this method has returned.
         self.control.handle(event, self._carry_out)
 
     def pop_run(self) -> RequestedRun | None:
-        """Return the run that the last message requested, if any, which is to begin now."""
+        """Return the run that the last message requested, if any, which begins now."""
         requested = self._requested_run
         self._requested_run = None
         return requested
@@ -77,12 +77,12 @@ class ServerRequests:
     def handle_in_run(
         self, event: Received | LocalRequest, reporter: Reporter, operator: OperatorWish
     ) -> None:
-        """Handle a request while a run is in progress: it can be steered, and no other begins.
+        """Handle a request while a run is in progress: it can be controlled, and no other begins.
 
         Args:
             event: the request.
             reporter: reports the run.
-            operator: what is wanted of the run; changed here.
+            operator: the operator's wishes for the run; changed here.
         """
         self.control.handle(
             event, lambda request, answer: self._steer(request, answer, reporter, operator)
@@ -92,12 +92,12 @@ class ServerRequests:
         try:
             if request.fleet != self.fleet:
                 raise ConfigError(
-                    f"this server has fleet {self.fleet}, the request is for {request.fleet}"
+                    f"this server has fleet {self.fleet}, but the request is for {request.fleet}"
                 )
             if isinstance(request, requests.SteerRequest):
                 self._steer_unfinished(request)
                 return
-            # Everything that may be wrong with the message itself is found out here.
+            # All errors of the message itself are found here.
             self._requested_run = RequestedRun(
                 config_of(request, self.store, self.own),
                 request.request,
@@ -108,15 +108,15 @@ class ServerRequests:
             _reject(request.request, error, answer)
 
     def _steer_unfinished(self, request: requests.SteerRequest) -> None:
-        """End a run that is not over and cannot go on, or try again at once."""
-        # A run that cannot go on is not in memory: it is what the store says.
+        """End an unfinished run that cannot resume, or try it again immediately."""
+        # A run that cannot resume is not in memory: its state is that of the store.
         record = self.store.unfinished(self.fleet)
-        if record is None or not record.id.startswith(request.run):
+        if record is None or not record.is_meant_by(request.run):
             raise ConfigError("no run is in progress; see `shoal runs`")
-        if request.wish == "pause":  # it holds already, as it cannot go on
+        if request.wish == "pause":  # it is held already, because it cannot resume
             raise ConfigError(
-                f"run {record.id} cannot go on, so it holds; `shoal log` says why, `shoal stop` "
-                "ends it"
+                f"run {record.id} cannot resume, so it is held; `shoal log` gives the "
+                "reason, and `shoal stop` ends it"
             )
         if request.wish == "go":
             self.resume()
@@ -133,20 +133,21 @@ class ServerRequests:
     ) -> None:
         if request.fleet != self.fleet or not isinstance(request, requests.SteerRequest):
             detail = (
-                "another run is in progress; wait for it, watch it (`shoal status`), or end it "
-                "(`shoal stop`)"
+                "another run is in progress; wait for it, watch it (`shoal status`), or end "
+                "it (`shoal stop`)"
             )
             _reject(request.request, ConfigError(detail), answer)
             return
         # A request that was meant for an earlier run must not end this one.
-        if not reporter.run.startswith(request.run):
-            detail = f"run {request.run} is not in progress, run {reporter.run} is"
+        record = self.store.run(reporter.run)
+        if record is None or not record.is_meant_by(request.run):
+            detail = f"run {request.run} is not in progress; run {reporter.run} is"
             _reject(request.request, ConfigError(detail), answer)
             return
         # The coordinator reads it between its steps.
         operator.wish = request.wish
         steered = control.RunSteered(**reporter.stamp, request=request.request, wish=request.wish)
-        # Stored before it is told, so that a server that is started again obeys it.
+        # Stored before it is announced, so that a restarted server obeys it.
         stored = None if request.wish == "go" else ASKED + request.wish
         self.store.record_request(reporter.run, stored)
         reporter.emit(steered, ASKED + request.wish)

@@ -1,4 +1,4 @@
-"""What each member of a fleet may do on which topics, as brokers with access rules are told it."""
+"""The access rights of each fleet member to topics, in the form of a broker's access rules."""
 
 from fleet_protocol.topics import Topics
 
@@ -7,9 +7,9 @@ SERVER = "server"
 
 
 def rights(topics: Topics, name: str) -> list[tuple[str, str]]:
-    """Return what a member may do: ``read``, ``write`` or ``readwrite``, and on which topics.
+    """Return a member's rights: ``read``, ``write`` or ``readwrite``, and the topics.
 
-    A device publishes under its own name, reads what is for it, and nothing else.
+    A device publishes under its own name, reads its own messages, and nothing else.
     """
     if name == SERVER:
         return [("readwrite", f"{topics.root}/#")]

@@ -1,8 +1,8 @@
-"""Selects the configuration with which a server resumes a stored run, or begins another like it.
+"""Selects the configuration with which a server resumes a stored run, or starts a run like it.
 
 The server uses the configuration that it saved for the run (`broker_server.store.configurations`).
 If there is none, as in a store from a backup, it treats the database's configuration like a
-request: as numbers for its own configuration.
+request, which sets numbers of its own configuration.
 """
 
 import logging
@@ -16,15 +16,15 @@ from fleet_protocol.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 
 _HOW = (
-    "Resume it with `shoal run --config FILE` or `shoal up --config FILE`, where FILE has the "
-    "settings of the run, or end it with `shoal stop`"
+    "Resume it with `shoal run --config FILE` or `shoal up --config FILE`, where FILE has "
+    "the settings of the run, or end it with `shoal stop`"
 )
 
 
 def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> FleetConfig:
     """Return the configuration with which a stored run may resume, or start again.
 
-    If the database's configuration differs, the log says in which settings.
+    If the database's configuration differs, the log lists the settings.
 
     Args:
         store: the store of the run.
@@ -33,14 +33,14 @@ def trusted_config(store: Store, record: RunRecord, own: FleetConfig | None) -> 
 
     Raises:
         ConfigError: none was saved, and the database's differs from the server's own; the message
-            says in what.
+            lists the settings.
     """
     saved = read_saved_config(store.folder, record.id)
     if isinstance(saved, str):  # why there is none
         _LOG.warning("run %s: %s", record.id, saved)
         store.log("configuration-not-kept", saved, run=record.id)
         return _config_as_requested(record, own, saved)
-    # The saved configuration counts: a changed database must not have the server open any path.
+    # The saved configuration is used: a changed database must not make the server open any path.
     changed = name_differences(saved, record.config)
     if changed:
         why = (
@@ -58,7 +58,7 @@ def _config_as_requested(record: RunRecord, own: FleetConfig | None, why: str) -
         raise ConfigError(f"{missing}, and this server was started without a configuration. {_HOW}")
     try:
         return grant(
-            # The contract of a run does not change while it goes on.
+            # The contract of a run does not change while it continues.
             own.with_stored_contract(record.config),
             RequestedSettings.from_config(FleetConfig.stored(record.config)),
         )
@@ -69,11 +69,11 @@ def _config_as_requested(record: RunRecord, own: FleetConfig | None, why: str) -
 
 
 def log_invalid_run_ids(store: Store, fleet: str) -> None:
-    """Log which runs a server leaves alone: as parts of paths their ids could lead anywhere."""
+    """Log the runs that a server ignores: as parts of paths their ids could lead anywhere."""
     for run in store.invalid_run_ids(fleet):
         why = (
-            f"run {run!r} has not ended, but a server does not give such an id, so the database "
-            "was changed: no server resumes it, and `shoal run` begins another"
+            f"run {run!r} has not ended, but a server does not give such an id, so the "
+            "database was changed: no server resumes it, and `shoal run` begins another"
         )
         _LOG.warning(why)
         store.log("run-left-out", why)

@@ -16,16 +16,16 @@ from broker_server.service.receiver_messages import Report, UploadOutcome
 from broker_server.service.receivers import Receivers
 from broker_server.store import Store, TaskPhase
 from broker_server.updates.checks import check_done
-from broker_server.updates.values import Stored
+from broker_server.updates.values import StoredUpdate
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.messages import Done, UploadAck, UploadMissing
 from fleet_protocol.transport import WireCount
 
-_DAMAGED_UPLOADS = 2  # times that an update whose digest is wrong is asked for again
+_DAMAGED_UPLOADS = 2  # number of times that an update with a wrong digest is requested again
 
 
 def parse_refusal(detail: str | None) -> tuple[RefusalReason, str]:
-    """Return the reason and the text of a refusal, as the detail of a stored task keeps them."""
+    """Return the reason and text of a refusal in the form of a stored task's detail."""
     name, _, text = (detail or "").partition(": ")
     try:
         return RefusalReason(name), text
@@ -39,7 +39,7 @@ class _Accepted:
 
     task: OpenTask
     message: Done
-    stored: Stored
+    stored: StoredUpdate
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Uploads:
 
     Attributes:
         store: the server's database.
-        reassembly: keeps the chunks; where there are receivers, they have one of their own each.
+        reassembly: holds the chunks; receivers, if there are any, each have a separate one.
         outbox: sends messages to devices.
         reporter: reports the run.
         cohorts: the secure sums that updates go into.
@@ -66,13 +66,15 @@ class Uploads:
 
     def set_open_tasks(self, tasks: Mapping[str, OpenTask]) -> None:
         """Receive updates of these tasks from now on, by id, and of no others."""
+        # Weights that were sent in an earlier round would otherwise stay mapped as long as the
+        # server runs.
         self.reassembly.partial.sent.cache_clear()
         self.reassembly.keep_only(tasks)
         if self.receivers is not None:
             self.receivers.assign(task for task in tasks.values() if not task.record.phase.answered)
 
     def restart_failed_receivers(self, now: float) -> None:
-        """Start receivers again that have died or hang."""
+        """Restart receivers that have died or hang."""
         if self.receivers is None:
             return
         for problem in self.receivers.restart_failed(now):
@@ -86,7 +88,7 @@ class Uploads:
     # Chunks and announcements.
 
     def receive_chunk(self, task: OpenTask, frame: bytes) -> None:
-        """Keep a chunk of an open task; a damaged one is counted and will be asked for again.
+        """Add a chunk of an open task; a damaged one is counted and will be requested again.
 
         Raises:
             StorageError: the server's disk is full.
@@ -100,13 +102,13 @@ class Uploads:
             self.receive_announcement(task, task.announced)
 
     def next_due(self) -> float:
-        """Return the ``time.monotonic()`` at which missing chunks are to be asked for."""
+        """Return the ``time.monotonic()`` at which missing chunks are requested."""
         return self.reassembly.next_due()
 
     def ask_for_missing(self, now: float) -> None:
-        """Name the chunks of announced updates that have not come although the line is quiet."""
+        """Return missing chunks of announced updates of which no chunk has arrived for a while."""
         for missing in self.reassembly.pop_overdue(now):
-            # The device sends the chunks, then the announcement again: that of before is over.
+            # The device sends the chunks, then announces again: the earlier announcement is over.
             task = missing.task
             task.announced = None
             if not task.record.phase.answered:
@@ -121,16 +123,19 @@ class Uploads:
         Raises:
             StorageError: the server's disk is full.
         """
+        # A lost acknowledgement: the device announces until it gets one.
         if task.record.phase.answered:
             self._repeat_answer(task)
             return False
         if task.record.id in self._accepted:
             return False  # acknowledged with the next commit
-        # The device has chosen among the offered tiers, and is merged as what it has trained.
+        # The device has chosen among the offered tiers, and is merged as the tier that it trained.
+        # Before the checks, which are those of the tier that it took.
         if task.choose_tier(message.tier):
             self.store.choose_tier(task.record)
         try:
-            # What the announcement alone shows to be wrong is refused before any chunk is awaited.
+            # An update that the announcement shows to be wrong is refused before any chunk is
+            # awaited.
             check_done(message, task.expected)
             if self.receivers is not None:
                 task.announced = message
@@ -162,26 +167,28 @@ class Uploads:
     def _refuse_other_round(self, task: OpenTask, message: Done, error: RefusedError) -> None:
         """Refuse an announcement of another round under this task's id.
 
-        It says nothing about the update of this round, which may still come. The refusal names the
-        round that the announcement named.
+        It says nothing about the update of this round, which may still arrive. The refusal names
+        the round that the announcement named.
         """
         self._count(task, error)
-        # The device compares both with the task it has in hand.
+        # The device compares both with its current task.
         record = replace(task.record, run=message.run, round=message.round)
         self.outbox.refuse(record, record.device, error.reason, str(error))
 
     # Receivers.
 
     def apply_report(self, report: Report, tasks: Mapping[str, OpenTask]) -> None:
-        """Do what follows from a receiver's report on open tasks.
+        """Apply a receiver's report on open tasks.
 
         Raises:
             StorageError: the receiver's disk is full.
         """
-        # A full disk of a receiver is that of the server: they share the store.
+        # A receiver's full disk is the server's: they share the store.
         if report.failed:
             raise StorageError(report.failed)
         for outcome in report.outcomes:
+            # A task may have ended while its receiver worked, and then nobody waits for the
+            # outcome.
             task = None if outcome.task is None else tasks.get(outcome.task)
             if outcome.kind == "counted":
                 self.reporter.refused(
@@ -214,7 +221,7 @@ class Uploads:
                 except RefusedError as error:
                     self._refuse(task, error)
                     return
-                stored = Stored(outcome.merged, outcome.distance)
+                stored = StoredUpdate(outcome.merged, outcome.distance)
                 self._accepted[task.record.id] = _Accepted(task, message, stored)
 
     # Answers.
@@ -223,7 +230,7 @@ class Uploads:
         """Sync the updates accepted since the last call, commit them together, acknowledge them.
 
         Raises:
-            StorageError: the server's disk is full; none of them is acknowledged.
+            StorageError: the server's disk is full; no update is acknowledged.
         """
         if not self._accepted:
             return
@@ -237,12 +244,13 @@ class Uploads:
             record = accepted.task.record.with_update(accepted.stored.digest, update.size, metrics)
             records.append(record)
             accepted.task.distance = accepted.stored.distance
-        # The order matters: on the disk, in the database, and only then acknowledged.
-        if self.receivers is None:  # they report what is on the disk already
+        # The order matters: first on disk, then in the database, and only then acknowledged.
+        if self.receivers is None:  # they report what is already on disk
             digests = {record.update_digest for record in records if record.update_digest}
             self.reassembly.partial.blobs.sync(digests)
         self.store.receive(records)
         for accepted, record in zip(batch, records, strict=True):
+            # The task in memory follows the database, never the other way.
             accepted.task.record = record
             self._acknowledge(accepted.task)
             self._payload_bytes += accepted.message.update.size
@@ -251,7 +259,7 @@ class Uploads:
     def _repeat_answer(self, task: OpenTask) -> None:
         """Answer an announcement that was answered before, in the same way."""
         record = task.record
-        # Also after a restart of the server: the phase is that of the store.
+        # After a restart of the server, too: the phase comes from the store.
         if record.phase.arrived:
             self._acknowledge(task)
         elif record.phase is TaskPhase.REFUSED:
@@ -271,7 +279,7 @@ class Uploads:
             self.outbox.send_about(UploadAck, task.record)
 
     def _handle_damage(self, task: OpenTask, message: Done, detail: str) -> bool:
-        """Ask for a damaged update again, or refuse it; return whether it was refused."""
+        """Request a damaged update again, or refuse it; return whether it was refused."""
         task.damaged += 1
         error = RefusedError(
             RefusalReason.BAD_DIGEST,
@@ -293,6 +301,7 @@ class Uploads:
 
     def _refuse(self, task: OpenTask, error: RefusedError) -> bool:
         record = task.record
+        # The chunks go first: a refused update can never be needed again.
         self.reassembly.refuse(task)
         # Stored before it is sent: a device that repeats its announcement gets the same answer.
         detail = f"{error.reason.value}: {error}"

@@ -37,7 +37,7 @@ from fleet_protocol.transport import (
 
 # a broker that the server starts must be up soon, since the server answers over it
 HOSTED_SECONDS = 5.0
-ANSWER_SECONDS = 60.0  # a server answers after it has merged or judged
+ANSWER_SECONDS = 60.0  # a server answers after it has merged or evaluated
 _LOCAL_SECONDS = 10.0  # for a server on this computer to accept a connection, and a request
 _AGAIN_SECONDS = 0.5  # between attempts to reach the next server after one has stopped
 _READ_BYTES = 64 * 1024
@@ -46,7 +46,7 @@ Inbox = queue.SimpleQueue[Event]
 
 
 @dataclass(frozen=True)
-class Home:
+class ServerAccess:
     """The two ways to reach a fleet's server: through its store, or over its broker."""
 
     fleet: str
@@ -54,12 +54,12 @@ class Home:
     broker: BrokerConfig
 
 
-Place = Home | FleetConfig
+Place = ServerAccess | FleetConfig
 """A configuration holds the same fields."""
 
 
 class LocalVisit:
-    """A connection to the server of a store; when the server stops, it reconnects to the next one.
+    """A connection to a store's server; when the server stops, it reconnects to the next one.
 
     Args:
         connection: the connection from `reach_server`.
@@ -100,7 +100,7 @@ class LocalVisit:
             self._listen()
             self._connection.close()
             self._inbox.put(Disconnected("the server has stopped"))
-            # The next server of the store goes on with the run that this command follows.
+            # The next server of the store resumes the run that this command follows.
             while not self._over.wait(_AGAIN_SECONDS) and not self._reach_next():
                 pass
 
@@ -155,7 +155,7 @@ def by_socket(home: Place, connection: socket.socket, request: FrozenModel) -> I
 def visiting(
     address: BrokerAddress, fleet: str, timeout_seconds: float, member: Member | None
 ) -> Iterator[tuple[Transport, Inbox]]:
-    """Yield a connection to a broker while the block lasts, and the queue of what comes on it."""
+    """Yield a connection to a broker during the block, and the queue of its events."""
     inbox: Inbox = queue.SimpleQueue()
     client = f"shoal-{fleet}-cli-{secrets.token_hex(4)}"
     link = open_transport(address, client, inbox, session_expiry_seconds=0, member=member)
@@ -186,8 +186,8 @@ def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
         if member is not None:
             member.folder.mkdir(parents=True, exist_ok=True)
             busy = (
-                f"another command is using the server of fleet {fleet}; end it, or wait until it "
-                "is done"
+                f"another command is using the server of fleet {fleet}; end it, or wait "
+                "until it has finished"
             )
             lock = held(
                 member.folder / "asking", busy, seconds=ANSWER_SECONDS, error=TransportError
@@ -195,11 +195,11 @@ def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
             sending.enter_context(lock)
         wait = min(timeout, HOSTED_SECONDS) if broker.hosted else timeout
         link, inbox = stack.enter_context(visiting(broker_address(broker), fleet, wait, member))
-        # Before the request, whose answer may come at once.
+        # Before the request, whose answer may arrive immediately.
         link.subscribe(topics.server_events)
         link.subscribe(topics.server_status)
         link.publish(topics.server_control, request.to_bytes())
-        # The request has left before another command may send.
+        # The request is sent before another command may send.
         link.drain(time.monotonic() + timeout)
         sending.close()
         yield inbox
@@ -209,7 +209,7 @@ def by_broker(home: Place, request: FrozenModel) -> Iterator[Inbox]:
 def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iterator[Inbox]:
     """Send a request to a fleet's server, and yield its later events.
 
-    Over its socket if it is on this computer, else over the broker.
+    It uses the socket if the server is on this computer, otherwise the broker.
 
     Args:
         home: the server's place.
@@ -217,7 +217,7 @@ def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iter
         elsewhere: the request for the broker; None for a request that only the socket accepts.
 
     Raises:
-        TransportError: there is no broker, or no server on this computer, or that one is busy.
+        TransportError: there is no broker, or no server on this computer, or the server is busy.
         ConfigError: the server belongs to another user.
     """
     connection = reach_server(home.store, _LOCAL_SECONDS)
@@ -233,7 +233,7 @@ def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iter
 
 
 def is_here(home: Place) -> bool:
-    """Return whether a store's server is up on this computer; errors as of `reach_server`."""
+    """Return whether a store's server is running on this computer; errors as in `reach_server`."""
     connection = reach_server(home.store, _LOCAL_SECONDS)
     if connection is not None:
         connection.close()

@@ -25,7 +25,7 @@ LEVEL_RATES: Mapping[str, float] = MappingProxyType(
 """Width of each level relative to level a (specification 1.1)."""
 
 _TERM = re.compile(r"(?P<level>[a-z]+)(?P<weight>\d+)", re.ASCII)
-_LEVELS = 2  # tells the random streams of one round apart
+_LEVELS = 2  # separates the random streams of one round
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Level:
 
     name: str  # its letter
     rate: float  # width relative to level a, in (0, 1]
-    weight: int  # integer share of the devices
+    weight: int  # integer weight of the level
 
 
 @dataclass(frozen=True)
-class Mix:
+class LevelMix:
     """Levels with their weights, the global model's first."""
 
     levels: tuple[Level, ...]  # at least one; none is wider than the first
@@ -53,24 +53,24 @@ class Mix:
         return rate / self.levels[0].rate
 
 
-def parse_mix(text: str) -> Mix:
+def parse_mix(text: str) -> LevelMix:
     """Read a mix of levels such as ``a2-b8``, in the order written.
 
     Raises:
-        ConfigError: the text has another form, names an unknown or repeated level, a level wider
-            than the first one, or has no positive weight.
+        ConfigError: the text is malformed, names an unknown or repeated level or a level wider than
+            the first one, or has no positive weight.
     """
     levels = [_parse_level(term, text) for term in text.split("-")]
     names = {level.name for level in levels}
     if len(names) < len(levels):
-        raise ConfigError(f"{text!r} names a level twice; add their weights up")
+        raise ConfigError(f"{text!r} names a level twice; add their weights")
     for level in levels:
         if level.rate > levels[0].rate:
             raise ConfigError(
                 f"{text!r}: level {level.name} is wider than the global model, which is the first"
                 " level; put it first"
             )
-    mix = Mix(tuple(levels))
+    mix = LevelMix(tuple(levels))
     if mix.total == 0:
         raise ConfigError(f"{text!r} gives every level the weight 0")
     return mix
@@ -85,16 +85,16 @@ def _parse_level(term: str, text: str) -> Level:
     name = match["level"]
     if name not in LEVEL_RATES:
         levels = ", ".join(LEVEL_RATES)
-        raise ConfigError(f"{text!r}: there is no level {name!r}; the levels are {levels}")
+        raise ConfigError(f"{text!r}: level {name!r} does not exist; the levels are {levels}")
     return Level(name, LEVEL_RATES[name], int(match["weight"]))
 
 
-def assign_fix(mix: Mix, devices: int) -> tuple[float, ...]:
+def assign_fix(mix: LevelMix, devices: int) -> tuple[float, ...]:
     """Assign levels once for the whole run: the first devices get the first level, and so on.
 
     Args:
         mix: the levels.
-        devices: how many there are.
+        devices: number of devices.
 
     Returns:
         The rate of each device. ``floor(devices / total)`` devices count for a weight of 1; devices
@@ -109,13 +109,15 @@ def assign_fix(mix: Mix, devices: int) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def assign_dynamic(mix: Mix, devices: int, *, seed: int, round_index: int) -> tuple[float, ...]:
-    """Draw a level for every device, as is done before every round.
+def assign_dynamic(
+    mix: LevelMix, devices: int, *, seed: int, round_index: int
+) -> tuple[float, ...]:
+    """Draw a level for every device, as before every round.
 
     Args:
         mix: the levels.
-        devices: how many there are.
-        seed: of the run.
+        devices: number of devices.
+        seed: seed of the run.
         round_index: number of closed rounds, from 0.
 
     Returns:

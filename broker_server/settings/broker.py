@@ -1,4 +1,4 @@
-"""Which broker carries a fleet, and what the server must know of it."""
+"""The settings of the broker that carries a fleet's messages."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,26 +17,27 @@ ANYWHERE = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  (compared, not bound)
 
 
 class BrokerConfig(FrozenModel):
-    """Which broker carries the fleet.
+    """The broker that carries the fleet's messages.
 
     Attributes:
-        url: ``embedded`` for a fleet on this computer, ``mosquitto`` for an installed one that the
-            server starts, or ``mqtt[s]://[user:password@]host[:port]``.
-        port: of the broker that the server starts.
-        listen: address on which a Mosquitto that the server starts listens; ``0.0.0.0`` lets
-            boards on the network in.
-        ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate of the server.
-        key_file: its key.
-        identity: the server's enrolment in a fleet made by `shoal init`; then everything is signed,
-            and a Mosquitto that the server starts asks for certificates of the fleet.
-        insecure: let a broker carry the fleet over a network although anybody on it may read and
-            write.
-        connect_timeout_seconds: how long to try the first connection.
-        receivers: processes that take updates from it, each over a connection of its own; 0 for the
-            server alone.
-        receiver_hosts: where they run, in turn, by names that ``ssh`` reaches without a question;
-            Python, store and certificates have the same paths there. None for the server's own
+        url: the broker: ``embedded`` for a fleet on this computer, ``mosquitto`` for an installed
+            Mosquitto that the server starts, or ``mqtt[s]://[user:password@]host[:port]``.
+        port: port of the broker that the server starts.
+        listen: address on which a Mosquitto that the server starts listens; ``0.0.0.0`` accepts
+            boards from the network.
+        ca_file: file with the certificates to trust instead of the system's.
+        cert_file: file with the client certificate of the server.
+        key_file: file with the private key of the client certificate.
+        identity: file with the server's enrolment in a fleet made by `shoal init`. All messages are
+            then signed, and a Mosquitto that the server starts requires certificates of the fleet.
+        insecure: allow a broker that carries the fleet's messages over a network on which anyone
+            may read and change them.
+        connect_timeout_seconds: seconds for which the server tries to connect for the first time.
+        receivers: number of processes that receive updates, each over its own connection; with 0,
+            the server itself receives the updates.
+        receiver_hosts: names of the hosts that run the receivers, assigned in turn. ``ssh`` must
+            reach each host without a password prompt, and Python, the store and the certificates
+            must have the same paths there. If empty, the receivers run on the server's own
             computer.
     """
 
@@ -55,6 +56,7 @@ class BrokerConfig(FrozenModel):
     @field_validator("listen")
     @classmethod
     def _address(cls, listen: str) -> str:
+        # Brackets of an IPv6 address belong to URLs only.
         return "127.0.0.1" if listen == "localhost" else listen.strip("[]")
 
     @model_validator(mode="after")
@@ -64,6 +66,7 @@ class BrokerConfig(FrozenModel):
                 f"receiver_hosts names {len(self.receiver_hosts)} hosts for {self.receivers}"
                 " receivers"
             )
+        # A broker on this computer is reached over loopback, which another host does not share.
         if self.receiver_hosts and self.hosted:
             raise ValueError(
                 "receivers on other hosts need the url of a broker that they reach, not"
@@ -73,20 +76,21 @@ class BrokerConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _embedded_is_for_one_computer(self, info: ValidationInfo) -> "BrokerConfig":
+        # A stored configuration is only displayed.
         if self.url != EMBEDDED or info.context == STORED:
             return self
         if self.identity is not None:
             raise ValueError(
-                "the embedded broker lets in anybody, and a fleet with identities needs a "
-                'Mosquitto: say url = "mosquitto" (`sudo apt install mosquitto`), or give the '
-                "url of one that you run"
+                "the embedded broker admits anyone, and a fleet with identities needs a "
+                'Mosquitto: set url = "mosquitto" (`sudo apt install mosquitto`), or give '
+                "the url of one that you run"
             )
         if not is_loopback(self.listen):
             raise ValueError(
-                "the embedded broker is for this computer only, and cannot listen on "
-                f"{self.listen or 'every address'}: for boards elsewhere make a fleet with "
+                "the embedded broker is only for this computer, and cannot listen on "
+                f"{self.listen or 'every address'}: for boards elsewhere create a fleet with "
                 "identities (`shoal init FLEET --host ADDRESS`), or, for a network that you "
-                'trust, say url = "mosquitto" and insecure = true'
+                'trust, set url = "mosquitto" and insecure = true'
             )
         return self
 

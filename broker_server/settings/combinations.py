@@ -1,48 +1,65 @@
-"""Which settings go together, for fleets and simulations: the one place that refuses combinations.
+"""Refuses incompatible settings, for fleets and simulations: no other module does.
 
-Each feature of a run that touches updates states which traits of the run it needs, and which it
-breaks. A run is refused where one feature needs what another one breaks. The features that
-settings state are rows of `broker_server.settings.feature_table`; those of a method come from
+Each feature of a run that affects updates states which traits of the run it needs, and which it
+breaks. A run is refused if one feature needs a trait that another one breaks. Features that
+settings request are stages of an update's way, which state their traits in their own modules (see
+`broker_server.strategies.stage`); those of a method come from
 `broker_server.settings.method_features`.
 
-A default never conflicts with what a user adds: it is off then. What the user has written and
-conflicts is refused, with both names and what to do.
+A default never conflicts with the user's settings: it is then off. A conflict between the user's
+own settings is refused, with both names and what to do.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from broker_server.settings.feature_table import TABLE, Settings
+from broker_server.strategies.stage import Settings, Stage
 from broker_server.strategies.strategy import Average, StrategySettings
 from broker_server.strategies.traits import Feature, Trait
+from fleet_protocol.discovery import discover
 from fleet_protocol.errors import PlanError
 
+_TABLES = ("robust", "strategy", "upload", "download", "round", "privacy", "secure_sum")
+"""Conflicts are reported in this order; tables that are not in it come last."""
 
-def features_of(run: Settings) -> tuple[Feature, ...]:
-    """Return the features that a configuration states."""
-    features = []
-    for row in TABLE:
-        if row.wanted(run):
-            features.append(row.feature)
-    return tuple(features)
+
+def collect() -> tuple[Stage, ...]:
+    """Return the stages that modules state, in the order in which conflicts are reported."""
+    stages: list[Stage] = []
+    for package in ("broker_server.stages", "broker_server.strategies"):
+        stages += discover(package, "STAGES").values()
+    return tuple(sorted(stages, key=_place))
+
+
+def _place(stage: Stage) -> int:
+    return _TABLES.index(stage.table) if stage.table in _TABLES else len(_TABLES)
+
+
+STAGES = collect()
+
+
+def features_of(run: Settings) -> tuple[Stage, ...]:
+    """Return the features that a configuration requests."""
+    return tuple(stage for stage in STAGES if stage.wanted(run))
 
 
 def keeps(run: Settings, trait: Trait) -> bool:
-    """Return whether a trait holds of a run, as far as its settings decide it."""
+    """Return whether a run has a trait, as far as its settings decide it."""
     return all(trait not in feature.breaks for feature in features_of(run))
 
 
 def conflict(features: Iterable[Feature]) -> str:
-    """Return why features do not go together, with both names and what to do; empty if they do."""
+    """Return why features are incompatible, with names and what to do; empty if they are not."""
     features = tuple(features)
+    # Only the first conflict: its remedy may resolve the others, too.
     for needing in features:
         for breaking in features:
             trait = _broken_trait(needing, breaking)
             if trait is not None:
                 return (
-                    f"{needing.name} and {breaking.name} do not go together: {needing.name} needs"
-                    f" that {trait.value}; {needing.remedy}, or {breaking.remedy}"
+                    f"{needing.name} and {breaking.name} are incompatible: {needing.name} "
+                    f"requires that {trait.value}; {needing.remedy}, or {breaking.remedy}"
                 )
     return ""
 
@@ -61,7 +78,7 @@ def require_together(features: Iterable[Feature]) -> None:
     """Check that no feature of a run breaks what another one needs.
 
     Raises:
-        PlanError: one does.
+        PlanError: a feature does.
     """
     problem = conflict(features)
     if problem:
@@ -71,28 +88,30 @@ def require_together(features: Iterable[Feature]) -> None:
 def yielding_defaults(run: Settings) -> dict[str, Any]:
     """Return the tables of a configuration whose defaults conflict, with these switched off."""
     tables = {}
-    for row in TABLE:
-        default = row.default
-        if default is None or not row.wanted(run):
+    for stage in STAGES:
+        default = stage.default
+        if default is None or not stage.wanted(run):
             continue
-        table = getattr(run, default.table)
+        table = getattr(run, stage.table)
+        # Somebody wrote it: then the conflict is refused, and nothing is switched off.
         if default.asked_by & table.model_fields_set:
             continue
         # A feature never conflicts with itself, so it may stay in the list.
-        if any(conflict((row.feature, feature)) for feature in features_of(run)):
-            tables[default.table] = table.model_copy(update={default.key: default.off})
+        conflicts = any(conflict((stage, feature)) for feature in features_of(run))
+        if conflicts or default.gives_way(run):
+            tables[stage.table] = table.model_copy(update={stage.key: default.off})
     return tables
 
 
 def method_settings(run: Settings) -> StrategySettings[Any]:
-    """Return what a run asks of its method, whose own defaults give way to other features."""
+    """Return a run's requirements for its method, whose defaults give way to other features."""
     robust = run.robust
     average: Average = "mean" if robust.merge == "krum" else robust.merge
     settings: StrategySettings[Any] = run.strategy.settings
     settings = replace(settings, average=average, faulty=robust.faulty)
     if any(Trait.LABELS_HIDDEN in feature.needs for feature in features_of(run)):
-        # Where devices are hidden, labels and numbers of samples count for nothing unless somebody
-        # says so.
+        # If devices are hidden, labels and numbers of samples are ignored unless the user enables
+        # them.
         weighting = settings.weighting or "uniform"
         settings = replace(settings, label_rule=False, weighting=weighting)
     return settings

@@ -1,4 +1,4 @@
-"""How the global model is judged, ``[evaluation]``: shared keys, and the test sets of a fleet."""
+"""How the global model is evaluated, ``[evaluation]``: shared keys, and a fleet's test sets."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -14,29 +14,33 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class EvaluationKeys(FrozenModel):
-    """How a global model is judged, wherever its test set comes from.
+    """How a global model is evaluated, wherever its test set comes from.
 
     Attributes:
-        tier: id of the tier that is judged; None judges the whole model. A run that trains only
-            smaller tiers has trained nothing else.
-        batch_size: samples per call of the eval graph.
-        every: closed rounds between evaluations; the last round is always evaluated.
-        statistics: where static batch norm gets its statistics: asked from the devices, or taken
-            over the batches of the server's test set.
-        combine: how the devices' variances become one: ``pooled`` adds the variance between the
-            devices' means, ``per_client`` does not (specification 1.6, vector H8).
-        statistics_every: evaluations between statistics queries; in between the last answer is
-            used.
-        statistics_fraction: share of the devices with data that a statistics query asks, rounded
+        tier: id of the tier that is evaluated; None evaluates the whole model. A run that trains
+            only smaller tiers leaves the rest of the model untrained.
+        batch_size: number of samples per call of the eval graph.
+        every: number of closed rounds from one evaluation to the next; the last round is always
+            evaluated.
+        statistics: source of the statistics of static batch norms: ``query`` requests the
+            statistics from the devices, and ``server-batch`` computes them over batches of the
+            server's test set.
+        combine: how the devices' variances are combined: ``pooled`` adds the variance between the
+            devices' means, and ``per_client`` does not (specification 1.6, vector H8).
+        statistics_every: number of evaluations from one statistics query to the next; evaluations
+            in between use the last statistics.
+        statistics_fraction: share of the devices with data that a statistics query selects, rounded
             up.
-        threads: for onnxruntime; 0 takes every core.
-        metric: what says which version is best: ``accuracy``, ``loss``, or a metric of the recipe;
-            None for the accuracy, or the loss where there is none.
-        direction: whether it is better to be ``higher`` or ``lower``; None for lower of ``loss``,
-            ``mae``, ``rmse`` and ``perplexity``, and higher of everything else.
-        patience: evaluations in a row that are not better, after which the run ends before its last
-            round; None for all rounds.
-        min_delta: by how much an evaluation must exceed the best to be better.
+        threads: number of threads for onnxruntime; 0 uses every core.
+        metric: metric that determines the best version: ``accuracy``, ``loss``, or a metric of the
+            recipe. None means the accuracy, or the loss if the model has no accuracy.
+        direction: whether ``higher`` or ``lower`` values of the metric are better; None means
+            ``lower`` for ``loss``, ``mae``, ``rmse`` and ``perplexity``, and ``higher`` for all
+            other metrics.
+        patience: number of consecutive evaluations without improvement after which the run ends
+            before its last round; None for all rounds.
+        min_delta: amount by which an evaluation must exceed the best one to count as an
+            improvement.
     """
 
     tier: str | None = None
@@ -56,21 +60,22 @@ class EvaluationKeys(FrozenModel):
     def falling(self) -> bool:
         """Return whether a smaller value of the metric is better."""
         if self.direction is None:
+            # Errors fall; all other metrics rise.
             return self.metric in _FALLING
         return self.direction == "lower"
 
     @property
     def awaited(self) -> bool:
-        """Return whether a round waits for the judgement of the version before it.
+        """Return whether a round waits for the evaluation of the previous version.
 
-        The judgement may end the run.
+        The evaluation may end the run.
         """
         return self.patience is not None
 
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo) -> "EvaluationKeys":
         if self.threads > _MOST_THREADS and info.context != STORED:
-            raise ValueError(f"evaluation.threads is {_MOST_THREADS} at most; 0 is for all cores")
+            raise ValueError(f"evaluation.threads is at most {_MOST_THREADS}; 0 uses every core")
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
         self.refuse_idle(
@@ -84,15 +89,15 @@ class EvaluationKeys(FrozenModel):
 
 
 class EvaluationConfig(EvaluationKeys):
-    """How the global model of a fleet is judged.
+    """How the global model of a fleet is evaluated.
 
     Attributes:
-        data: the server's test set; None evaluates nothing.
-        tiers: ids of tiers that are judged beside it, each as the model that its devices are sent;
-            where plans move or are drawn, at the leading units.
-        tier_data: test sets of tiers that have labels of their own; the others are judged on
+        data: the server's test set; None disables evaluation.
+        tiers: ids of further tiers to evaluate, each as the model that its devices receive; if
+            plans move or are random, as the model with the leading units.
+        tier_data: test sets of tiers that have separate labels; the others are evaluated on
             ``data``.
-        statistics_quorum: share of the asked devices that must answer a statistics query.
+        statistics_quorum: share of the selected devices that must answer a statistics query.
     """
 
     data: DataConfig | None = None
@@ -104,16 +109,17 @@ class EvaluationConfig(EvaluationKeys):
     def _tiers_have_data(self) -> "EvaluationConfig":
         if self.patience is not None and self.data is None:
             raise ValueError(
-                "evaluation.patience goes with evaluation.data, by which versions are judged"
+                "evaluation.patience needs evaluation.data, on which versions are evaluated"
             )
         if (self.tiers or self.tier_data) and self.data is None:
             raise ValueError(
-                "evaluation.tiers and tier_data go with evaluation.data, the test set of the whole"
-                " model"
+                "evaluation.tiers and tier_data need evaluation.data, the test set of the "
+                "whole model"
             )
+        # A test set that nothing is evaluated on is a mistake in a name.
         stray = self.tier_data.keys() - {self.tier, *self.tiers}
         if stray:
             raise ValueError(
-                f"evaluation.tier_data: {min(stray)} is not judged; name it in evaluation.tiers"
+                f"evaluation.tier_data: {min(stray)} is not evaluated; name it in evaluation.tiers"
             )
         return self

@@ -21,6 +21,7 @@ from broker_server.settings.combinations import yielding_defaults
 from broker_server.settings.evaluation import EvaluationConfig, Share
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
+from broker_server.settings.private import PrivateConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import DownloadConfig, RoundConfig, UploadConfig
 from broker_server.strategies.optimizer_rules import OptimizerSettings
@@ -29,6 +30,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import STORED, FrozenModel, problems
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
+from fleet_protocol.run_names import RunName
 from fleet_protocol.schedule import RateSchedule
 
 _KINDS_OF_RATE: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -41,12 +43,13 @@ class ViewConfig(FrozenModel):
     """Where `shoal up` serves the page of its store.
 
     Attributes:
-        port: of the page; 0 takes a free one.
-        host: address it listens on; ``0.0.0.0`` lets others on the network look, with the token.
-        token_file: has the token that is asked for, and is made; by default ``view.token`` in the
-            store.
-        actions: whether operators act on the page, with the token in ``operator.token`` of the
-            store, which is made.
+        port: port of the page; 0 selects a free port.
+        host: address on which the server of the page listens; with ``0.0.0.0``, other computers on
+            the network can open the page if they have the token.
+        token_file: file with the token that the page requires, created if missing; by default,
+            ``view.token`` in the store.
+        actions: whether operators can act on the page, with the token in the store's file
+            ``operator.token``, which is created if missing.
     """
 
     port: int = Field(default=8420, ge=0, le=65535)
@@ -56,14 +59,15 @@ class ViewConfig(FrozenModel):
 
 
 class ModelConfig(FrozenModel):
-    """Which model is trained.
+    """The model that is trained.
 
     Attributes:
         artifacts: folder that ``shoal export`` wrote.
-        arch: name of the architecture in it.
-        weights: safetensors file to start from instead of the exported initial weights.
-        recipe: what the artifacts must have been exported with, as far as it is said; None for
-            anything.
+        arch: name of the architecture in that folder.
+        weights: safetensors file with the weights to start from, instead of the exported initial
+            weights.
+        recipe: settings with which the artifacts must have been exported, as far as they are given;
+            None accepts any.
     """
 
     artifacts: Path = Path("artifacts")
@@ -76,23 +80,24 @@ class TrainConfig(FrozenModel):
     """How devices train.
 
     Attributes:
-        learning_rate: before the first milestone.
-        epochs: passes over a device's data in one round.
-        steps: instead of whole passes exactly so many steps in one round, over as many passes as
-            they take.
+        learning_rate: learning rate before the first milestone.
+        epochs: number of passes over a device's data in one round.
+        steps: exact number of training steps per round, instead of whole passes; None for
+            ``epochs``.
         batch_size: samples per step.
-        micro_batch: samples that a device computes at once, where it cannot hold a batch: it sums
-            the gradients of such pieces and takes one step. Needs ``accumulate`` in the recipe;
-            None for whole batches.
-        mask_labels: zero the logits of labels a device does not hold (specification 1.5).
+        micro_batch: number of samples that a device processes at once if it cannot hold a whole
+            batch. The device sums the gradients of these pieces, and takes one step. This needs
+            ``accumulate`` in the recipe. None for whole batches.
+        mask_labels: whether to zero the logits of labels that a device does not hold (specification
+            1.5).
         milestones: rounds at which the learning rate is multiplied by ``factor``.
-        factor: of the multi-step schedule.
-        rate: warm-up and schedule of the learning rate, beside ``milestones``; None for neither.
-        optimizer_state: whether devices' optimizers begin every round anew (``reset``), or go on
-            with what the device's last round of the same tier left (``keep``); a plan that moves
-            its window needs ``reset``.
-        schedule: a milestone acts ``after`` its round (specification 1.2, step 6), or already in it
-            (``before``, 2.6).
+        factor: factor by which each milestone multiplies the learning rate.
+        rate: warm-up and schedule of the learning rate, besides ``milestones``; None for neither.
+        optimizer_state: whether devices' optimizers start every round with a new state (``reset``),
+            or continue with the state after the device's last round of the same tier (``keep``). A
+            plan that moves its window needs ``reset``.
+        schedule: whether a milestone changes the learning rate after its round (``after``,
+            specification 1.2, step 6), or already in its round (``before``, specification 2.6).
     """
 
     learning_rate: float = Field(default=0.05, gt=0, le=1e15)
@@ -111,6 +116,7 @@ class TrainConfig(FrozenModel):
     def _rate_has_effect(self, info: ValidationInfo) -> "TrainConfig":
         if self.rate is None:
             return self
+        # A rate of another kind ignores these keys.
         where = f'with kind = "{self.rate.kind}"'
         for key, kinds in _KINDS_OF_RATE.items():
             instead = f'kind = "{kinds[0]}"'
@@ -120,21 +126,23 @@ class TrainConfig(FrozenModel):
 
     def rate_after(self, closed_rounds: int) -> float:
         """Return the learning rate of the round that follows ``closed_rounds`` closed ones."""
+        # `before`: the round that is about to begin counts as passed.
         acting = closed_rounds + 1 if self.schedule == "before" else closed_rounds
         passed = sum(acting >= milestone for milestone in self.milestones)
         return self.learning_rate * self.factor**passed
 
 
 class TiersConfig(FrozenModel):
-    """Which device gets which tier.
+    """How tiers are assigned to devices.
 
     Attributes:
-        assign: ``capacity``: the largest tier a device declares itself able to train. ``fix`` and
-            ``dynamic``: the level it is given by ``levels``, once or before every round
-            (specification 1.1), but never more than that.
-        levels: a mix of levels such as ``a1-b1-e2``; the first level is the global model's.
-        allowed: ids of the tiers in use; None for every exported one.
-        exclude_smaller: only devices able to train the full model take part (the Exclusive
+        assign: how devices get their tiers. ``capacity``: the largest tier that a device can train
+            according to its report. ``fix`` and ``dynamic``: the level that ``levels`` gives to the
+            device once (``fix``) or before every round (``dynamic``, specification 1.1), but never
+            a larger tier than the device can train.
+        levels: a mix of levels such as ``a1-b1-e2``; the first level is that of the global model.
+        allowed: ids of the tiers in use; None for all exported tiers.
+        exclude_smaller: whether only devices that can train the full model take part (the Exclusive
             baseline).
         memory_share: share of a board's free memory that training may take.
     """
@@ -148,31 +156,36 @@ class TiersConfig(FrozenModel):
     @model_validator(mode="after")
     def _levels_are_for_assigning(self) -> "TiersConfig":
         if (self.levels is None) != (self.assign == "capacity"):
-            raise ValueError('levels go with assign = "fix" or "dynamic", and these need levels')
+            # A mix that cannot be parsed is refused when the configuration is read.
+            raise ValueError('levels needs assign = "fix" or "dynamic", and these need levels')
         if self.levels is not None:
             parse_mix(self.levels)
         return self
 
 
 class RunKeys(FrozenModel):
-    """What a run is, in a fleet and in a simulation.
+    """The settings of a run, in a fleet and in a simulation.
 
     Attributes:
-        keep_versions: how many of the newest global versions keep their weights in the store,
-            beside the one that was judged best; None for all of them.
-        seed: of sampling, plans and the devices' shuffling.
+        run_name: name of the run; commands accept this name as well as the run's id. No two runs of
+            a store may have the same name.
+        keep_versions: number of the newest global versions whose weights the store keeps, besides
+            those of the best version; None keeps all.
+        seed: seed of device sampling, plans, and the shuffling of samples on the devices.
         train: how devices train.
-        upload: how updates travel.
-        download: how weights travel.
+        upload: how updates are encoded.
+        download: how weights are encoded.
         strategy: how sub-models are cut and merged.
-        server_optimizer: what the server does with a merge; None for what the strategy does by
-            itself.
-        tiers: which device gets which tier.
-        robust: what is done about updates that are unlike the others.
-        privacy: what hides one device's part; None for nothing.
-        secure_sum: what keeps updates from the server, which learns their sums; None for nothing.
+        server_optimizer: how the server applies a merge; None for the strategy's own rule.
+        tiers: how tiers are assigned to devices.
+        robust: how the run treats updates that are unlike the others.
+        privacy: how one device's part is hidden; None for not at all.
+        secure_sum: how updates are hidden from the server, which learns only their sums; None for
+            not at all.
+        private: what each device keeps of the model, and trains for itself; None for nothing.
     """
 
+    run_name: RunName | None = None
     keep_versions: int | None = Field(default=None, ge=1)
     seed: int = Field(default=1, ge=0, lt=2**64)
     train: TrainConfig = TrainConfig()
@@ -184,6 +197,7 @@ class RunKeys(FrozenModel):
     robust: RobustConfig = RobustConfig()
     privacy: PrivacyConfig | None = None
     secure_sum: SecureSumConfig | None = None
+    private: PrivateConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunKeys":
@@ -206,19 +220,19 @@ class RunKeys(FrozenModel):
 
 
 class FleetConfig(RunKeys):
-    """Everything ``fleet.toml`` says.
+    """The settings of ``fleet.toml``.
 
     Attributes:
-        fleet: name of the fleet, first part of every topic.
+        fleet: name of the fleet, which is a part of every topic.
         store: folder of the server's database and blobs.
-        broker: which broker.
-        model: which model.
-        round: how rounds go.
-        evaluation: how the global model is judged.
+        broker: the broker.
+        model: the model.
+        round: how rounds are run.
+        evaluation: how the global model is evaluated.
         contract: the definition of a sample for every board, if the test set does not define it, or
             lists names in another order; None to use the test set.
-        view: the page that `shoal up` serves beside; None for none.
-        code: further folders whose Python functions ``evaluation.data`` may name, besides the
+        view: the page that `shoal up` also serves; None for none.
+        code: further folders with Python functions that ``evaluation.data`` may name, besides the
             folder of this file.
     """
 
@@ -234,13 +248,13 @@ class FleetConfig(RunKeys):
 
     @model_validator(mode="after")
     def _defaults_yield(self) -> "FleetConfig":
-        # A frozen value is changed while it is made alone: what yields never was set.
+        # A frozen value may change only while it is created: settings that give way were never set.
         self.__dict__.update(yielding_defaults(self))
         return self
 
     @classmethod
     def stored(cls, text: str) -> "FleetConfig":
-        """Read the configuration of a stored run, perhaps of an earlier version, only to show it.
+        """Read the configuration of a stored run, even of an earlier version, only to display it.
 
         Anyone who can write the store can change it, so no path, address or function in it is ever
         opened or called; `broker_server.service.trusted` decides with which configuration a server
@@ -262,6 +276,8 @@ class FleetConfig(RunKeys):
 
         So the names of the run keep their order.
         """
+        # The present setting counts; `differing_settings` refuses it if it is not what the run
+        # began with.
         if self.contract:
             return self
         return self.model_copy(update={"contract": self.stored(stored).contract})
@@ -269,14 +285,15 @@ class FleetConfig(RunKeys):
     def differing_settings(self, stored: str) -> list[str]:
         """Return the names of the settings that differ from a stored configuration.
 
-        Broker, store and page may be elsewhere now. So may the whole folder: two paths are the same
-        if they have the same place relative to the store. A run keeps the contract with which it
-        began if none is set.
+        Broker, store and page may have moved. So may the whole folder: two paths are the same if
+        they have the same place relative to the store. A run keeps the contract with which it began
+        if none is set.
         """
         before = self.stored(stored).run_settings()
         now = self.run_settings()
         names = []
         for name in {**now, **before}:
+            # Without a contract in the file, the run keeps that with which it began.
             ignored = self.contract is None and name.partition(".")[0] == "contract"
             if not ignored and not _same(before.get(name), now.get(name)):
                 names.append(name)
@@ -284,6 +301,7 @@ class FleetConfig(RunKeys):
 
     def run_settings(self) -> dict[str, "SettingValue"]:
         """List every setting that defines a run, such as ``train.epochs``, with its JSON value."""
+        # Both, since a store may be moved with its data or without: see `SettingValue`.
         relative: dict[str, Any] = {}
         absolute: dict[str, Any] = {}
         beside_store = self.relocated(lambda path: Path(os.path.relpath(path, self.store)))
@@ -297,16 +315,16 @@ class SettingValue:
     """The JSON value of a setting in two forms; settings that agree in either form are the same.
 
     Attributes:
-        relative: with paths relative to the store, which stay the same when the folder is moved, or
-            copied to another computer.
-        absolute: with absolute paths.
+        relative: settings with paths relative to the store, which stay the same when the folder is
+            moved, or copied to another computer.
+        absolute: settings with absolute paths.
     """
 
     relative: Any
     absolute: Any
 
 
-ELSEWHERE = {"broker", "store", "view", "code", "keep_versions"}
+ELSEWHERE = {"broker", "store", "view", "code", "keep_versions", "run_name"}
 """Settings of a server, not of a run: they may differ when a run resumes."""
 
 
@@ -317,8 +335,9 @@ _MOST_TABLES = 4  # nested tables; a deeper one is one value
 def _add_settings(value: Any, name: str, settings: dict[str, Any], depth: int = 0) -> None:
     """Add the settings of a table to a dictionary, by their dotted names.
 
-    Its keys may come from anybody, so a table with unknown keys is one value.
+    Its keys may come from an untrusted source, so a table with unknown keys is one value.
     """
+    # A key with other letters could pass for a nested name, or fill the log.
     is_table = isinstance(value, dict) and all(_PLAIN_KEY.fullmatch(key) for key in value)
     if not is_table or not value or depth >= _MOST_TABLES:
         settings[name] = value

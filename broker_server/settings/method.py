@@ -8,29 +8,35 @@ from pydantic import Field, create_model, model_validator
 
 from broker_server.strategies.registry import STRATEGIES, find_strategy
 from broker_server.strategies.strategy import StrategySettings
+from broker_server.strategies.trained_window import WindowPlan
 from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FiniteJson, FrozenModel
 
 
 class _StrategyKeys(FrozenModel):
-    """How sub-models are cut and merged. A method's own keys are in a table of its name.
+    """How sub-models are cut and merged. Each method's own keys are in a table with its name.
 
     Attributes:
-        name: of a strategy: one of Shoal's, one that an installed package offers, or the name that
-            the strategy in ``file`` has in reports (that of the file, if it is left out).
-        file: a Python file beside this one with a strategy of your own; None for none. It runs when
-            a run starts.
-        plan: which units a narrower sub-model keeps.
-        weighting: every update alike, or by its number of samples; None takes the strategy's own.
-        label_rule: take rows of label axes only for labels the device holds; None takes the
-            strategy's own.
-        options: settings of a strategy of your own, or of a package's.
+        name: name of a strategy of Shoal or of an installed package. With ``file``, the name under
+            which reports list the strategy, by default the name of the file.
+        file: a Python file beside this one with your own strategy; Shoal executes the file when a
+            run starts. None for no file.
+        plan: rule that selects the units of a narrower sub-model.
+        window: which blocks a tier with a trained share trains: always the ``top`` ones, a window
+            that moves down by one block in each round (``rolling``), or a ``random`` window for
+            each device.
+        weighting: whether all updates have equal weights (``uniform``), or weights by their numbers
+            of ``samples``; None for the strategy's own rule.
+        label_rule: whether the server merges rows of label axes only from devices that hold the
+            label; None for the strategy's own rule.
+        options: settings of a strategy that comes from ``file`` or from a package.
     """
 
     name: str = Field(default="heterofl", min_length=1)
     file: Path | None = None
     plan: Literal["static", "rolling", "random"] = "static"
+    window: WindowPlan = "top"
     weighting: Literal["uniform", "samples"] | None = None
     label_rule: bool | None = None
     options: Mapping[str, FiniteJson] = Field(default_factory=dict)
@@ -38,7 +44,8 @@ class _StrategyKeys(FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _named_after_file(cls, document: Any) -> Any:
-        """Fill in the name of a strategy in a file: reports must not show the default's."""
+        """Set the name of a strategy in a file: reports must not show the default's."""
+        # A configuration that names a strategy, or has no file, keeps its name.
         if not isinstance(document, dict) or "name" in document or not document.get("file"):
             return document
         return {**document, "name": Path(str(document["file"])).stem}
@@ -47,21 +54,23 @@ class _StrategyKeys(FrozenModel):
     def _of_this_method(self) -> "_StrategyKeys":
         # A configuration that was written out has every table.
         for name in sorted(self.model_fields_set & STRATEGIES.keys() - {self.name}):
+            # A table with its defaults has no effect, whoever wrote it.
             if getattr(self, name) != type(getattr(self, name))():
                 raise ValueError(
                     f"the table strategy.{name} has no effect on strategy {self.name!r}; remove it"
                 )
         if self.name not in STRATEGIES:
+            # The options of a user's strategy are checked once it can be loaded.
             return self
         if self.file is not None:
             raise ValueError(
-                f"strategy.file {self.file}: a strategy of Shoal has the name {self.name!r}; set"
-                " strategy.name to another one, or rename the file"
+                f"strategy.file {self.file}: Shoal has a strategy named {self.name!r}; set "
+                "strategy.name to another name, or rename the file"
             )
         if self.options:
             raise ValueError(
-                f"strategy.options has no effect on strategy {self.name!r}, whose own settings are"
-                f" in the table strategy.{self.name}; move them there, or remove the table"
+                f"strategy.options has no effect on strategy {self.name!r}, whose settings "
+                f"are in the table strategy.{self.name}; move them there, or remove the table"
             )
         return self
 
@@ -74,7 +83,7 @@ class _StrategyKeys(FrozenModel):
         """Check that the strategy can be loaded, and has the options that are set.
 
         Raises:
-            ConfigError: it cannot, or has not.
+            ConfigError: it cannot, or it lacks them.
         """
         self._method_options()
 
@@ -83,7 +92,7 @@ class _StrategyKeys(FrozenModel):
         """Return the same for the strategies, with the table of the method's own.
 
         Raises:
-            ConfigError: a strategy of the user cannot be loaded, or has no such options.
+            ConfigError: a strategy of the user cannot be loaded, or lacks such options.
         """
         return StrategySettings(
             self.name,
@@ -97,6 +106,7 @@ class _StrategyKeys(FrozenModel):
     def _method_options(self) -> FrozenModel | None:
         method = find_strategy(self.name, self.file)
         if self.name in STRATEGIES:
+            # A method of Shoal has its own table, or none.
             table: FrozenModel | None = getattr(self, self.name, None)
             return table
         if method.settings is None and self.options:

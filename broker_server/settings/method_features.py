@@ -1,31 +1,32 @@
-"""The features of a run that come from its method, once that is built for a model and its tiers."""
+"""The features of a run that come from its method, once it is built for a model and its tiers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker_server.settings.feature_table import Settings
+from broker_server.strategies.stage import Settings
 from broker_server.strategies.strategy import Strategy
 from broker_server.strategies.traits import Feature, Trait
 from fleet_protocol.messages import Instructions
 
-_OTHER = "take another strategy"
-_STATIC = 'take heterofl with plan = "static"'
-_STATISTICS = 'set evaluation.statistics = "server-batch", or take a norm without statistics'
+_OTHER = "use another strategy"
+_STATIC = 'use heterofl with plan = "static"'
+_STATISTICS = 'set evaluation.statistics = "server-batch", or use a norm without statistics'
 _NOT_JUDGED = (
-    "remove evaluation.data (in a simulation give [[own_models.models]] their labels), and look at"
-    " the accuracy that the devices report (shoal rounds)"
+    "remove evaluation.data (in a simulation give [[own_models.models]] their labels), and "
+    "use the accuracy that the devices report (shoal rounds)"
 )
 
 
 @dataclass(frozen=True)
 class Method:
-    """What is known of a run's method once it is built for a model and its tiers.
+    """Facts about a run's method once it is built for a model and its tiers.
 
     Attributes:
-        strategy: as it was built.
-        asked: what it asks of devices in the first round.
+        strategy: the built strategy.
+        asked: its instructions to devices in the first round.
         moving: a tier whose units change from round to round; None if there is none.
         shared_plans: whether all devices of a tier share one plan.
-        own_heads: tiers with heads of their own.
+        own_heads: tiers with separate heads.
         judged: whether the server has a test set.
         statistics: whether devices are asked for batch norm statistics.
         pieces: whether batches are computed in pieces.
@@ -44,51 +45,64 @@ class Method:
 
 
 def method_features(run: Settings, method: Method) -> list[Feature]:
-    """Return the features that a method has, and those that need something of it."""
+    """Return the features that a method has, and those that it must support."""
+    evident = evident_features(run, method)
+    return [_stated(method.strategy, evident), *evident]
+
+
+def evident_features(run: Settings, method: Method) -> list[Feature]:
+    """Return the features that follow from a method's behaviour, whatever it states of itself."""
     merge = method.strategy.merge
-    # A merge that `robust.merge` has put into a method is that feature's affair.
+    # A merge that `robust.merge` has set counts as that feature's.
+    # Shoal's robust merge states its own features (`broker_server.strategies`).
     replaced = run.robust.merge != "mean" and merge.average == run.robust.merge
-    return [
-        _stated(method.strategy),
-        *_broken_by(method, replaced=replaced),
-        *_needed_of(method, replaced=replaced),
-    ]
+    return [*_broken_by(method, replaced=replaced), *_needed_of(method, replaced=replaced)]
 
 
-def _stated(strategy: Strategy) -> Feature:
-    """Return what a strategy states of itself; the other features follow from what it does."""
-    return Feature(f"strategy {strategy.name}", _OTHER, strategy.needs, strategy.breaks)
+def _stated(strategy: Strategy, evident: Sequence[Feature]) -> Feature:
+    """Return what a strategy states of itself beyond what is evident.
+
+    Evident traits are refused elsewhere, with a more specific remedy, so they are left out here. A
+    user's strategy need not state it.
+    """
+    needs = strategy.needs
+    breaks = strategy.breaks
+    for feature in evident:
+        needs -= feature.needs
+        breaks -= feature.breaks
+    return Feature(f"strategy {strategy.name}", _OTHER, needs, breaks)
 
 
 def _broken_by(method: Method, *, replaced: bool) -> list[Feature]:
     """Return features of a method that break something.
 
     Args:
-        method: as it was built.
-        replaced: whether `robust.merge` has put another merge into it.
+        method: the built method.
+        replaced: whether `robust.merge` has replaced its merge.
     """
     strategy = method.strategy
     name = f"strategy {strategy.name}"
     features = []
     if not replaced:
         features.append(_breaking(Trait.OPEN_MERGE, name, _OTHER))
+    # A merge is taken for something else than a mean of changes unless it says so: noise would not
+    # cover it.
     if not replaced and not strategy.merge.deltas:
-        features.append(_breaking(Trait.MEAN_OF_CHANGES, name, "take heterofl or fedavg"))
+        features.append(_breaking(Trait.MEAN_OF_CHANGES, name, "use heterofl or fedavg"))
     if method.asked.chooser is not None:
-        features.append(_breaking(Trait.ASSIGNED_TIERS, name, "take heterofl"))
+        features.append(_breaking(Trait.ASSIGNED_TIERS, name, "use heterofl"))
     if not method.shared_plans:
         own_plans = f"{name} with a plan for each device"
         features.append(_breaking(Trait.SHARED_PLANS, own_plans, _STATIC))
     if method.moving is not None:
         moving = f"{name}, which moves the units of {method.moving},"
         features.append(_breaking(Trait.FIXED_PLANS, moving, _STATIC))
+    # Only a method with its own beginning can start heads of single tiers.
     if strategy.begin is None:
-        features.append(_breaking(Trait.TIER_HEADS, name, "take inclusivefl"))
+        features.append(_breaking(Trait.TIER_HEADS, name, "use inclusivefl"))
     if method.asked.stays:
         leaving = f"{name}, which leaves {method.asked.stays[0]} on the devices,"
         features.append(_breaking(Trait.ALL_MERGED, leaving, _OTHER))
-    if method.asked.routine != "train":
-        features.append(_breaking(Trait.PIECES, name, _OTHER))
     if method.statistics:
         query = 'evaluation.statistics = "query"'
         features.append(_breaking(Trait.NO_STATISTICS, query, _STATISTICS))
@@ -96,13 +110,14 @@ def _broken_by(method: Method, *, replaced: bool) -> list[Feature]:
 
 
 def _needed_of(method: Method, *, replaced: bool) -> list[Feature]:
-    """Return features that need something of a method; arguments are those of `_broken_by`."""
+    """Return features that need a trait of a method; the arguments are those of `_broken_by`."""
     strategy = method.strategy
     features = []
+    # A median or trimmed mean has no weights, so its updates must be alike.
     if not replaced and strategy.merge.average != "mean":
-        features.append(_needing(Trait.ALIKE, f"strategy {strategy.name}", "take heterofl"))
+        features.append(_needing(Trait.ALIKE, f"strategy {strategy.name}", "use heterofl"))
     if method.own_heads:
-        heads = f"tiers with heads of their own ({', '.join(method.own_heads)})"
+        heads = f"tiers with separate heads ({', '.join(method.own_heads)})"
         features.append(_needing(Trait.TIER_HEADS, heads, "export them without --head"))
     if method.judged:
         features.append(_needing(Trait.ALL_MERGED, "evaluation.data", _NOT_JUDGED))

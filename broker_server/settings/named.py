@@ -1,4 +1,4 @@
-"""Lists what a stored configuration names: files, programs, addresses and other free words.
+"""Lists the names in a stored configuration: files, programs, addresses and other free words.
 
 The module walks the configuration, so the list includes settings that are added later.
 """
@@ -18,7 +18,7 @@ from fleet_protocol.errors import ConfigError, ShoalError
 
 _ADDRESS = re.compile(r"[\w.-]+:\d+", re.ASCII)
 _PROGRAM = re.compile(r".*[^:/\\]:[A-Za-z_]\w*")
-_LONGEST = 4096  # characters of a name that are looked at, as many as a path may have
+_LONGEST = 4096  # characters of a name that are examined, as many as a path may have
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _is_choice(annotation: Any) -> bool:
 
 
 def _kind(value: str) -> str:
-    value = value[:_LONGEST]  # what follows decides nothing
+    value = value[:_LONGEST]  # the further characters do not affect the result
     before, mark, _ = value.partition("://")
     if (mark and before[-1:].isalnum()) or _ADDRESS.fullmatch(value):
         return "address"

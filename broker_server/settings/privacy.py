@@ -1,4 +1,4 @@
-"""What hides one device's part in a run: ``[privacy]`` and ``[secure_sum]``."""
+"""How one device's part in a run is hidden: ``[privacy]`` and ``[secure_sum]``."""
 
 from typing import Literal
 
@@ -9,16 +9,17 @@ from fleet_protocol.messages.values import SUM_LIMIT
 
 
 class PrivacyConfig(FrozenModel):
-    """Differential privacy: how much one device's samples may show in what the run lets out.
+    """Differential privacy: limits how much the run's output reveals about one device's samples.
 
     Attributes:
-        where: ``central``: the server bounds every update, adds noise to their sum, and lets out
-            nothing else; ``local``: every device bounds its update and adds the noise before it is
+        where: where the noise is added. ``central``: the server bounds every update, adds noise to
+            the sum of the updates, and publishes no result without noise. ``local``: every device
+            bounds its update and adds noise to it before it sends the update.
+        clip: largest Euclidean norm of the difference between an update and the weights that were
             sent.
-        clip: the largest Euclidean norm of an update's difference to what was sent.
         noise_multiplier: standard deviation of the noise in every entry, as a multiple of ``clip``.
-        delta: of the (epsilon, delta) that is told after every round; less than one over the number
-            of devices.
+        delta: delta of the guarantee (epsilon, delta) that is reported after every round; delta
+            should be less than 1 divided by the number of devices.
     """
 
     where: Literal["central", "local"] = "central"
@@ -28,20 +29,20 @@ class PrivacyConfig(FrozenModel):
 
     @property
     def mechanism_multiplier(self) -> float:
-        """Return the multiplier of the Gaussian mechanism that one part in a round is.
+        """Return the multiplier of the Gaussian mechanism for one participation in a round.
 
-        Two bounded updates may be twice the bound apart, which is what local noise has to hide.
+        Two bounded updates may be twice the bound apart, and local noise must hide that.
         """
         return self.noise_multiplier / (2 if self.where == "local" else 1)
 
 
 class SecureSumConfig(FrozenModel):
-    """Secure aggregation: the server learns the sum of a tier's updates, and none of them.
+    """Secure aggregation: the server learns the sum of a tier's updates, but no single update.
 
     Attributes:
-        clip: the largest Euclidean norm of an update's difference to what was sent, counted in 2^24
-            steps.
-        least: updates that a sum must have; the devices see to it.
+        clip: largest Euclidean norm of the difference between an update and the weights that were
+            sent; each entry is rounded to a multiple of about ``clip`` / 2^24.
+        least: smallest number of updates in a sum; the devices enforce this minimum.
     """
 
     clip: float = Field(gt=0, le=1e15)

@@ -39,8 +39,10 @@ class Bounds:
 
     def allow(self, value: object) -> bool:
         """Return whether a value is such a number."""
+        # True and False are integers in Python.
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
+        # A whole number with a fraction point is another value in JSON.
         return self.least <= value <= self.most and not (self.whole and isinstance(value, float))
 
     def __str__(self) -> str:
@@ -89,12 +91,13 @@ class RequestedSettings:
         own = config.run_settings()
         settings: dict[str, int | float] = {}
         for name in SETTABLE:
+            # A setting without a value is compared by its fingerprint.
             if own[name].absolute is not None:
                 settings[name] = own[name].absolute
-        others = {
+        fingerprints = {
             name: _fingerprints(values) for name, values in own.items() if name not in settings
         }
-        return cls(settings, others)
+        return cls(settings, fingerprints)
 
 
 def grant(own: FleetConfig, request: RequestedSettings) -> FleetConfig:
@@ -104,6 +107,7 @@ def grant(own: FleetConfig, request: RequestedSettings) -> FleetConfig:
         ConfigError: the request differs in other settings, or has numbers out of bounds; the
             message names them.
     """
+    # The server's own settings in the same form, so that equal ones compare equal.
     mine = RequestedSettings.from_config(own)
     refused = _refused_settings(mine, request)
     if refused:
@@ -113,6 +117,7 @@ def grant(own: FleetConfig, request: RequestedSettings) -> FleetConfig:
         )
     changes: dict[str, int | float] = {}
     for name, value in request.settings.items():
+        # An equal value changes nothing, even if it is out of bounds.
         if mine.settings.get(name) == value:
             continue
         if not SETTABLE[name].allow(value):
@@ -130,7 +135,7 @@ def name_settings(names: Sequence[str]) -> str:
 
 
 def _refused_settings(mine: RequestedSettings, request: RequestedSettings) -> list[str]:
-    """Return the settings that a request may not set, but that differ from the server's."""
+    """Return the settings that differ from the server's although a request may not set them."""
     refused = set(request.settings.keys() - SETTABLE.keys())
     for name in mine.others.keys() | request.others.keys():
         # None in the server's configuration, but a number that the request may set.
@@ -163,10 +168,13 @@ def _fingerprints(values: SettingValue) -> str:
     """Return the fingerprints of the forms of a setting, once where they are the same."""
     fingerprints = []
     for value in (values.relative, values.absolute):
+        # Sorted, so that equal tables have equal fingerprints.
         text = json.dumps(value, sort_keys=True)
         fingerprints.append(hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS])
+    # Paths within the fleet's folder differ in their forms; all other settings have one.
     return " ".join(dict.fromkeys(fingerprints))
 
 
 def _alike(mine: str, requested: str) -> bool:
+    # One form in common is enough: see `SettingValue`.
     return not set(mine.split()).isdisjoint(requested.split())

@@ -1,4 +1,4 @@
-"""What a run does about updates that are unlike the others: ``[robust]``."""
+"""How a run treats updates that are unlike the others: ``[robust]``."""
 
 from typing import Annotated, Literal
 
@@ -6,33 +6,39 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from fleet_protocol.frozen import STORED, FrozenModel
 
-_MOST_BOUND = 1e100  # times a norm, which is 1e30 at most
+_MOST_BOUND = 1e100  # as a multiple of a norm, which is at most 1e30
+_AUTO_FACTOR = 5.0
+_AUTO_DEVICES = 5  # with fewer updates, the largest honest one is often five times the median
 
 
 class RobustConfig(FrozenModel):
-    """How much one device may move the global model.
+    """Limits how much one device may move the global model.
 
     Attributes:
-        norm_bound: an update may differ from the weights its device was sent by so many times the
-            median of its tier; 0 for any difference. The default is 0 where updates are not seen
-            by themselves, or noise is added to their sum: there another bound holds for each.
-        beyond_norm: what happens to one that differs more: it is refused, or scaled down to the
-            bound.
-        weight_bound: a device counts with at most so many times the median number of samples, and
-            never with more than it has announced; 0 for as many as it has announced.
-        beyond_weight: what happens to an update that says more: it counts with as many, or is
-            refused.
-        merge: how the updates that are left become one: the strategy's own ``mean``, entry by entry
-            the ``median`` or the ``trimmed_mean``, or the mean of those that ``krum`` chooses in
-            every tier.
-        faulty: share of the devices that may be bad: so many are trimmed at either end, or left out
-            by Krum, rounded up.
-        quarantine_after: so many refused updates of a device, with none between that was taken, and
-            it is not asked any more; 0 for never.
-        quarantine_rounds: for so many rounds.
+        norm_bound: largest norm of the difference between an update and the weights that were sent
+            to its device, as a multiple of the median norm in the tier; 0 for no limit. ``auto`` is
+            5 for a tier in which at least five devices have sent updates, and 0 for any other tier.
+            The bound is off if the server cannot see single updates, or if noise is added to their
+            sum, because another bound then applies to each update. It is also off if every update
+            must count equally, as the strategy or ``strategy.weighting = "uniform"`` may require.
+        beyond_norm: what the server does with an update beyond the norm bound: refuse it, or scale
+            it down to the bound (``clip``).
+        weight_bound: largest weight of a device, as a multiple of the median number of samples. The
+            weight is never more than the number of samples that the device announced; with 0, only
+            this second limit applies.
+        beyond_weight: what the server does with an update that reports more samples than the
+            largest weight: count it with the largest weight (``clip``), or refuse it.
+        merge: how the remaining updates are merged: by the strategy's own ``mean``, by the
+            ``median`` or the ``trimmed_mean`` of each entry, or by the mean of the updates that
+            ``krum`` chooses in every tier.
+        faulty: share of the devices that may be faulty. The trimmed mean trims this share, rounded
+            up, at each end; Krum excludes this share.
+        quarantine_after: number of consecutive refused updates after which a device is quarantined
+            and not selected; 0 for no quarantine.
+        quarantine_rounds: length of the quarantine, in rounds.
     """
 
-    norm_bound: float = Field(default=5.0, ge=0)
+    norm_bound: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
     beyond_norm: Literal["refuse", "clip"] = "refuse"
     weight_bound: float = Field(default=10.0, ge=0)
     beyond_weight: Literal["clip", "refuse"] = "clip"
@@ -41,17 +47,27 @@ class RobustConfig(FrozenModel):
     quarantine_after: int = Field(default=3, ge=0)
     quarantine_rounds: int = Field(default=10, ge=1)
 
+    @property
+    def norm_factor(self) -> float:
+        """The bound on an update as a multiple of the median of its tier; 0 for no bound."""
+        return _AUTO_FACTOR if self.norm_bound == "auto" else self.norm_bound
+
+    @property
+    def bounded_devices(self) -> int:
+        """How many devices of a tier must have sent updates for its bound to apply."""
+        return _AUTO_DEVICES if self.norm_bound == "auto" else 1
+
     @model_validator(mode="after")
     def _has_effect(self, info: ValidationInfo) -> "RobustConfig":
-        if max(self.norm_bound, self.weight_bound) > _MOST_BOUND and info.context != STORED:
+        if max(self.norm_factor, self.weight_bound) > _MOST_BOUND and info.context != STORED:
             raise ValueError(
-                f"norm_bound and weight_bound are {_MOST_BOUND:g} at most; 0 is for none"
+                f"norm_bound and weight_bound are at most {_MOST_BOUND:g}; 0 means no bound"
             )
         trims = self.merge in {"trimmed_mean", "krum"}
         where = f'on merge = "{self.merge}"'
         instead = 'merge = "trimmed_mean" or "krum"'
         self.refuse_idle(info, "faulty", trims, where=where, instead=instead)
-        bounds = self.norm_bound > 0
+        bounds = self.norm_factor > 0
         isolates = self.quarantine_after > 0
         self.refuse_idle(
             info, "beyond_norm", bounds, where="on norm_bound = 0", instead="norm_bound"

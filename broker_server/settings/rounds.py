@@ -1,4 +1,4 @@
-"""The tables of rounds and of how weights travel: ``[round]``, ``[upload]``, ``[download]``."""
+"""The settings of rounds and of encodings: ``[round]``, ``[upload]``, ``[download]``."""
 
 from typing import Literal
 
@@ -10,24 +10,25 @@ from fleet_protocol.frozen import FrozenModel
 
 
 class RoundKeys(FrozenModel):
-    """How many rounds there are, and who is asked.
+    """The number of rounds, and the selection of devices.
 
     Attributes:
-        rounds: rounds to close.
-        fraction: share of the eligible online devices that is asked, rounded up.
-        min_devices: devices that must be online and eligible before a round starts, and are asked
-            at least.
-        quorum: share of the wanted devices, rounded up, whose updates make a round. Those whose
-            update is refused are not counted among them.
-        grace: seconds that a round with a quorum waits for devices that have left, from the moment
-            each was gone; by default a quarter of the time that the slowest of those that answered
-            took.
-        over_selection: share of the wanted devices that is asked beyond them; the round closes when
-            as many as are wanted have answered, and the slowest are not waited for.
-        buffer: updates that make a version; whoever has not answered goes on and counts in a later
-            one. None waits for everybody. With it ``fraction`` is the share of the devices that is
-            at work at any time.
-        staleness: an update that was made s versions ago counts (1 + s) to the power of minus this.
+        rounds: number of rounds to close.
+        fraction: share of the eligible online devices that is selected, rounded up.
+        min_devices: number of devices that must be online and eligible before a round starts; at
+            least this many are selected.
+        quorum: share of the wanted devices, rounded up, whose updates suffice to close a round. A
+            device whose update is refused no longer counts as wanted.
+        grace: seconds for which a round that has its quorum waits for each offline device to
+            return; by default, a quarter of the time of the slowest answer.
+        over_selection: number of additional devices to select, as a share of the wanted devices.
+            The round closes when the wanted number of devices has answered, without waiting for
+            stragglers.
+        buffer: number of updates that make a new version. A device that has not answered continues,
+            and its update counts in a later version. With None, the server waits for all devices.
+            With a buffer, ``fraction`` is the share of devices that are working at any time.
+        staleness: exponent a in an update's weight, (1 + s) ** -a, where s is the number of new
+            versions since the device began its task.
     """
 
     rounds: int = Field(default=20, ge=1)
@@ -47,14 +48,15 @@ class RoundKeys(FrozenModel):
 
 
 class RoundConfig(RoundKeys):
-    """How the rounds of a fleet go.
+    """How the rounds of a fleet are run.
 
     Attributes:
-        deadline_seconds: time from the offers to the close.
-        wait_seconds: how long to wait for ``min_devices``.
-        nudge_seconds: a device silent for this long is sent its offer again.
-        retries: abandoned rounds in a row before the run fails.
-        chunk_bytes: payload bytes of a chunk; less where the broker takes no such packets.
+        deadline_seconds: seconds from the offers until the round closes.
+        wait_seconds: seconds for which the server waits for ``min_devices``.
+        nudge_seconds: seconds of silence after which the server sends a device its offer again.
+        retries: number of consecutive abandoned rounds after which the run fails.
+        chunk_bytes: payload bytes of a chunk; chunks are smaller if the broker does not accept
+            packets of this size.
     """
 
     deadline_seconds: float = Field(default=120.0, gt=0)
@@ -65,13 +67,15 @@ class RoundConfig(RoundKeys):
 
 
 class UploadConfig(FrozenModel):
-    """How updates travel.
+    """How updates are encoded.
 
     Attributes:
-        encoding: ``fp32``, the weights; or their difference to those that were sent, in ``fp16``
-            (half of the bytes), ``bf16`` (half, too: the range of float32), ``int8`` (0.26) or
-            ``int4`` (0.13), or in ``topk``, the largest entries alone (0.05).
-        keep: with ``topk``, the share of the entries of every tensor that is sent.
+        encoding: encoding of the updates. ``fp32`` sends the weights. Every other encoding sends
+            their difference from the weights that the device received: ``fp16`` in half of the
+            bytes, ``bf16`` also in half of the bytes, with the range of float32, ``int8`` in 0.26
+            of the bytes, ``int4`` in 0.13, and ``topk``, which sends only the largest entries, in
+            0.05.
+        keep: share of the entries of every tensor that ``topk`` sends.
     """
 
     encoding: Literal["fp32", "fp16", "bf16", "int8", "int4", "topk"] = "fp32"
@@ -86,12 +90,12 @@ class UploadConfig(FrozenModel):
 
 
 class DownloadConfig(FrozenModel):
-    """How weights travel to the devices that train them.
+    """How weights are encoded for the devices that train them.
 
     Attributes:
-        encoding: ``fp32``; or, for methods that average what devices have changed, rounded to
-            ``fp16`` or ``bf16`` (half of the bytes) or ``int8`` (0.26). The global model stays
-            float32.
+        encoding: encoding of the weights that the server sends: ``fp32`` or, for methods that
+            average the changes of devices, weights rounded to ``fp16`` or ``bf16`` (half of the
+            bytes) or to ``int8`` (0.26 of the bytes). The global model stays float32.
     """
 
     encoding: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"

@@ -1,10 +1,10 @@
-"""Write a store to one file while its server works: a signed zip of database and blobs.
+"""Writes a store to one file while its server works: a signed zip of database and blobs.
 
 `broker_server.store.restoring` turns the file into a store again.
 
-A server writes a blob before the commit that names it, and removes one after the commit that needs
-it no longer. While the server cannot commit, every blob that goes with the database is therefore
-there. The server waits only as long as it takes to copy the database and link the blobs.
+A server writes a blob before the commit that names it, and removes it after the commit that no
+longer needs it. While the server cannot commit, every blob of the database therefore exists. The
+server waits only as long as it takes to copy the database and link the blobs.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from broker_server.store.backup_signature import (
 from broker_server.store.opening import PATIENT_SECONDS
 from broker_server.store.repository import Store
 from broker_server.store.rows import DamagedRowError
+from broker_server.store.schema import DATABASE
 from broker_server.store.update_store import FOLDER, updates_in
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.digests import blob_path, file_digest, file_matches
 from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, StorageError
 
-DATABASE = "shoal.db"
 ROOTS = ("blobs", "updates")
 """The contents of a store's folder: the database, and folders of blobs."""
 
@@ -51,8 +51,8 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 def remove_leftovers(store: Store, folder: Path) -> None:
     """Remove files that killed processes left, and slices that ended runs have sent.
 
-    A blob goes only if the store knows it as a slice: blobs may outlive a database that was lost or
-    is older. Where a row cannot be read, all slices stay.
+    A blob is removed only if the store lists it as a slice: blobs may outlive a database that was
+    lost or is older. If a row cannot be read, all slices stay.
 
     Args:
         store: the open store.
@@ -63,11 +63,11 @@ def remove_leftovers(store: Store, folder: Path) -> None:
     try:
         leftovers += [objects / blob_path(digest) for digest in _unused_slices(store)]
     except DamagedRowError as error:
-        _LOG.warning("what ended runs have sent is not removed: %s", error)
+        _LOG.warning("slices that ended runs have sent are not removed: %s", error)
     for path in leftovers:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{_WORK}*"):
-        # Another backup may be at work, and end just now.
+        # Another backup may be running, and end just now.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < time.time() - _OLD_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
@@ -94,7 +94,7 @@ def _unused_slices(store: Store) -> set[str]:
 def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
     """Write a store to a file, which is replaced once the backup is whole.
 
-    A server at work waits until the blobs are linked.
+    A running server waits until the blobs are linked.
 
     Args:
         store: folder of the store.
@@ -105,15 +105,15 @@ def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
         The number of blobs.
 
     Raises:
-        StorageError: there is no store, its database is damaged, or something cannot be read or
+        StorageError: there is no store, its database is damaged, or a file cannot be read or
             written.
-        BlobError: a blob is damaged; the file of before stays.
+        BlobError: a blob is damaged; the previous file stays.
     """
     # Raises an error if there is no store, or it is damaged.
     Store(store, read_only=True).close()
     draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        # Private, as the store itself: the file has the model in it.
+        # Private, as the store itself: the file contains the model.
         draft.touch(mode=0o600)
         with TemporaryDirectory(dir=store, prefix=_WORK) as folder:
             snapshot = Path(folder)
@@ -152,7 +152,7 @@ def _link_files(files: Iterable[Path], store: Path, snapshot: Path) -> None:
     for path in files:
         link = snapshot / path.relative_to(store)
         link.parent.mkdir(parents=True, exist_ok=True)
-        # A blob of a round or version that has just ended may be gone.
+        # A blob of a round or version that has just ended may have been removed.
         with contextlib.suppress(FileNotFoundError):
             _link_or_copy(path, link)
 

@@ -1,10 +1,10 @@
-"""Sign a statement of a backup's contents with one or more keys, and verify it.
+"""Signs a statement of a backup's contents with one or more keys, and verifies it.
 
 Ed25519 (RFC 8032).
 
 The inventory lists every member of a backup with its digest and size. A statement holds the digest
-of the inventory, so a signature covers every byte. The statement also names its signer, in words
-that the signer chose; only the key is trusted.
+of the inventory, so a signature covers every byte. The statement also names its signer, in the
+signer's own words; only the key is trusted.
 """
 
 import time
@@ -31,7 +31,7 @@ SIGNATURES = "signatures.json"
 """Members of a backup besides those of the store."""
 
 SIGNATURES_LIMIT = 64 * 1024
-"""Most bytes of the member with the signatures."""
+"""Greatest size of the member with the signatures, in bytes."""
 
 _MOST_LETTERS = 200  # of a signer's name
 _SHOWN_DIGITS = 16  # of a key, shown in messages

@@ -1,4 +1,4 @@
-"""Check the values of database columns as they are read, by the fields that they belong to.
+"""Checks the values of database columns as they are read, by the fields that they belong to.
 
 A reader takes the value of a column and returns that of the field. It raises a ValueError if the
 field cannot have the value.
@@ -29,12 +29,12 @@ from fleet_protocol.messages import BlobRef
 
 Reader = Callable[[Any], Any]
 
-_LARGEST_COUNT = 2**53  # a count that every reader of JSON can have, too
-_LATEST_TIME = 250_000_000_000.0  # seconds since the epoch, which a calendar can show
+_LARGEST_COUNT = 2**53  # a count that every reader of JSON can represent
+_LATEST_TIME = 250_000_000_000.0  # seconds since the epoch that a calendar can represent
 
 # Fields that become parts of paths, topics and commands.
 _NAMES = {
-    RunRecord: ("id", "fleet", "arch"),
+    RunRecord: ("id", "fleet", "arch", "name"),
     DeviceRecord: ("id", "fleet"),
     RoundRecord: ("run",),
     TaskRecord: ("id", "run", "device", "tier"),
@@ -113,7 +113,7 @@ def _reader_of_message(model: type[BaseModel]) -> Reader:
 def _read_text(value: Any) -> str:
     # Not isinstance: SQLite returns only the types themselves.
     if type(value) is not str:
-        raise ValueError(f"{_shown(value)} is no text")
+        raise ValueError(f"{_shown(value)} is not text")
     return value
 
 
@@ -125,13 +125,15 @@ def _read_name(value: Any) -> str:
 @lru_cache(maxsize=4096)
 def _checked_name(text: str) -> str:
     if not is_name(text):
-        raise ValueError(f"{quoted(text)} is no name: a name has letters, digits, '_', '-' and '.'")
+        raise ValueError(
+            f"{quoted(text)} is not a valid name: a name has letters, digits, '_', '-' and '.'"
+        )
     return text
 
 
 def _read_digest(value: Any) -> str:
     if not re.fullmatch(DIGEST_PATTERN, _read_text(value)):
-        raise ValueError(f"{quoted(value)} is no digest of a blob")
+        raise ValueError(f"{quoted(value)} is not a digest of a blob")
     return str(value)
 
 
@@ -143,19 +145,19 @@ def _read_truth(value: Any) -> bool:
 
 def _read_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _LARGEST_COUNT:
-        raise ValueError(f"{_shown(value)} is no count")
+        raise ValueError(f"{_shown(value)} is not a count")
     return value
 
 
 def _read_number(value: Any) -> float:
     if type(value) not in {int, float} or not math.isfinite(value):
-        raise ValueError(f"{_shown(value)} is no number")
+        raise ValueError(f"{_shown(value)} is not a number")
     return float(value)
 
 
 def _read_time(value: Any) -> float:
     if not 0 <= _read_number(value) <= _LATEST_TIME:
-        raise ValueError(f"{_shown(value)} is no time in seconds since the epoch")
+        raise ValueError(f"{_shown(value)} is not a time in seconds since the epoch")
     return float(value)
 
 

@@ -1,8 +1,8 @@
 """The database of a store: transactions, checked reads, and rows that wait for the next commit.
 
-A row whose loss with a killed server does no harm (a device's presence, lines of the log, counts)
-waits in memory and is written with the next commit, or by `Database.flush` now and then: a commit
-waits for the disk, and a fleet says much at once.
+A row whose loss in a crash does no harm (a device's presence, lines of the log, counts) waits in
+memory and is written with the next commit, or by `Database.flush` now and then: a commit waits for
+the disk, and a fleet sends many messages at once.
 """
 
 import logging
@@ -23,7 +23,7 @@ from fleet_protocol.foreign_files import quoted
 RecordT = TypeVar("RecordT")
 
 _LOG = logging.getLogger(__name__)
-_MALFORMED = "malformed JSON"  # SQLite's words
+_MALFORMED = "malformed JSON"  # SQLite's wording
 _READ_AT_ONCE = 256  # rows, which may be large
 _MOST_WAITING = 4096  # rows of one kind; a flood must not fill the memory
 
@@ -32,13 +32,12 @@ class Database:
     """The database that the tables of a store share.
 
     Args:
-        folder: the folder of the store, which is made; it holds ``shoal.db`` and, beside it, the
-            blobs.
-        read_only: write nothing, neither into the folder nor into the database, and refuse to make
-            a store where there is none. A store of an older version is read as it would be once it
-            is upgraded.
-        durable: let a commit wait for the disk; else a power cut may take the last ones, but a
-            killed process none.
+        folder: the folder of the store, which is created; it contains ``shoal.db`` and, beside it,
+            the blobs.
+        read_only: write neither into the folder nor into the database, and refuse to create a
+            missing store. A store of an older version is read as if it had been upgraded.
+        durable: let a commit wait for the disk; otherwise a power cut may lose the last commits,
+            but a killed process loses none.
 
     Raises:
         StorageError: the folder cannot be used, or was written by a newer version of Shoal.
@@ -52,7 +51,7 @@ class Database:
         durable: bool = True,
     ) -> None:
         self.folder = folder
-        self.path = folder / "shoal.db"
+        self.path = folder / schema.DATABASE
         self._read_only = read_only
         if read_only:
             self._engine = open_for_reading(self.path)
@@ -98,12 +97,12 @@ class Database:
 
     @contextmanager
     def _begin(self) -> Iterator[Connection]:
-        """Open a transaction that also writes the rows that wait."""
+        """Open a transaction that also writes the waiting rows."""
         with self._transaction() as connection:
             for statement, rows in self._waiting.items():
                 connection.execute(statement, list(rows.values()))
             yield connection
-        # Only after the commit: a transaction that failed leaves them waiting.
+        # Only after the commit: if a transaction fails, they keep waiting.
         self._waiting.clear()
 
     @contextmanager
@@ -130,7 +129,7 @@ class Database:
                         table.name,
                         row,
                         column.name,
-                        "it is no JSON",
+                        "it is not valid JSON",
                     )
 
     def _write(
@@ -138,7 +137,7 @@ class Database:
         statement: Executable,
         rows: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Commit a statement, or the same statement for each of some rows, which may be none."""
+        """Commit a statement, or the same statement for each row of a list, which may be empty."""
         if rows is None or rows:
             with self._begin() as connection:
                 connection.execute(statement, rows)
@@ -149,23 +148,25 @@ class Database:
         row: Mapping[str, Any],
         key: Hashable | None = None,
     ) -> None:
-        """Let a row wait for the next commit.
+        """Add a row to the next commit.
 
         Args:
             statement: one of few statements, the same object every time.
             row: its values.
-            key: a row that still waits with the same key is replaced; None replaces nothing.
+            key: the row replaces a waiting row with the same key; None replaces nothing.
 
         Raises:
-            StorageError: so many rows wait that they are written now, and cannot be; or the store
-                is read only.
+            StorageError: too many rows are waiting and cannot be written now; or the store is read
+                only.
         """
         if self._read_only:
-            raise StorageError(f"the store {self.path} was opened readonly: nothing can be written")
+            raise StorageError(
+                f"the store {self.path} was opened read-only: nothing can be written"
+            )
         rows = self._waiting.setdefault(statement, {})
         if key is None:
             key = len(rows)
-        # Out and in again, since the newest row must be written last.
+        # Removed and added again, because the newest row must be written last.
         rows.pop(key, None)
         rows[key] = row
         if len(rows) >= _MOST_WAITING:
@@ -199,7 +200,7 @@ class Database:
         kind: type[RecordT],
         query: Select[Any],
     ) -> RecordT | None:
-        """Return the first record of a query, None if it has none."""
+        """Return the first record of a query; None if it has none."""
         records = self._all(kind, query.limit(1))
         return records[0] if records else None
 
@@ -208,7 +209,7 @@ class Database:
         kind: type[RecordT],
         query: Select[Any],
     ) -> list[RecordT]:
-        """Return the records of a query that can be read; a warning names each of the others."""
+        """Return the readable records of a query; a warning names each of the others."""
         records = []
         for row in self._rows(query):
             try:

@@ -1,4 +1,4 @@
-"""The devices of a store: what each last said about itself."""
+"""The devices of a store, with the last report of each."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ _INSERT = sqlite_insert(_DEVICES)
 
 
 def _insert_or_update(*columns: str) -> Any:
-    """Return the statement that adds a device, or sets some columns of one that is known."""
+    """Return the statement that adds a device, or sets some columns of a known one."""
     new_values = {name: _INSERT.excluded[name] for name in columns}
     return _INSERT.on_conflict_do_update(index_elements=["fleet", "id"], set_=new_values)
 
@@ -29,7 +29,7 @@ class DeviceTable(Database):
     """The devices of a store."""
 
     def record_device(self, message: DeviceStatus | DeviceProfile) -> None:
-        """Remember what a device said about itself, with the next commit."""
+        """Record a device's report, with the next commit."""
         now = time.time()
         row: dict[str, object] = {
             "fleet": message.fleet,
@@ -40,7 +40,7 @@ class DeviceTable(Database):
             "first_seen_at": now,
             "last_seen_at": now,
         }
-        # One row waits for each device and kind of message: the last one.
+        # Only the last row waits for each device and kind of message.
         device = (message.fleet, message.device)
         if isinstance(message, DeviceProfile):
             row["profile"] = message.profile.model_dump_json()
@@ -57,8 +57,9 @@ class DeviceTable(Database):
         *,
         online: bool = False,
     ) -> None:
-        """Remember that a device is away or there again, which it does not say itself."""
-        # First what the device said before, which would overwrite this if it was written later.
+        """Record that a device went offline or came back, which it does not report itself."""
+        # The device's earlier report comes first, because it would overwrite this if it was written
+        # later.
         self.flush()
         change = update(_DEVICES).where(_DEVICES.c.id == device)
         self._write(change.values(online=online, state=state))
@@ -66,8 +67,8 @@ class DeviceTable(Database):
     def known_devices(self, fleet: str) -> list[DeviceRecord]:
         """Return the devices of a fleet whose server begins, by id.
 
-        Each is stored as offline until it says something else. A device whose row cannot be read is
-        left out, with a warning: it describes itself again when it connects.
+        Each is stored as offline until its next report. A device whose row cannot be read is left
+        out, with a warning: it describes itself again when it connects.
         """
         in_fleet = _DEVICES.c.fleet == fleet
         self._write(update(_DEVICES).where(in_fleet).values(online=False))
@@ -76,7 +77,7 @@ class DeviceTable(Database):
         )
 
     def devices(self, fleet: str | None = None) -> list[DeviceRecord]:
-        """Return every device that was ever seen, by id; of one fleet or of all."""
+        """Return every device that ever connected, by id; of one fleet or of all."""
         self.flush()
         query = select(_DEVICES).order_by(_DEVICES.c.id)
         if fleet is not None:

@@ -1,6 +1,6 @@
-"""The log of a store, line by line, and how often messages were refused.
+"""The log of a store, and how often messages were refused.
 
-Both are on the disk with the next commit.
+Both are on disk after the next commit.
 """
 
 import time
@@ -27,12 +27,12 @@ _COUNT_REFUSAL = _ADD_REFUSAL.on_conflict_do_update(
 
 @dataclass(frozen=True)
 class LineFilter:
-    """Which lines of a log are wanted.
+    """A filter for lines of a log.
 
     Attributes:
-        kinds: only lines of these kinds; of all kinds where it is empty.
+        kinds: only lines of these kinds; if empty, of all kinds.
         without: no lines of these kinds.
-        device: only lines about this device; about any where it is empty.
+        device: only lines about this device; if empty, about any.
     """
 
     kinds: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class EventTable(Database):
             number: number of the round.
             device: id of the device.
         """
-        # Devices choose words that end up here: no control character may reach a terminal.
+        # Devices choose some of the words: no control character may reach a terminal.
         row = {
             "at": time.time(),
             "run": run,
@@ -73,6 +73,7 @@ class EventTable(Database):
             "kind": kind,
             "detail": single_line(detail),
         }
+        # Written with the next commit: a line must not cost one.
         self._later(_ADD_LINE, row)
 
     def count_refusal(
@@ -86,8 +87,8 @@ class EventTable(Database):
         """Count refusals.
 
         Args:
-            run: id of the run, empty outside a run.
-            device: id of the device, empty where it is not known.
+            run: id of the run; empty outside a run.
+            device: id of the device; empty if unknown.
             reason: why it was refused.
             by: ``server`` or ``device``.
             times: how many refusals.
@@ -106,12 +107,14 @@ class EventTable(Database):
         """Return lines of the log, oldest first.
 
         Args:
-            run: id of the run; None for lines of all runs, and of none.
-            last: only the last so many.
+            run: id of the run; None for all lines, including those outside runs.
+            last: only this many of the newest lines.
             after: only lines after the one with this id.
             matching: only lines that pass this filter.
         """
+        # Lines that wait for a commit belong to the answer.
         self.flush()
+        # Newest first for the limit; the result is turned round.
         query = select(_EVENTS).where(_EVENTS.c.id > after).order_by(_EVENTS.c.id.desc())
         if run is not None:
             query = query.where(_EVENTS.c.run == run)
@@ -128,11 +131,12 @@ class EventTable(Database):
         run: str,
         kind: str,
     ) -> dict[str | None, int]:
-        """Return the round that the newest line of one kind names, by device."""
+        """Return the round of the newest line of one kind, by device."""
         self.flush()
         query = select(_EVENTS.c.device, _EVENTS.c.round).where(
             _EVENTS.c.run == run, _EVENTS.c.kind == kind
         )
+        # In order of ids, so that the newest line of each device wins.
         rows = self._values(EventRecord, ("device", "round"), query.order_by(_EVENTS.c.id))
         return {device: number or 0 for device, number in rows}
 
@@ -153,6 +157,7 @@ class EventTable(Database):
         query = select(_EVENTS.c.round, func.count())
         query = query.where(_EVENTS.c.run == run, _EVENTS.c.kind == kind)
         counts = self._rows(query.group_by(_EVENTS.c.round))
+        # A line outside rounds counts as round 0.
         return {number or 0: count for number, count in counts}
 
     def refusals(self, run: str | None = None) -> list[RefusalRecord]:

@@ -1,15 +1,16 @@
-"""Explain the part of every device in one round: a flat row for each, for people and programs."""
+"""Explains the part of every device in one round: a flat row for each, for people and programs."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from broker_server.stages.screening import Screening
 from broker_server.store.machine import RoundState
 from broker_server.store.queries import find_run
 from broker_server.store.records import RoundRecord
 from broker_server.store.repository import Store
-from broker_server.store.task_records import Screening, TaskPhase, TaskRecord
+from broker_server.store.task_records import TaskPhase, TaskRecord
 from fleet_protocol.errors import ConfigError
 
 _NOT_ASKED = "not asked"
@@ -20,24 +21,33 @@ class DeviceInRound:
     """One device's part in a round; every row repeats the values of the round.
 
     Attributes:
-        ending: the event that ended the collecting, None before, and for rounds of earlier
-            versions.
-        collect_seconds: from the offers to that event, or until the round was given up.
-        wanted: updates with which nobody else was waited for.
-        quorum: updates of the wanted ones that make a round.
-        outcome: phase of its task, or ``not asked``.
-        why: it was not asked, has not answered, or is not merged; empty where it is merged as it
-            was sent.
-        answered_seconds: from the offers to its answer.
-        left_seconds: from the offers to its leaving, if it was away at the end.
-        norm: of its update's difference to what it was sent.
-        norm_bound: the largest that was allowed.
-        scale: of the difference, below 1 where it was clipped.
-        samples: it counted with, where the strategy weighs by samples.
-        declared: samples that it said it has.
-        version: from which it trained.
-        weight: that its difference counted with, below 1 where that version was an earlier one.
-        refusals: lines of the log about refusals of it in this round.
+        run: id of the run.
+        round: number of the round.
+        state: state of the round.
+        ending: event that ended the collection of updates; None while it lasts, and for rounds of
+            earlier versions of Shoal.
+        collect_seconds: seconds from the offers until the collection of updates ended or the round
+            was given up.
+        wanted: number of updates after which the round did not wait for more.
+        quorum: number of updates that suffice to close the round.
+        device: id of the device.
+        outcome: phase of the device's task, or ``not asked``.
+        why: why the device was not selected, did not answer, or was not merged; empty if its update
+            was merged without a change.
+        tier: tier that the device was offered or chose.
+        answered_seconds: seconds from the offers to the device's answer.
+        left_seconds: seconds from the offers until the device went offline, if it was offline at
+            the end of the round.
+        norm: norm of the difference between the device's update and the weights that were sent to
+            the device.
+        norm_bound: largest norm that the server allowed.
+        scale: factor by which the server scaled the update, below 1 if it clipped the update.
+        samples: number of samples with which the device counted, if the strategy weights by
+            samples.
+        declared: number of samples that the device reported.
+        version: number of the global version from which the device trained.
+        weight: weight of the device's update, below 1 if it was trained from an earlier version.
+        refusals: number of log lines about refused messages of the device in this round.
     """
 
     run: str
@@ -64,7 +74,7 @@ class DeviceInRound:
 
 
 def explain_round(store: Store, number: int, run: str | None = None) -> list[DeviceInRound]:
-    """Return the devices of a round: those that were asked, then those that were not.
+    """Return the devices of a round: those that were selected, then those that were not.
 
     Args:
         store: the store.
@@ -72,18 +82,20 @@ def explain_round(store: Store, number: int, run: str | None = None) -> list[Dev
         run: id of the run or its beginning, by default the newest.
 
     Raises:
-        ConfigError: there is no such run or round.
+        ConfigError: the run or the round does not exist.
     """
     run_id = find_run(store, run).id
     record = _find_round(store, run_id, number)
+    # Refusals are log lines, which have no column for a task.
     refusals: Counter[str] = Counter()
     for event in store.events(run_id):
         if event.kind == "update-refused" and event.round == number:
             refusals[event.device or ""] += 1
+    # Tasks of earlier rounds whose updates count in this one.
     tasks = [*store.tasks(run_id, number, "train"), *store.late_tasks(run_id, number)]
     tasks.sort(key=lambda task: task.device)
     rows = [_asked_row(record, task, refusals[task.device]) for task in tasks]
-    # A device whose update of an earlier round counts here was left out, and has a row already.
+    # A device whose update from an earlier round counts here was left out, and has a row already.
     asked = {row.device for row in rows}
     rows.extend(row for row in _left_out_rows(record) if row.device not in asked)
     return rows
@@ -102,7 +114,7 @@ def _asked_row(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceIn
     timing = task.timing
     answered_seconds = timing.answered if timing is not None else None
     if answered_seconds is None and task.received_at is not None and record.opened_at is not None:
-        # The round is not over, or a server was started again in it.
+        # The round is not over, or a server was restarted during it.
         answered_seconds = task.received_at - record.opened_at
     screening: dict[str, Any] = {}
     if task.screening is not None:
@@ -148,13 +160,15 @@ def _round_values(record: RoundRecord) -> dict[str, Any]:
 
 def _reason(record: RoundRecord, task: TaskRecord) -> str:
     """Return why a device's update is not merged, or not as it was sent; empty otherwise."""
+    # A task that was missed without words has a reason by its timing.
     if task.phase is TaskPhase.MISSED and not task.detail:
         return _reason_of_missed(record, task)
     screening = task.screening
+    # A buffer counted the update in a later round.
     if screening is not None and screening.round not in {None, record.number}:
-        return f"it went on, and its update is in the version of round {screening.round}"
+        return f"it continued, and its update is in the version of round {screening.round}"
     if task.phase is TaskPhase.OFFERED and record.state is RoundState.CLOSED:
-        return "it goes on, and will count in a later round"
+        return "it continues, and will count in a later round"
     if task.detail:
         return task.detail
     return _changes(screening) if screening is not None else ""
@@ -162,9 +176,9 @@ def _reason(record: RoundRecord, task: TaskRecord) -> str:
 
 def _reason_of_missed(record: RoundRecord, task: TaskRecord) -> str:
     if task.timing is not None and task.timing.left is not None:
-        return f"away since {task.timing.left:.1f} s"
+        return f"offline since {task.timing.left:.1f} s"
     ending = record.ending.value if record.ending is not None else record.state.value
-    return f"no answer when the collecting ended ({ending})"
+    return f"no answer when the collection ended ({ending})"
 
 
 def _changes(screening: Screening) -> str:
@@ -174,6 +188,6 @@ def _changes(screening: Screening) -> str:
         changes.append(f"clipped to {screening.scale:.3g} of its difference")
     if screening.samples < screening.declared:
         changes.append(
-            f"counts with {screening.samples} of the {screening.declared} samples it claims"
+            f"counts with {screening.samples} of the {screening.declared} samples that it reports"
         )
     return "; ".join(changes)

@@ -1,4 +1,4 @@
-"""Read a global version out of the store, and write it as a file."""
+"""Reads a global version out of the store, and writes it as a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ class ExportedVersion:
         }
         evaluation = self.record.evaluation
         if evaluation is not None:
+            # `repr` gives the shortest text that reads back as the same number.
             metadata["loss"] = repr(evaluation.loss)
             for metric in evaluation.metrics:
                 metadata[metric.name] = repr(metric.value)
@@ -61,23 +62,25 @@ def load_version(
     Args:
         store: the store.
         run: id of the run or its beginning, by default the newest.
-        version: number of the version; by default the one that was promoted, or else the last.
+        version: number of the version; by default the promoted one, or else the last.
 
     Raises:
-        ConfigError: there is no such run or version, or its weights are not kept.
-        BlobError: its blob is damaged, or that of its statistics missing.
+        ConfigError: the run or version does not exist, or its weights were removed.
+        BlobError: its blob is damaged, or that of its statistics is missing.
     """
     run_record = find_run(store, run)
     record = _version_record(store, run_record, version)
     blobs = BlobStore(store.folder / "blobs")
+    # The record stays when the weights of an old version are removed.
     if not blobs.has(record.digest):
         versions = store.versions(run_record.id)
         kept = [str(old.number) for old in versions if blobs.has(old.digest)]
         raise ConfigError(
-            f"the weights of version {record.number} of run {run_record.id} are no longer in"
-            f" {store.folder}; those of {', '.join(kept) or 'none'} are (keep_versions says how"
-            " many stay)"
+            f"the weights of version {record.number} of run {run_record.id} are no longer in "
+            f"{store.folder}; those of {', '.join(kept) or 'none'} are (keep_versions sets "
+            "how many stay)"
         )
+    # A file that was damaged on disk must not be exported.
     require_whole(
         blobs,
         record.number,
@@ -101,6 +104,7 @@ def _version_record(
     run: RunRecord,
     number: int | None,
 ) -> VersionRecord:
+    # Without a number, the promoted version is the default.
     if number is None:
         promoted_version = promoted(store, run.id)
         if promoted_version is not None:
@@ -118,7 +122,7 @@ def require_whole(
     number: int,
     *digests: str | None,
 ) -> None:
-    """Refuse a version one of whose blobs is damaged.
+    """Refuse a version if one of its blobs is damaged.
 
     The blob stays, for a user who can repair it.
 
@@ -133,7 +137,7 @@ def require_whole(
 
 
 def export_safetensors(version: ExportedVersion, path: Path) -> None:
-    """Write parameters, then statistics, as one safetensors file in the place of another.
+    """Write parameters, then statistics, as one safetensors file, replacing an existing one.
 
     Raises:
         StorageError: the file cannot be written.

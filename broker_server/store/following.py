@@ -1,18 +1,20 @@
-"""Notice when a store was written, by the times of its files, which cost nothing to ask for."""
+"""Notices when a store was written, from the times of its files, which are cheap to read."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from broker_server.store.schema import DATABASE
+
 LOOK_SECONDS = 1.0
-"""Time between two looks at the files."""
+"""Time between two checks of the files."""
 
 
 def file_states(store: Path) -> list[tuple[int, int]]:
     """Return times and sizes of the files that a commit changes."""
     states = []
-    for name in ("shoal.db", "shoal.db-wal"):
+    for name in (DATABASE, f"{DATABASE}-wal"):
         with suppress(OSError):
             status = (store / name).stat()
             states.append((status.st_mtime_ns, status.st_size))
@@ -20,7 +22,7 @@ def file_states(store: Path) -> list[tuple[int, int]]:
 
 
 def changes(store: Path, over: threading.Event) -> Iterator[None]:
-    """Yield once now, and again whenever the store was written since, until `over` is set."""
+    """Yield once now, and again whenever the store has been written, until `over` is set."""
     last = None
     while not over.is_set():
         now = file_states(store)

@@ -3,14 +3,15 @@
     planned     devices, tiers and weights are chosen and stored; no device knows of it yet
     open        offers are going out
     collecting  devices train and upload; updates are on disk before they are acknowledged
-    merging     no update is taken any more; the new global version is made and stored, and devices
+    merging     updates are no longer accepted; the new global version is made and stored, and
+    devices
                 give its statistics
     closed      the round has a new global version, which may be judged until the next round ends
     abandoned   it has none, and says why
 
-Every change is committed to the store before any device hears of it. A server that is killed
-therefore finds its round in the state whose work it must do again: announcing, collecting and
-merging can all be repeated.
+Every change is committed to the store before any device receives it. A killed server therefore
+finds its round in the state whose work it must do again: announcing, collecting and merging can all
+be repeated.
 """
 
 from enum import Enum
@@ -18,7 +19,7 @@ from types import MappingProxyType
 
 
 class RoundState(str, Enum):
-    """Where a round is."""
+    """The state of a round."""
 
     PLANNED = "planned"
     OPEN = "open"
@@ -29,13 +30,14 @@ class RoundState(str, Enum):
 
 
 class RoundEvent(str, Enum):
-    """What happens to a round."""
+    """An event of a round."""
 
     ANNOUNCE = "announce"
     ANNOUNCED = "announced"
-    ANSWERED = "answered"  # everybody who was asked has answered
-    ENOUGH = "enough"  # as many as were wanted, of more who were asked
-    REST_AWAY = "rest-away"  # a quorum has answered, and all others have been away for the grace
+    ANSWERED = "answered"  # every selected device has answered
+    ENOUGH = "enough"  # the wanted number of selected devices has answered
+    # a quorum has answered, and all others have been offline for the grace period
+    REST_AWAY = "rest-away"
     DEADLINE = "deadline"  # a quorum has answered, and the time is over
     MERGED = "merged"
     GIVE_UP = "give-up"
@@ -57,8 +59,8 @@ TRANSITIONS: MappingProxyType[tuple[RoundState, RoundEvent], RoundState] = Mappi
         (RoundState.COLLECTING, RoundEvent.DEADLINE): RoundState.MERGING,
         (RoundState.COLLECTING, RoundEvent.GIVE_UP): RoundState.ABANDONED,
         (RoundState.MERGING, RoundEvent.MERGED): RoundState.CLOSED,
-        # Only a merge whose result is not finite gives up here: every update was checked, their sum
-        # was not.
+        # Only a merge whose result is not finite is given up here: every update was checked, their
+        # sum was not.
         (RoundState.MERGING, RoundEvent.GIVE_UP): RoundState.ABANDONED,
         # CLOSED and ABANDONED have no rows: a late update is refused without touching its round.
     }

@@ -1,12 +1,13 @@
-"""Open a store's database: make or upgrade it for its one writer, leave it untouched for a reader.
+"""Opens a store's database: creates or upgrades it for its one writer, never for a reader.
 
-Transactions begin and end where SQLAlchemy says, never where Python's sqlite3 guesses: sqlite3
-would commit a change of the tables at once, and an upgrade that fails would leave half of itself
+Transactions begin and end where SQLAlchemy requests it, never where Python's sqlite3 guesses:
+sqlite3 would commit a schema change immediately, and a failed upgrade would leave half of itself
 behind.
 """
 
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -28,40 +29,41 @@ PATIENT_SECONDS = 60.0
 """How long a server waits: a backup may lock the database for as long as it takes to copy it."""
 
 _UNREADABLE_INDEX = "attempt to write a readonly database"
-"""SQLite's words where the index of a log has to be made anew, and this connection only reads."""
+"""SQLite's wording if the index of a log must be built again, and this connection only reads."""
 
 _INDEX_SECONDS = 0.005
-"""How long a reader waits before it looks whether a server has written the index."""
+"""Time after which a reader checks whether a server has written the index."""
 
-# Alembic hands its context to a migration through variables of its modules: one upgrade at a time
+# Alembic passes its context to a migration in module variables, so only one upgrade runs at a time
 # in a process.
 _ALEMBIC = threading.Lock()
 _REMEDIES = {
-    "is full": "free some space; nothing that is stored is lost",
-    "is locked": "another process holds it, a backup or a look into it; let that one end",
-    "readonly": "it can be read alone; look at how its disk is mounted, and whose its files are",
-    "I/O error": "its disk fails; look into the log of the system",
+    "is full": "free some space; no stored data is lost",
+    "is locked": "another process, such as a backup or a reader, has locked it; wait until it ends",
+    "readonly": "it is read-only; check how its disk is mounted, and who owns its files",
+    "I/O error": "its disk fails; check the system's log",
     "malformed": "it is damaged; `shoal restore` makes a store from a backup",
 }
 
 
 def database_message(error: Exception) -> str:
-    """Return the database's own message, without the SQL statement, and what helps."""
+    """Return the database's own message without the SQL statement, and the remedy."""
     message = str(getattr(error, "orig", None) or error)
     remedies = [remedy for word, remedy in _REMEDIES.items() if word in message]
     return "; ".join([message, *remedies])
 
 
 def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
-    """Open a database for its server; make it if there is none, and upgrade an older one.
+    """Open a database for its server; create a missing one, and upgrade an older one.
 
     Args:
         path: the file of the database.
-        durable: commits survive a power cut; otherwise they survive the end of the process alone.
+        durable: commits survive a power cut; otherwise they survive only the end of the process.
 
     Raises:
-        StorageError: it cannot be used, is no store, or was written by a newer version of Shoal.
+        StorageError: it cannot be used, is not a store, or was written by a newer version of Shoal.
     """
+    _require_regular(path)
     try:
         make_private_folder(path.parent)
         _keep_private(path)
@@ -85,8 +87,8 @@ def _keep_private(path: Path) -> None:
 
     SQLite gives the files beside it the same rights.
 
-    A database that everybody may read predates this rule, so it is restricted. Read rights of a
-    group are kept, since somebody has set them on purpose.
+    A database that everybody may read is older than this rule, so its rights are restricted. Read
+    rights of a group are kept, because somebody has set them on purpose.
     """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     for ending in ("", "-wal", "-shm"):
@@ -97,25 +99,41 @@ def _keep_private(path: Path) -> None:
                 file.chmod(0o600)
 
 
-def open_for_reading(path: Path) -> Engine:
-    """Open a database so that nothing is written, neither into it nor beside it.
-
-    One of an older version is upgraded in memory, as far as it is written now: looking at a store
-    must not change it.
+def _require_regular(path: Path) -> None:
+    """Refuse a database of which a part is a link or no file: SQLite would write elsewhere.
 
     Raises:
-        StorageError: there is none, it cannot be read, is no store, or was written by a newer
+        StorageError: the message names the part.
+    """
+    for ending in ("", "-wal", "-shm"):
+        file = path.with_name(f"{path.name}{ending}")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISREG(file.lstat().st_mode):
+                raise StorageError(
+                    f"{file} is a link, or is not a file, so this is not a store that Shoal has "
+                    "made: move it away, or copy the file itself to this place"
+                )
+
+
+def open_for_reading(path: Path) -> Engine:
+    """Open a database without writing anything, neither into it nor beside it.
+
+    An older version is upgraded in memory: reading a store must not change it.
+
+    Raises:
+        StorageError: it does not exist, cannot be read, is not a store, or was written by a newer
             version of Shoal.
     """
+    _require_regular(path)
     if not path.is_file():
         raise StorageError(
-            f"there is no store in {path.parent}; name its folder with `--store PATH`, or make one "
-            "with `shoal run` or `shoal up`"
+            f"there is no store in {path.parent}; name its folder with `--store PATH`, or "
+            "create one with `shoal run` or `shoal up`"
         )
-    # Every transaction connects anew: whether a server works on the store just now decides how to
-    # connect.
+    # Every transaction opens a new connection, because the options depend on whether a
+    # server is using the store at that moment.
     engine = create_engine("sqlite://", creator=lambda: _connect_to_read(path), poolclass=NullPool)
-    # Its connections come with an open transaction, so none is begun.
+    # Its connections already have an open transaction, so none is begun.
     with _opening(engine, path):
         if _stored_version(engine, path) == SCHEMA_VERSION:
             return engine
@@ -134,7 +152,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     """Connect without leaving SQLite's ``-wal`` and ``-shm`` files or changing a server's.
 
     Returns:
-        A connection with an open transaction: what its first query has seen, all others see, so
+        A connection with an open transaction: all later queries see the same data as its first, so
         that none of them can fail because a server begins or ends its work meanwhile.
 
     Raises:
@@ -154,32 +172,36 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
             connection.close()
             options_before = options
             options = _how_to_read(path)
-            # Else a server has begun or ended its work meanwhile: try again.
+            # Otherwise a server has begun or ended its work meanwhile: try again.
             if options == options_before:
                 if _UNREADABLE_INDEX not in str(error) or time.monotonic() > deadline:
                     raise
-                # A server writes the index of its log, which a reader may not do for it.
+                # A server writes the index of its log; a reader may not.
                 pause.wait(_INDEX_SECONDS)
+        except UnicodeDecodeError:
+            connection.close()
+            raise
         else:
             return connection
 
 
 def _how_to_read(path: Path) -> str:
-    """Return SQLite's options for a reader, by the files that a server left beside a database."""
+    """Return SQLite's options for a reader, from the files that a server left beside a database."""
     log = path.with_name(f"{path.name}-wal")
     shared = path.with_name(f"{path.name}-shm")
     if not _size(log):
-        # The database file is whole. Read it without locks, for which SQLite would make files.
+        # The database file is whole. Read it without locks, because SQLite would create files for
+        # them.
         return "&immutable=1"
     if shared.is_file():
-        # Use the server's index of the log, without a mark of this reader in it.
+        # Use the server's index of the log, without recording this reader in it.
         return "&readonly_shm=1"
-    # A copy without the index of its log, which SQLite must make.
+    # A copy without the index of its log, which SQLite must create.
     return ""
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file in bytes, 0 if there is none: a server may remove it meanwhile."""
+    """Return the size of a file in bytes; 0 if it does not exist, as a server may remove it."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -190,7 +212,8 @@ def _size(path: Path) -> int:
 def _opening(engine: Engine, path: Path) -> Iterator[None]:
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+    # SQLite's messages may contain a name from a damaged schema that is not text.
+    except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
         engine.dispose()
         raise StorageError(f"cannot open the store {path}: {database_message(error)}") from error
     except StorageError:
@@ -213,7 +236,7 @@ def _stored_version(engine: Engine, path: Path) -> int:
 
 
 def _version(connection: Connection, path: Path) -> int:
-    """Return the version of the schema that a database has, 0 if it is empty."""
+    """Return the version of a database's schema, 0 if the database is empty."""
     tables = inspect(connection).get_table_names()
     if not tables:
         return 0
@@ -222,27 +245,27 @@ def _version(connection: Connection, path: Path) -> int:
         text = str(connection.execute(select(mark)).scalar())
     if not text.isdecimal():
         raise StorageError(
-            f"{path} has tables but not the mark of a store: another program made it, or a Shoal"
-            " from before schema version 3, which alone reads it; move the file away, or take"
-            " another store folder"
+            f"{path} has tables but not the mark of a store: another program made it, or a "
+            "Shoal from before schema version 3, and only that can read it; move the file "
+            "away, or use another store folder"
         )
     version = int(text)
     if version > SCHEMA_VERSION:
         raise StorageError(
-            f"the store {path} has schema version {version}, this Shoal reads up to"
-            f" {SCHEMA_VERSION}; use the newer version that wrote it, or another store folder"
+            f"the store {path} has schema version {version}, but this Shoal reads up to "
+            f"{SCHEMA_VERSION}; use the newer version that wrote it, or another store folder"
         )
     return version
 
 
 def _migrate(connection: Connection, version: int) -> None:
-    """Bring a database to the newest version, within the transaction that is open.
+    """Upgrade a database to the newest version, within the open transaction.
 
     Args:
         connection: the transaction.
         version: the database's version, 0 if it is empty.
     """
-    # Imported late: a start with a database of the newest version does without.
+    # Imported late: a start with a database of the newest version does not need it.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
 
@@ -268,7 +291,7 @@ def _upgrade(engine: Engine, path: Path) -> None:
             _migrate(connection, version)
         except SQLAlchemyError as error:
             raise StorageError(
-                f"cannot bring the store {path} from schema version {version} to"
-                f" {SCHEMA_VERSION}, it is left as it was: use the Shoal that wrote it, or another"
-                f" store folder. {database_message(error)}"
+                f"cannot upgrade the store {path} from schema version {version} to "
+                f"{SCHEMA_VERSION}; it is unchanged: use the Shoal that wrote it, or another "
+                f"store folder. {database_message(error)}"
             ) from error

@@ -1,15 +1,15 @@
-"""Compute the privacy that a run has spent so far: epsilon after every round.
+"""Computes the privacy that a run has spent so far: epsilon after every round.
 
-A device's part in a round is a Gaussian mechanism, and k of them are one of k^-1/2 times the
-multiplier. The drawing of devices does not lower epsilon, since anybody may see which devices are
-asked: epsilon is that of the device that was asked most often. `central` compares a device's update
-with none in its place, so the multiplier is that of the configuration. `local` compares its samples
-with any others, whose bounded updates are up to twice the bound apart, so the multiplier is half of
-that.
+A device's part in a round is a Gaussian mechanism, and k of them equal one with k^-1/2 times the
+multiplier. Sampling devices does not lower epsilon, because anyone may see which devices are
+selected: epsilon is that of the device that was selected most often. `central` compares a device's
+update with no update in its place, so the multiplier is that of the configuration. `local` compares
+its samples with any others, whose bounded updates are up to twice the bound apart, so the
+multiplier is half of that.
 
-Noise of the server is drawn anew for every sum, and two sums of the same updates with other noise
-tell more than one. A store that is restored from a backup closes rounds once more which the lost
-server may have closed: such rounds count twice. The log names them, and backups carry the log.
+The server draws new noise for every sum, and two sums of the same updates with different noise
+reveal more than one. A store that is restored from a backup repeats rounds which the lost server
+may have closed: such rounds count twice. The log names them, and backups carry the log.
 """
 
 import math
@@ -25,11 +25,11 @@ from broker_server.store.repository import Store
 from fleet_protocol.errors import ConfigError
 
 _REPEATED = "round-repeated"
-"""Kind of the lines in the log that name a round whose sum may have been released before."""
+"""Kind of the log lines that name a round whose sum may have been released before."""
 
 
 def require_accountant() -> None:
-    """Refuse to go on without the accountant.
+    """Raise an error if the accountant is missing.
 
     Raises:
         ConfigError: it is not installed.
@@ -40,7 +40,7 @@ def require_accountant() -> None:
 
 @lru_cache(maxsize=4096)
 def epsilon_after(config: PrivacyConfig, times: int) -> float:
-    """Return epsilon of a device that was asked so many times."""
+    """Return epsilon of a device that was selected a number of times."""
     # Imported late: scipy takes a second.
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # noqa: PLC0415
 
@@ -53,7 +53,7 @@ def epsilon_after(config: PrivacyConfig, times: int) -> float:
 def epsilon_by_round(store: Store, run: RunRecord) -> dict[int, float]:
     """Return epsilon after every round of a run, by number of the round.
 
-    The mapping is empty where nothing hides a device's part, or no accountant is installed.
+    The mapping is empty if no device's part is hidden, or no accountant is installed.
     """
     config = FleetConfig.stored(run.config).privacy
     if config is None or find_spec("dp_accounting") is None:
@@ -61,8 +61,8 @@ def epsilon_by_round(store: Store, run: RunRecord) -> dict[int, float]:
     asked: dict[int, list[str]] = {}
     for task in store.planned_tasks(run.id):
         asked.setdefault(task.round, []).append(task.device)
-    # The server publishes no sum of a round that was given up. Where devices add the noise, their
-    # updates have left them all the same.
+    # The server publishes no sum of a round that was given up. If devices add the noise, their
+    # updates have been sent all the same.
     unpublished = {RoundState.ABANDONED} if config.where == "central" else set()
     repeats = store.count_lines_by_round(run.id, _REPEATED)
     times: Counter[str] = Counter()
@@ -77,14 +77,15 @@ def epsilon_by_round(store: Store, run: RunRecord) -> dict[int, float]:
 
 
 def count_rounds_again(store: Store, lost_rounds: int) -> dict[str, tuple[int, ...]]:
-    """Let rounds count twice which a lost server may have closed after a backup.
+    """Count rounds twice which a lost server may have closed after a backup.
 
     Args:
-        store: that was restored.
-        lost_rounds: how many rounds it may have closed, at least the one that was in progress.
+        store: the restored store.
+        lost_rounds: number of rounds that it may have closed, at least the one that was in
+            progress.
 
     Returns:
-        The numbers of these rounds, by run; of runs that are not over and have central noise.
+        The numbers of these rounds, by run, for unfinished runs with central noise.
     """
     rounds = {}
     for run in store.runs():

@@ -1,7 +1,7 @@
-"""Promote a global version of a run, or let the run continue from an earlier one.
+"""Promotes a global version of a run, or lets the run continue from an earlier one.
 
-The log of the store says which version was promoted. A version that repeats an earlier one has the
-round that made that one.
+The log of the store records which version was promoted. A version that repeats an earlier one has
+the round that made the earlier one.
 """
 
 import time
@@ -16,7 +16,8 @@ _PROMOTED = "promoted"
 
 
 def promoted(store: Store, run: str) -> VersionRecord | None:
-    """Return the version of a run that was promoted last, None if none was."""
+    """Return the version of a run that was promoted last; None if none was."""
+    # The log line has no device, and the number of its round.
     promoted_round = store.marked_rounds(run, _PROMOTED).get(None)
     if promoted_round is None:
         return None
@@ -33,6 +34,7 @@ def marked_versions(store: Store, run: str) -> dict[str, int]:
     versions = store.versions(run)
     newest = versions[-1]
     numbers = {"newest": newest.number}
+    # A version that repeats another has its round, so the first one of a round is the original.
     original = _first_of_round(versions, newest.round)
     if original is not None and original.number != newest.number:
         numbers["repeats"] = original.number
@@ -43,9 +45,9 @@ def marked_versions(store: Store, run: str) -> dict[str, int]:
 
 
 def promote(store: Store, version: VersionRecord) -> VersionRecord:
-    """Make a version the one that is exported by default, and keep its weights.
+    """Make a version the default for exports, and keep its weights.
 
-    Its run goes on as before.
+    Its run continues as before.
     """
     detail = f"version {version.number} is the one to use"
     store.log(_PROMOTED, detail, run=version.run, number=version.round)
@@ -59,24 +61,28 @@ def roll_back(store: Store, version: VersionRecord) -> VersionRecord:
         The new version that repeats it.
 
     Raises:
-        ConfigError: the state that belongs to the version is not kept, or the run is going on.
+        ConfigError: the state that belongs to the version was removed, or the run is in progress.
     """
+    # The next round needs the state of the method or of the server's optimizer, too.
     state = version.state_digest
     if state is not None and not BlobStore(store.folder / "blobs").has(state):
         raise ConfigError(
-            f"version {version.number} of run {version.run} has its weights, but no longer what its"
-            " method or server optimizer kept beside them, so the run cannot go on from it; begin"
-            f" another from its weights: `shoal export-weights --version {version.number}`, and"
-            " model.weights = that file"
+            f"version {version.number} of run {version.run} has its weights, but the state "
+            "of its method or server optimizer was removed, so the run cannot continue from "
+            "it; begin another from its weights: `shoal export-weights --version "
+            f"{version.number}`, and model.weights = that file"
         )
     newest = store.versions(version.run)[-1]
+    # A new number, so that later versions stay in the store.
     copy = replace(version, number=newest.number + 1, created_at=time.time())
+    # The check and the insertion are one transaction.
     if not store.repeat_version(copy):
         raise ConfigError(
-            f"run {version.run} is going on; hold it with `shoal pause` (its server must be up), go"
-            " back once `shoal runs` shows it as paused, and let it go on with `shoal resume`"
+            f"run {version.run} is in progress; hold it with `shoal pause` (its server must "
+            "be running), roll back once `shoal runs` shows it as paused, and continue it "
+            "with `shoal resume`"
         )
-    detail = f"version {copy.number} is version {version.number} again"
+    detail = f"version {copy.number} repeats version {version.number}"
     store.log("rolled-back", detail, run=copy.run, number=copy.round)
     return copy
 

@@ -25,11 +25,19 @@ class RunRecord:
     """A run.
 
     Attributes:
-        config: FleetConfig as JSON, paths absolute.
-        status: ``running`` until it ends, also while no server works on it.
-        detail: why it ended, if not by its last round.
-        created_at: seconds since the epoch.
-        wire_bytes: see `broker_server.rounds.accounting`.
+        id: id of the run.
+        fleet: name of the fleet.
+        arch: name of the architecture.
+        config: FleetConfig as JSON, with absolute paths.
+        status: state of the run; ``running`` or ``paused`` until the run ends, even while no server
+            is working on it.
+        detail: why the run ended, if it ended before its last round.
+        created_at: when the run was created, in seconds since the epoch.
+        ended_at: when the run ended, in seconds since the epoch.
+        wire_bytes: bytes that passed the server's connection in the run; see
+            `broker_server.rounds.accounting`.
+        payload_bytes: bytes of payload in the run; see `broker_server.rounds.accounting`.
+        name: name that a user gave to the run, unique in the store.
     """
 
     id: str
@@ -42,17 +50,31 @@ class RunRecord:
     ended_at: float | None
     wire_bytes: int
     payload_bytes: int
+    name: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the run's name and its id, for people."""
+        return self.id if self.name is None else f"{self.name} ({self.id})"
+
+    def is_meant_by(self, text: str) -> bool:
+        """Return whether a text is the run's name, its id, or the beginning of its id."""
+        return self.name == text or self.id.startswith(text)
 
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """A device that was ever seen.
+    """A device that ever connected.
 
     Attributes:
-        online: as last heard.
-        state: of the agent's machine.
-        profile: what it last said about itself, None if it never did.
-        first_seen_at: seconds since the epoch.
+        fleet: name of the fleet.
+        id: id of the device.
+        online: whether the device is connected, as last reported.
+        state: state of the agent's state machine, as last reported.
+        profile: the device's last profile; None if the device never sent a profile.
+        first_seen_at: when the device first connected, in seconds since the epoch.
+        last_seen_at: when the server last received a message from the device, in seconds since the
+            epoch.
     """
 
     fleet: str
@@ -65,11 +87,11 @@ class DeviceRecord:
 
 
 class LeftOut(FrozenModel):
-    """Devices that a round did not ask.
+    """Devices that a round did not select.
 
     Attributes:
-        reasons: why, by id.
-        more: how many others there were.
+        reasons: why each device was not selected, by id.
+        more: number of further devices that were not selected.
     """
 
     reasons: Mapping[str, str]
@@ -81,19 +103,22 @@ class RoundRecord:
     """A round.
 
     Attributes:
-        number: from 1; abandoned rounds count.
-        version: the global version it starts from.
-        quorum: updates it needs.
-        reason: why it was abandoned.
-        planned_at: seconds since the epoch.
-        opened_at: when offers first went out.
-        evaluation: of the version it made.
-        note: why it was not evaluated.
-        wanted: updates with which nobody else was waited for; None where an earlier version planned
-            the round.
-        ending: the event that ended the collecting.
-        collect_seconds: from the offers to that event, or until the round was given up, on the
-            clock of the run.
+        run: id of the run.
+        number: number of the round, counted from 1; abandoned rounds count as well.
+        state: state of the round.
+        version: number of the global version from which the round starts.
+        quorum: number of updates that the round needs before it can close.
+        reason: why the round was abandoned.
+        planned_at: when the round was planned, in seconds since the epoch.
+        opened_at: when the first offers were sent, in seconds since the epoch.
+        ended_at: when the round closed or was abandoned, in seconds since the epoch.
+        evaluation: evaluation of the version that the round made.
+        note: why the round's version was not evaluated.
+        wanted: number of updates after which the round did not wait for more; None for a round that
+            an earlier version of Shoal planned.
+        ending: event that ended the collection of updates.
+        collect_seconds: seconds, by the clock of the run, from the offers until the collection of
+            updates ended or the round was given up.
     """
 
     run: str
@@ -118,13 +143,15 @@ class VersionRecord:
     """A global version.
 
     Attributes:
-        number: 0 for the initial weights, then one for each closed round.
-        round: that made it.
-        digest: of its weights.
-        state_digest: of the server optimizer's state, None if it has none.
-        statistics_digest: of the batch norm statistics it was evaluated with.
-        created_at: seconds since the epoch.
-        evaluation: on the server's test set.
+        run: id of the run.
+        number: number of the version: 0 for the initial weights, then one more for each closed
+            round.
+        round: number of the round that made the version.
+        digest: digest of the version's weights.
+        state_digest: digest of the server optimizer's state; None if the optimizer has none.
+        statistics_digest: digest of the batch norm statistics with which the version was evaluated.
+        created_at: when the version was created, in seconds since the epoch.
+        evaluation: evaluation on the server's test set.
     """
 
     run: str
@@ -142,9 +169,13 @@ class EventRecord:
     """A line of the log.
 
     Attributes:
-        id: counts up.
-        at: seconds since the epoch.
-        kind: short name, such as ``round-closed`` or ``refused``.
+        id: number of the line; later lines have larger numbers.
+        at: when the event happened, in seconds since the epoch.
+        run: id of the run, if the event concerns one.
+        round: number of the round, if the event concerns one.
+        device: id of the device, if the event concerns one.
+        kind: short name of the event, such as ``round-closed`` or ``refused``.
+        detail: what happened, as text.
     """
 
     id: int
@@ -162,7 +193,7 @@ class RefusalRecord:
 
     Attributes:
         run: id of the run, empty outside one.
-        device: id of the device, empty where it is not known.
+        device: id of the device; empty if unknown.
         reason: value of a `RefusalReason`.
         by: ``server`` or ``device``.
     """

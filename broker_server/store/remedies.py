@@ -1,4 +1,4 @@
-"""Say why a device takes no part in training, and what helps."""
+"""Explains why a device does not take part in training, and what to do."""
 
 import re
 from collections.abc import Mapping
@@ -11,32 +11,32 @@ SIMULATED = "simulated"
 """State of a device that never connected, because it is part of a simulation."""
 
 REVOKED = "revoked"
-"""State of a device whose certificate was revoked, or whose enrolment has ended."""
+"""State of a device whose certificate was revoked, or whose enrolment has expired."""
 
 _FAILED = frozenset({TaskPhase.MISSED, TaskPhase.REFUSED, TaskPhase.DECLINED})
 _IN_ROUND = re.compile(r"round (\d{1,19}): ", re.ASCII)
 
-# Beginnings of reasons, and what helps. The other reasons say themselves what to do.
+# Beginnings of reasons, and their remedies. The other reasons include what to do.
 _REMEDIES = (
     (
         "offline",
-        "look at its power and network; on the board run `shoal device doctor`",
+        "check its power and network; on the board run `shoal device doctor`",
     ),
     (
         "revoked",
         (
-            "nothing; or if its days are over `shoal renew {device}`, else `shoal enroll {device}`"
-            " anew"
+            "nothing; or if its enrolment has expired `shoal renew {device}`, else `shoal "
+            "enroll {device}` again"
         ),
     ),
     (
-        "connected, and says nothing",
-        "see whether its agent runs: on the board `systemctl status shoal-device`",
+        "connected,",
+        "check whether its agent is running: on the board `systemctl status shoal-device`",
     ),
-    ("it has not said what it is", "on the board run `shoal device doctor`"),
+    ("it has not sent its profile", "on the board run `shoal device doctor`"),
     (
         "in quarantine",
-        "look at `shoal log`, then let it in again: `shoal devices release {device}`",
+        "check `shoal log`, then admit it again: `shoal devices release {device}`",
     ),
     (
         "none of the tiers",
@@ -44,7 +44,7 @@ _REMEDIES = (
     ),
     (
         "not drawn",
-        "nothing is wrong; round.fraction in fleet.toml says how many are asked",
+        "nothing is wrong; round.fraction in fleet.toml sets how many devices are selected",
     ),
     (
         "missed",
@@ -53,7 +53,7 @@ _REMEDIES = (
             " (`shoal rounds show {round}`)"
         ),
     ),
-    ("refused", "see what was wrong with its update: `shoal rounds show {round}`"),
+    ("refused", "find out what was wrong with its update: `shoal rounds show {round}`"),
     ("declined", "on the board run `shoal device doctor`"),
 )
 
@@ -61,20 +61,23 @@ _REMEDIES = (
 def absence_reason(
     device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]
 ) -> str:
-    """Return why a device takes no part, or took none in the newest round; empty if it does.
+    """Return why a device does not take part, or did not in the newest round; empty if it does.
 
     Args:
         device: the device.
         newest: its newest training task.
-        left_out: reasons of the newest round, by device that it did not ask.
+        left_out: reasons of the newest round, by device that it did not select.
     """
+    # The strongest reason first: a revoked device needs no other.
     if device.state == REVOKED:
-        return "revoked, or its enrolment has ended: it is no member of the fleet any more"
+        return "revoked, or its enrolment has expired: it is no longer a member of the fleet"
     if not device.online:
+        # An agent that could not train reports why before it ends.
         last = device.profile.unable if device.profile is not None else ""
-        return f"offline; the last that it said: {last}" if last else "offline"
+        return f"offline; its last report: {last}" if last else "offline"
+    # Devices of a simulation have no profile.
     if device.profile is None and device.state != SIMULATED:
-        return "it has not said what it is"
+        return "it has not sent its profile"
     if device.profile is not None and device.profile.unable:
         return device.profile.unable
     if device.id in left_out:
@@ -86,17 +89,18 @@ def absence_reason(
 
 
 def remedy(device: str, reason: str) -> str:
-    """Return what helps against a reason from `absence_reason`.
+    """Return the remedy for a reason from `absence_reason`.
 
-    Empty where nothing needs to be done, or the reason says what helps.
+    Empty if nothing needs to be done, or if the reason says what to do.
     """
     number = ""
     problem = reason
-    # A reason may also be a device's own words, which need not have a round.
+    # A reason may also be a device's own text, which need not have a round.
     in_round = _IN_ROUND.match(reason)
     if in_round is not None:
         number = in_round[1]
         problem = reason[in_round.end() :]
+    # Reasons begin with fixed words, which `absence_reason` and the rounds write.
     for beginning, text in _REMEDIES:
         if problem.startswith(beginning):
             return text.replace("{round}", number).replace("{device}", quote(device))

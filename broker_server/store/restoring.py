@@ -1,4 +1,4 @@
-"""Make a store from a backup: check first the signature, then all contents, in bounded memory."""
+"""Makes a store from a backup: checks first the signature, then all contents, in bounded memory."""
 
 import contextlib
 import re
@@ -6,10 +6,11 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from broker_server.store.backup import DATABASE, ROOTS
+from broker_server.store.backup import ROOTS
 from broker_server.store.backup_signature import (
     INVENTORY,
     SIGNATURES,
@@ -21,6 +22,7 @@ from broker_server.store.backup_signature import (
 )
 from broker_server.store.repository import Store
 from broker_server.store.rows import DamagedRowError
+from broker_server.store.schema import DATABASE
 from broker_server.store.table_check import unexpected_part
 from fleet_protocol.blob_store import replacing
 from fleet_protocol.digests import DIGEST_PATTERN, blob_path, pieces_match
@@ -41,8 +43,8 @@ MOST_BYTES = 64 * 10**9
 _LINE_BYTES = 300  # most bytes of a member's line in the inventory
 _OTHER_MEMBERS = 3  # of a backup besides blobs: the database, the inventory and its signatures
 _HELP = (
-    "`shoal restore --trust` lists what its runs name (paths, programs, addresses), ignores these"
-    " names, and restores the rest"
+    "`shoal restore --trust` lists the names in its runs (paths, programs, addresses), "
+    "ignores them, and restores the rest"
 )
 
 
@@ -63,8 +65,8 @@ def restore(  # noqa: PLR0913  (options by keyword)
         store: folder to create.
         known: public keys in hexadecimal, of which one must have signed it.
         trust: accept a backup that is not signed, or signed with other keys.
-        most_files: most blobs that it may hold.
-        most_bytes: most bytes that all of it may have.
+        most_files: most blobs that it may contain.
+        most_bytes: most bytes of all its files together.
         inspect: called with a stranger's store before it is put in its place; an error prevents
             that.
 
@@ -73,8 +75,8 @@ def restore(  # noqa: PLR0913  (options by keyword)
 
     Raises:
         ConfigError: the folder exists already; or no known key has signed it.
-        BlobError: the file is torn, damaged, changed, larger than the bounds or not a backup.
-        StorageError: it cannot be read or written, or holds a store of a newer Shoal.
+        BlobError: the file is truncated, damaged, changed, larger than the bounds or not a backup.
+        StorageError: it cannot be read or written, or contains a store of a newer Shoal.
     """
     store = store.resolve()  # "." has no name
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
@@ -95,7 +97,7 @@ def restore(  # noqa: PLR0913  (options by keyword)
         _check_tables(draft / DATABASE, file)
         is_foreign = not any(statement.key in known for statement in statements)
         with contextlib.closing(Store(draft, read_only=True)) as opened:
-            # Opened in any case: that finds a store of a newer Shoal.
+            # Opened in any case: that detects a store of a newer Shoal.
             if is_foreign:
                 _inspect_foreign(opened, file, inspect)
         draft.rename(store)
@@ -114,14 +116,14 @@ def _inspect_foreign(
     """Read every row of a stranger's store, and let the caller inspect it.
 
     Raises:
-        BlobError: its rows are not those of a store, or the caller cannot show what it names.
+        BlobError: its rows are not those of a store, or the caller cannot display its names.
     """
     try:
         store.check_rows()
         if inspect is not None:
             inspect(store)
     except (ConfigError, DamagedRowError) as error:
-        raise BlobError(f"the database in {file} is not of a store: {error}") from error
+        raise BlobError(f"the database in {file} does not belong to a store: {error}") from error
 
 
 def _open(stack: contextlib.ExitStack, file: Path, bounds: Bounds) -> Archive:
@@ -129,14 +131,14 @@ def _open(stack: contextlib.ExitStack, file: Path, bounds: Bounds) -> Archive:
         return stack.enter_context(open_archive(file, bounds))
     except BeyondBoundsError as error:
         raise BlobError(
-            f"{error}; raise --most-bytes or --most-files for a larger backup of your own"
+            f"{error}; if the backup is larger and trusted, raise --most-bytes or --most-files"
         ) from error
 
 
 def _read_contents(
     archive: Archive, file: Path
 ) -> tuple[tuple[BackupStatement, ...], Mapping[str, str]]:
-    """Read the list of a backup's contents, before they are unpacked.
+    """Read the list of a backup's contents before they are unpacked.
 
     Returns:
         The statements of its signers, and the digest that each file of the store must have, by
@@ -231,7 +233,7 @@ def _check_signer(
 
 
 def _unpack(archive: Archive, file: Path, name: str, digest: str, target: Path) -> None:
-    """Write a member to its place, piece by piece, and check its digest."""
+    """Write a member to its place in pieces, and check its digest."""
     with replacing(target) as out:
         if not pieces_match(_written(archive.pieces(name), out), digest):
             raise BlobError(
@@ -240,7 +242,7 @@ def _unpack(archive: Archive, file: Path, name: str, digest: str, target: Path) 
 
 
 def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
-    """Write pieces on their way to the check of their digest, so that all are read only once."""
+    """Write pieces while their digest is computed, so that all are read only once."""
     for piece in pieces:
         out.write(piece)
         yield piece
@@ -249,22 +251,25 @@ def _written(pieces: Iterable[bytes], out: IO[bytes]) -> Iterator[bytes]:
 def _check_tables(database: Path, file: Path) -> None:
     """Check that a database is intact and has only the tables of a store.
 
-    Others could run a program of the backup's author.
+    Other objects could run a program of the backup's author.
 
     Raises:
-        BlobError: it is damaged, or has anything else.
+        BlobError: it is damaged, or contains anything else.
     """
     address = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as opened:
+            # No store has a name that is not text.
+            opened.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
             opened.execute("PRAGMA trusted_schema=OFF")
             unexpected = unexpected_part(opened)
             state = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.Error as error:
+    # SQLite's messages may contain a name that is not text.
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise BlobError(
             f"the database in {file} is damaged: {error}; take another backup"
         ) from error
     if unexpected is not None:
-        raise BlobError(f"the database in {file} has {unexpected}, which no store has")
+        raise BlobError(f"the database in {file} has {unexpected}, which does not occur in a store")
     if state != "ok":
         raise BlobError(f"the database in {file} is damaged: {state}; take another backup")

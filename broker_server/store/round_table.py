@@ -1,4 +1,4 @@
-"""The rounds of a store: planned with their tasks, and moved by the table of states alone.
+"""The rounds of a store, stored with their tasks, which change only as the table of states allows.
 
 See `broker_server.store.machine` for that table.
 """
@@ -29,6 +29,7 @@ class RoundTable(Database):
         tasks: Sequence[TaskRecord],
     ) -> None:
         """Store a planned round with all its tasks."""
+        # In one transaction: a round without its tasks could not be resumed.
         with self._begin() as connection:
             connection.execute(insert(_ROUNDS).values(to_row(record)))
             if tasks:
@@ -40,7 +41,8 @@ class RoundTable(Database):
         *,
         last: int | None = None,
     ) -> list[RoundRecord]:
-        """Return the rounds of a run in order, all or the last so many."""
+        """Return the rounds of a run in order: all, or only the newest."""
+        # Newest first for the limit; the result is turned round.
         return self._all(RoundRecord, _newest_first(run).limit(last))[::-1]
 
     def last_round(self, run: str) -> RoundRecord | None:
@@ -58,27 +60,28 @@ class RoundTable(Database):
         collect_seconds: float | None = None,
         waits: bool = False,
     ) -> RoundRecord:
-        """Move a round by its table and commit it.
+        """Change a round's state according to the table, and commit it.
 
         Args:
-            record: the round before.
+            record: the round before the change.
             what: the event.
             reason: why it is abandoned.
-            evaluation: of the version it made.
+            evaluation: evaluation of the version that it made.
             note: why that was not evaluated.
             collect_seconds: see `RoundRecord`.
-            waits: tasks that are not answered stay open, since their updates count later.
+            waits: unanswered tasks stay open, because their updates count later.
 
         Returns:
             The round after the event.
 
         Raises:
-            RoundTransitionError: its state does not know the event.
+            RoundTransitionError: the event is not possible in its state.
         """
         state = advance(record.state, what)
         values: dict[str, Any] = {"state": state.value}
         if state is RoundState.OPEN:
             values["opened_at"] = time.time()
+        # The event that ended the collection, as the page shows it.
         if state is RoundState.MERGING:
             values["ending"] = what.value
         if collect_seconds is not None:
@@ -89,6 +92,7 @@ class RoundTable(Database):
             values["evaluation"] = _encoded(evaluation)
             values["note"] = note
         stops_collecting = state in {RoundState.MERGING, RoundState.ABANDONED}
+        # A round with a buffer leaves unanswered tasks open.
         return self._commit_round(record, values, close_tasks=stops_collecting and not waits)
 
     def _commit_round(
@@ -98,7 +102,7 @@ class RoundTable(Database):
         *,
         close_tasks: bool,
     ) -> RoundRecord:
-        """Write some values of a round; with `close_tasks` its open tasks are missed."""
+        """Write some values of a round; with `close_tasks` its open tasks become missed."""
         is_round = (_ROUNDS.c.run == record.run) & (_ROUNDS.c.number == record.number)
         tasks = schema.tasks
         in_round = (tasks.c.run == record.run) & (tasks.c.round == record.number)
@@ -112,7 +116,7 @@ class RoundTable(Database):
         return from_row(RoundRecord, row)
 
     def has_whole_round(self, run: str, seconds: float) -> bool:
-        """Return whether a round of a run has collected for so many seconds."""
+        """Return whether a round of a run has collected for a number of seconds."""
         is_whole = (_ROUNDS.c.run == run) & (_ROUNDS.c.collect_seconds >= seconds)
         query = select(_ROUNDS.c.number).where(is_whole).limit(1)
         with self._begin() as connection:

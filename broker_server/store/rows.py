@@ -1,8 +1,8 @@
-"""Turn records into rows and back: enums by value, messages as JSON, all other values as they are.
+"""Turns records into rows and back: enums by value, messages as JSON, all other values as they are.
 
 Anybody who can write the database, or supplies a backup, can put any value into a column. So each
-value is checked as it is read, by what its field may be: names and digests become parts of paths,
-topics and commands to copy, times become dates. A value that its column cannot have is a
+value is checked against its field when it is read: names and digests become parts of paths, topics
+and commands to copy, and times become dates. A value that its column cannot have is a
 `DamagedRowError`. `broker_server.store.column_readers` has the checks.
 """
 
@@ -27,6 +27,7 @@ from broker_server.store.task_records import TaskRecord
 from fleet_protocol.errors import StorageError
 from fleet_protocol.foreign_files import quoted
 from fleet_protocol.frozen import problems
+from fleet_protocol.nesting import is_deep
 
 RecordT = TypeVar("RecordT")
 
@@ -39,7 +40,6 @@ TABLES: Mapping[type, Any] = {
     EventRecord: schema.events,
     RefusalRecord: schema.refusals,
 }
-_DEEPEST = 64  # levels of values within each other in a configuration
 
 
 class DamagedRowError(StorageError):
@@ -54,14 +54,16 @@ def from_row(kind: type[RecordT], row: Sequence[Any]) -> RecordT:
     """
     readers = readers_of(kind)  # type: ignore[arg-type]  # a type is hashable
     try:
+        # Each column has the reader of its field.
         values = [read(value) for value, read in zip(row, readers.values(), strict=True)]
         return kind(*values)
+    # Pydantic's errors are ValueErrors.
     except ValueError as error:
         raise _damaged(kind, dict(zip(readers, row, strict=True))) from error
 
 
 def values_of(kind: type, names: Sequence[str], row: Sequence[Any]) -> list[Any]:
-    """Return some fields of a kind of record, from a row that has these columns alone.
+    """Return some fields of a kind of record, from a row that has only these columns.
 
     Raises:
         DamagedRowError: a column has a value that its field cannot have.
@@ -84,6 +86,7 @@ def to_row(record: object) -> dict[str, Any]:
 def _column_value(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump_json()
+    # A subclass of str would be stored as its own type.
     return str(value.value) if isinstance(value, Enum) else value
 
 
@@ -91,35 +94,20 @@ def config_json(record: RunRecord) -> Any:
     """Return the configuration of a run as JSON values.
 
     Raises:
-        DamagedRowError: it is no JSON, or nested too deeply.
+        DamagedRowError: it is not JSON, or nested too deeply.
     """
     row = f"id {quoted(record.id)}"
     too_deep = damaged_row(schema.runs.name, row, "config", "it is nested too deeply")
     try:
         config = json.loads(record.config)
     except ValueError as error:
-        raise damaged_row(schema.runs.name, row, "config", f"it is no JSON: {error}") from error
+        raise damaged_row(schema.runs.name, row, "config", f"it is not JSON: {error}") from error
+    # The parser itself follows the nesting, and may give up first.
     except RecursionError as error:
         raise too_deep from error
-    if _is_deep(config):
+    if is_deep(config):
         raise too_deep
     return config
-
-
-def _is_deep(value: Any) -> bool:
-    """Return whether values lie in each other deeper than recursive functions can follow."""
-    level = [value]
-    for _ in range(_DEEPEST):
-        next_level: list[Any] = []
-        for container in level:
-            if isinstance(container, dict):
-                next_level.extend(container.values())
-            elif isinstance(container, list):
-                next_level.extend(container)
-        if not next_level:
-            return False
-        level = next_level
-    return True
 
 
 def damaged_row(table: str, row: str, column: str, why: str) -> DamagedRowError:
@@ -132,14 +120,15 @@ def damaged_row(table: str, row: str, column: str, why: str) -> DamagedRowError:
         why: the problem with its value.
     """
     return DamagedRowError(
-        f"the database was changed, or is damaged: table {table}, row {row}, column {column}:"
-        f" {why}; put it right, or make a store from a backup with `shoal restore`"
+        f"the database was changed, or is damaged: table {table}, row {row}, column "
+        f"{column}: {why}; correct it, or make a store from a backup with `shoal restore`"
     )
 
 
 def _damaged(kind: type, values: Mapping[str, Any]) -> DamagedRowError:
     """Return the error of the first of some columns whose value cannot be read."""
     table = TABLES[kind]
+    # A row of some columns may lack the keys; then all of its values name it.
     keys = [column.name for column in table.primary_key if column.name in values]
     row = ", ".join(f"{name} {quoted(str(values[name]))}" for name in keys or values)
     readers = readers_of(kind)
@@ -150,4 +139,4 @@ def _damaged(kind: type, values: Mapping[str, Any]) -> DamagedRowError:
             return damaged_row(table.name, row, name, problems(error, "the value"))
         except ValueError as error:
             return damaged_row(table.name, row, name, str(error))
-    raise AssertionError(f"table {table.name}, row {row} can be read")
+    raise AssertionError(f"every value of table {table.name}, row {row} can be read")

@@ -1,22 +1,23 @@
-"""The runs of a store: begun with their initial version, ended once, and found again."""
+"""The runs of a store: begun with their initial version, ended once, and looked up."""
 
 import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import insert, or_, select, text, update
 
 from broker_server.store import schema
 from broker_server.store.configurations import is_run_name, save_config
 from broker_server.store.event_table import EventTable
 from broker_server.store.records import RunRecord, VersionRecord
 from broker_server.store.rows import from_row, to_row
+from fleet_protocol.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
 UNFINISHED = ("running", "paused")
-# By the order of insertion: the clock of an earlier run may have been ahead.
+# By the order of insertion: the clock of an earlier run may have been fast.
 _NEWEST_FIRST = text("rowid DESC")
 
 
@@ -29,6 +30,7 @@ class RunTable(EventTable):
         first: VersionRecord,
     ) -> None:
         """Begin a run with its initial version, and the caller's own configuration."""
+        # Saved before the row exists, so that no run lacks its configuration.
         problem = save_config(self.folder, run.id, run.config)
         with self._begin() as connection:
             connection.execute(insert(schema.runs).values(to_row(run)))
@@ -49,8 +51,40 @@ class RunTable(EventTable):
             ended_at=time.time(),
         )
 
+    def require_free_name(self, name: str) -> None:
+        """Check that no run has a name yet, neither as its name nor as its id.
+
+        Raises:
+            ConfigError: one has; the message names it, and says what to do.
+        """
+        columns = schema.runs.c
+        query = select(schema.runs).where(or_(columns.name == name, columns.id == name))
+        taken = self._first(RunRecord, query)
+        if taken is not None:
+            raise ConfigError(
+                f"run {taken.id} of {self.folder} already has the name {name}; choose another "
+                f"name, or rename that run with `shoal rename {taken.id} NAME`"
+            )
+
+    def rename_run(
+        self,
+        run: str,
+        name: str,
+    ) -> None:
+        """Give a run another name.
+
+        Raises:
+            ConfigError: another run has it.
+        """
+        record = self.run(run)
+        if record is not None and record.name == name:
+            return
+        self.require_free_name(name)
+        self._set_run(run, name=name)
+        self.log("run-renamed", f"the run has the name {name}", run=run)
+
     def reopen_run(self, run: str) -> None:
-        """Record that a run which has ended goes on."""
+        """Record that an ended run continues."""
         self._set_run(run, status="running", detail=None, ended_at=None)
 
     def set_status(
@@ -58,7 +92,7 @@ class RunTable(EventTable):
         run: str,
         status: str,
     ) -> None:
-        """Record that a run which has not ended is held, or goes on."""
+        """Record that an unfinished run is held, or continues."""
         self._set_run(run, status=status)
 
     def record_request(
@@ -70,7 +104,7 @@ class RunTable(EventTable):
 
         Args:
             run: id of the run.
-            detail: the request in words; None: the run is to go on.
+            detail: the request in words; None if the run should continue.
         """
         if detail is None:
             self._set_run(run, detail=None, status="running")
@@ -113,15 +147,16 @@ class RunTable(EventTable):
     def unfinished(self, fleet: str) -> RunRecord | None:
         """Return the newest run of a fleet that has not ended.
 
-        A run whose id is no name does not count: see `invalid_run_ids`.
+        A run whose id is not a valid name is ignored: see `invalid_run_ids`.
         """
         for row in self._unfinished_rows(fleet):
+            # Checked before the row is read: a changed id must not keep the server from starting.
             if is_run_name(row.id):
                 return from_row(RunRecord, row)
         return None
 
     def invalid_run_ids(self, fleet: str) -> list[str]:
-        """Return ids of unfinished runs that no server resumes, since no server gives such ids."""
+        """Return ids of unfinished runs that no server resumes, as no server gives such ids."""
         ids = [row.id for row in self._unfinished_rows(fleet)]
         return [str(run) for run in ids if not is_run_name(run)]
 
@@ -145,5 +180,6 @@ class RunTable(EventTable):
     ) -> None:
         """Log that the configuration of a run could not be signed, and why."""
         if problem is not None:
+            # For the terminal now, and for the page later.
             _LOG.warning(problem)
             self.log("configuration-unsigned", problem, run=run)

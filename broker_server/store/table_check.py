@@ -1,7 +1,7 @@
-"""Check that a database has the tables of a store and nothing else.
+"""Checks that a database has the tables of a store and nothing else.
 
-Anything else may be a stranger's program: SQLite runs triggers, views, generated columns, checks
-and indices on expressions by itself, when it reads or writes.
+Anything else may be a stranger's program: SQLite itself runs triggers, views, generated columns,
+checks and indices on expressions when it reads or writes.
 """
 
 import sqlite3
@@ -11,7 +11,7 @@ from fleet_protocol.foreign_files import quoted
 
 _EARLIER = frozenset({"shoal_store"})  # tables of earlier versions
 _TABLES = frozenset({*schema.metadata.tables, schema.mark.table.name, *_EARLIER})
-_EXPRESSION = -2  # what SQLite writes in place of a column's number
+_EXPRESSION = -2  # SQLite's value instead of a column's number
 
 
 def _index_names() -> frozenset[str | None]:
@@ -22,18 +22,18 @@ def _index_names() -> frozenset[str | None]:
 
 
 _KNOWN = {"table": _TABLES, "index": _index_names()}
-"""The names that a store has, by kind."""
+"""The names in a store's database, by kind."""
 
 
 def unexpected_part(opened: sqlite3.Connection) -> str | None:
-    """Return what a database has that no store has, for a message; None if there is nothing.
+    """Return an object of a database that no store has, for a message; None if there is none.
 
     Raises:
         sqlite3.Error: it cannot be read.
     """
     for kind, name, sql in opened.execute("SELECT type, name, sql FROM sqlite_master"):
         name_words = f"a {kind} {quoted(str(name))}"
-        # SQLite makes the index of a primary key by itself.
+        # SQLite itself creates the index of a primary key.
         is_automatic = kind == "index" and sql is None
         if name not in _KNOWN.get(kind, frozenset()) and not is_automatic:
             return name_words

@@ -1,4 +1,4 @@
-"""The tasks of a store: what each device was asked in a round, and how it answered."""
+"""The tasks of a store: what each device received in a round, and how it answered."""
 
 import math
 import time
@@ -37,6 +37,7 @@ Answer = tuple[str, TaskPhase, str | None]
 """Device, phase and detail of a task."""
 
 _TASKS = schema.tasks
+# A round requests statistics with separate tasks, which are not counted below.
 _IS_TRAINING = _TASKS.c.kind == "train"
 
 
@@ -46,6 +47,7 @@ def _update_of(*columns: str) -> Any:
     return statement.values({name: bindparam(name) for name in columns})
 
 
+# Built once: a round of a thousand devices runs each of these statements a thousand times.
 _RECEIVE = _update_of(
     "phase",
     "update_digest",
@@ -57,14 +59,14 @@ _SETTLE = _update_of("phase", "detail")
 _RECORD_OUTCOME = _update_of("phase", "detail", "screening")
 _RECORD_TIMING = _update_of("timing")
 
-# The columns that say which sub-model a device took.
+# The columns for the sub-model that a device took.
 _CHOICE = ("tier", "plan_key", "artifact_set", "weights", "others")
 
 
 def _measurement(name: str, kind: type[Float[Any] | Integer]) -> ColumnElement[Any]:
     """Return a number of a task's measurements.
 
-    SQLite would pass on a word in its place; the cast counts it as 0.
+    SQLite would return text in its place; the cast counts it as 0.
     """
     return cast(func.json_extract(_TASKS.c.metrics, f"$.{name}"), kind)
 
@@ -78,6 +80,7 @@ _TOTALS = {
     "resident_bytes": func.max(_measurement("resident_bytes", Integer)),
 }
 
+# Cast for the same reason as measurements: SQLite keeps whatever a column is given.
 _NEWEST_UPDATE = func.max(cast(_TASKS.c.received_at, Float))
 
 
@@ -89,7 +92,7 @@ class TaskTable(Database):
         self._write(insert(_TASKS), [to_row(task) for task in tasks])
 
     def task(self, task: str) -> TaskRecord | None:
-        """Return one task, of whatever run."""
+        """Return one task, of any run."""
         return self._first(TaskRecord, select(_TASKS).where(_TASKS.c.id == task))
 
     def tasks(
@@ -102,6 +105,7 @@ class TaskTable(Database):
         query = select(_TASKS).where(_TASKS.c.run == run, _TASKS.c.round == number)
         if kind is not None:
             query = query.where(_TASKS.c.kind == kind)
+        # The order of the devices' ids is the order of the sums, and so decides their bits.
         return self._all(TaskRecord, query.order_by(_TASKS.c.device))
 
     def device_tasks(
@@ -122,9 +126,9 @@ class TaskTable(Database):
     ) -> list[TaskRecord]:
         """Return training tasks of earlier rounds that count in a round, by device.
 
-        Their updates are in the version of the round or, with `waiting`, may still come to be in
-        it.
+        Their updates are in the version of the round or, with `waiting`, may still be added to it.
         """
+        # With a buffer, a screening names the round whose version its update is in.
         counts = func.json_extract(_TASKS.c.screening, "$.round") == number
         if waiting:
             counts |= _TASKS.c.phase.in_([TaskPhase.OFFERED.value, TaskPhase.RECEIVED.value])
@@ -152,9 +156,9 @@ class TaskTable(Database):
         return [PlannedTask._make([*values, phase.value]) for *values, phase in rows]
 
     def costly_devices(self, run: str, deadline_seconds: float) -> list[tuple[str, int, TaskPhase]]:
-        """Return the training tasks of devices that have cost rounds something.
+        """Return the training tasks of devices that have delayed or harmed rounds.
 
-        The server refused an update of theirs, or a round waited for them until its deadline,
+        The server refused an update of theirs, or a round waited for them until its deadline
         because they were connected.
 
         Args:
@@ -162,21 +166,26 @@ class TaskTable(Database):
             deadline_seconds: time of its rounds.
 
         Returns:
-            Device, round and phase of each task, by round. Of missed tasks only those are named for
-            which a round waited until its deadline.
+            Device, round and phase of each task, by round. Missed tasks are included only if
+            a round waited for them until its deadline.
         """
         rounds = schema.rounds
         in_run = (_TASKS.c.run == run) & _IS_TRAINING
         is_of_round = (_TASKS.c.run == rounds.c.run) & (_TASKS.c.round == rounds.c.number)
         was_missed = _TASKS.c.phase == TaskPhase.MISSED.value
         was_refused = _TASKS.c.phase == TaskPhase.REFUSED.value
+        # A device that left did not hold the round up: the round stops waiting for it after the
+        # grace.
         was_connected = func.json_extract(_TASKS.c.timing, "$.left").is_(None)
         has_timing = _TASKS.c.timing.is_not(None)
+        # A round that closed before its deadline lost no time to those that it missed.
         whole = rounds.c.collect_seconds >= deadline_seconds
         held_up = was_missed & _TASKS.c.detail.is_(None) & has_timing & was_connected & whole
         costly = select(_TASKS.c.device).join(rounds, is_of_round)
         costly = costly.where(in_run & (was_refused | held_up))
         query = select(_TASKS.c.device, _TASKS.c.round, _TASKS.c.phase).join(rounds, is_of_round)
+        # All that these devices did is returned, good answers too: one of them ends a series of
+        # refusals.
         query = query.where(in_run & _TASKS.c.device.in_(costly) & (~was_missed | held_up))
         rows = self._values(
             TaskRecord, ("device", "round", "phase"), query.order_by(_TASKS.c.round)
@@ -184,7 +193,7 @@ class TaskTable(Database):
         return [(device, number, phase) for device, number, phase in rows]
 
     def answered_since(self, since: Mapping[str, float]) -> list[Answer]:
-        """Return how devices answered in rounds that were planned after a time of each.
+        """Return the answers of devices in rounds that were planned after a given time for each.
 
         Args:
             since: the time by device, in seconds since the epoch; other devices are left out.
@@ -196,6 +205,7 @@ class TaskTable(Database):
             _TASKS.c.phase,
             _TASKS.c.detail,
             rounds.c.planned_at,
+            # The earliest time here, that of each device below: one query for all devices.
         ).where(is_of_round & _IS_TRAINING, rounds.c.planned_at > min(since.values()))
         answers = []
         for row in self._rows(query):
@@ -208,19 +218,23 @@ class TaskTable(Database):
     def device_parts(self, run: str) -> dict[str, DevicePart]:
         """Return the part of every device in a run, by device.
 
-        The database sums the totals, for there may be many tasks.
+        The database computes the totals, because there may be many tasks.
         """
         in_run = (_TASKS.c.run == run) & _IS_TRAINING
         totals = [value.label(name) for name, value in _TOTALS.items()]
-        columns = (_TASKS.c.device, _NEWEST_UPDATE, *totals)
-        query = select(*columns).where(in_run).group_by(_TASKS.c.device)
+        query = select(_TASKS.c.device, *totals).where(in_run).group_by(_TASKS.c.device)
+        # Statistics arrive after the update of a round, and show that a device is online, too.
+        updates = select(_TASKS.c.device, _NEWEST_UPDATE).where(_TASKS.c.run == run)
+        received_at = {}
+        for device, newest_at in self._rows(updates.group_by(_TASKS.c.device)):
+            received_at[device] = newest_at
         newest = self._newest_tasks(in_run)
         measured = self._newest_tasks(in_run & _TASKS.c.metrics.is_not(None))
         device_parts = {}
-        for device, received_at, *values in self._rows(query):
+        for device, *values in self._rows(query):
             device_totals = dict(zip(_TOTALS, values, strict=True))
             device_parts[device] = DevicePart(
-                newest[device], measured.get(device), device_totals, received_at
+                newest[device], measured.get(device), device_totals, received_at[device]
             )
         return device_parts
 
@@ -236,17 +250,18 @@ class TaskTable(Database):
         *,
         later: bool = False,
     ) -> None:
-        """Commit that updates are on disk, all or none; acknowledge them only then.
+        """Commit that updates are on disk, all or none; they may be acknowledged only after that.
 
         Args:
-            tasks: the tasks, as of `TaskRecord.with_update`.
-            later: let them wait for the next commit, where no device waits for an answer.
+            tasks: the tasks, as `TaskRecord.with_update` returns them.
+            later: add them to the next commit, if no device waits for an answer.
         """
         now = time.time()
         rows = [_received_row(task, now) for task in tasks]
         if not later:
             self._write(_RECEIVE, rows)
             return
+        # Under the task's id, so that a later state of the same task replaces one that still waits.
         for row in rows:
             self._later(_RECEIVE, row, row["task"])
 
@@ -261,13 +276,14 @@ class TaskTable(Database):
         self._write(_SETTLE, [{"task": task, **state} for task in tasks])
 
     def settle_outcomes(self, outcomes: Mapping[str, Outcome]) -> None:
-        """Store what became of updates of a round that has no version, by task."""
+        """Store the outcomes of updates in a round without a version, by task."""
         if outcomes:
+            # In one transaction, so that nobody sees half of a round judged.
             with self._begin() as connection:
                 self._write_outcomes(connection, outcomes)
 
     def record_timings(self, timings: Mapping[str, Timing]) -> None:
-        """Remember when tasks were answered, by id, with the commit of their round's end."""
+        """Record when tasks were answered, by id, with the commit of their round's end."""
         for task, timing in timings.items():
             row = {"task": task, "timing": timing.model_dump_json()}
             self._later(_RECORD_TIMING, row, task)

@@ -1,8 +1,8 @@
-"""Keep updates of devices, many in one file, so that they are written and synced together.
+"""Stores updates of devices, many in one file, so that they are written and synced together.
 
-A file costs more than its bytes. A file is one safetensors blob behind the other. Each blob says
-how long it is, so a server that starts finds them again by their digests. A file of which no update
-is needed any more is written over, which is half the work of a new one.
+Creating a file costs more than writing its bytes. A file is a sequence of safetensors blobs. Each
+blob contains its length, so a restarted server finds them again by their digests. A file with no
+needed update is overwritten, which is half the work of creating a new one.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class _Batch:
     """A file of updates.
 
     Attributes:
-        size: where the next update begins.
-        needed: how many of its updates are still needed.
+        size: offset of the next update.
+        needed: number of its updates that are still needed.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an update is: its file, its first byte there, and its length."""
+    """The location of an update: its file, its offset, and its length."""
 
     batch: _Batch
     start: int
@@ -57,9 +57,9 @@ class _Place:
 
 
 def updates_in(path: Path) -> Iterator[tuple[str, int, bytes]]:
-    """Yield digest, first byte and bytes of each whole update in a file.
+    """Yield digest, offset and bytes of each whole update in a file.
 
-    A write that was torn, or what an earlier use of the file left, ends them.
+    They end at a torn write, or at the remains of an earlier use of the file.
     """
     start = 0
     # A ValueError if the file is empty, which cannot be mapped.
@@ -75,13 +75,13 @@ def updates_in(path: Path) -> Iterator[tuple[str, int, bytes]]:
 class UpdateStore(BlobStore):
     """A `BlobStore` in which the blobs of `keep` share files.
 
-    Arguments and errors are the same.
+    The arguments and errors are the same.
     """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         super().__init__(root, durable=durable)
         self._places: dict[str, _Place] = {}
-        # Updates that are not written yet, by digest, and the first byte of the first.
+        # Updates that are not written yet, by digest, and the offset of the first.
         self._unwritten: dict[str, bytes] = {}
         self._unwritten_start = 0
         self._current: _Batch | None = None
@@ -101,7 +101,7 @@ class UpdateStore(BlobStore):
         batch.needed += 1
 
     def _begin(self) -> _Batch:
-        """Return a file to write from its beginning: one that is free, or a new one.
+        """Return a file to write from its beginning: a free one, or a new one.
 
         A file that a backup has linked must keep its bytes.
         """
@@ -159,7 +159,7 @@ class UpdateStore(BlobStore):
 
     @override
     def sync(self, digests: Collection[str]) -> None:
-        """Wait as `BlobStore` does; where the disk is full, none of the blobs is there."""
+        """Wait as `BlobStore` does; if the disk is full, none of the blobs is stored."""
         self._write_out()
         # `BlobStore` does not know an update whose file is synced.
         waiting = [digest for digest in digests if not self._is_synced(digest)]
@@ -191,7 +191,7 @@ class UpdateStore(BlobStore):
 
     @override
     def remove(self, digest: str) -> None:
-        """Forget a blob; the file of which it was the last is free."""
+        """Forget a blob; its file is free if it was the last one in it."""
         if digest not in self._places:
             super().remove(digest)
             return
@@ -209,7 +209,7 @@ class UpdateStore(BlobStore):
 
     @override
     def trim(self) -> None:
-        """Delete the files that are free."""
+        """Delete the free files."""
         for batch in self._free:
             self._delete(batch)
         self._free = []
@@ -223,7 +223,7 @@ class UpdateStore(BlobStore):
         super().clear()
 
     def close(self) -> None:
-        """Close the files, which stay."""
+        """Close the files without deleting them."""
         self._write_out()
         wait(self._syncing.values())
         batches = {place.batch for place in self._places.values()}

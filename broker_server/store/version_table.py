@@ -1,4 +1,4 @@
-"""The global versions of a store: stored with the tasks merged in them, and judged afterwards."""
+"""The global versions of a store: stored with their merged tasks, and evaluated afterwards."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -24,6 +24,7 @@ class VersionTable(TaskTable):
         outcomes: Mapping[str, Outcome],
     ) -> None:
         """Store a new global version and, with it, the outcomes of its round's tasks, by id."""
+        # In one transaction: a version must not exist without the outcomes of its tasks.
         with self._begin() as connection:
             connection.execute(insert(_VERSIONS).values(to_row(version)))
             self._write_outcomes(connection, outcomes)
@@ -32,12 +33,13 @@ class VersionTable(TaskTable):
         """Store a version that repeats an earlier one.
 
         Returns:
-            False, and nothing is stored, while its run is going on.
+            False, and nothing is stored, while its run is in progress.
         """
         runs = schema.runs
         is_running = select(runs.c.id).where(runs.c.id == copy.run, runs.c.status == "running")
         with self._begin() as connection:
             if connection.execute(is_running).first() is not None:
+                # A running server would make a version of the same number.
                 return False
             connection.execute(insert(_VERSIONS).values(to_row(copy)))
         return True
@@ -76,6 +78,7 @@ class VersionTable(TaskTable):
         rounds = schema.rounds
         is_version = (_VERSIONS.c.run == version.run) & (_VERSIONS.c.number == version.number)
         is_round = (rounds.c.run == version.run) & (rounds.c.number == version.round)
+        # The version and its round show the same evaluation.
         with self._begin() as connection:
             connection.execute(update(_VERSIONS).where(is_version).values(evaluation=encoded))
             closed = update(rounds).where(is_round)
@@ -92,8 +95,8 @@ class VersionTable(TaskTable):
         Equal weights of several runs are one blob.
 
         Args:
-            digests: the blobs in question.
-            beside: id of a run whose versions do not count.
+            digests: the blobs to check.
+            beside: id of a run whose versions are ignored.
         """
         query = select(_VERSIONS.c.digest).where(
             _VERSIONS.c.run != beside, _VERSIONS.c.digest.in_(digests)
@@ -106,7 +109,7 @@ class VersionTable(TaskTable):
         *,
         last: int | None = None,
     ) -> list[VersionRecord]:
-        """Return the global versions of a run in order, all or the last so many."""
+        """Return the global versions of a run in order: all, or only the newest."""
         return self._all(VersionRecord, _newest_first(run).limit(last))[::-1]
 
     def version(

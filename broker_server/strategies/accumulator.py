@@ -1,4 +1,4 @@
-"""Fold updates of different sub-models into running sums, one update at a time.
+"""Folds updates of different sub-models into running sums, one update at a time.
 
 The selective average (specification, shared notation; HeteroFL, Diao et al., ICLR 2021, section 3):
 for every scalar e of every global tensor, with N(e) the devices whose sub-model holds e and, on
@@ -26,9 +26,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.strategies.coverage import PlanTotals, coverage_of
+from broker_server.strategies.stage import Stage, stated
+from broker_server.strategies.traits import Trait
 from fleet_protocol.errors import PlanError
 from models.layout import Layout
 from models.slicing import CompiledPlan, CompiledTensor, Region, Tensors, tensor_regions
+
+# The weights and rows of `fold`.
+STAGES = stated(
+    Stage(
+        name='strategy.weighting = "samples"',
+        remedy='set strategy.weighting = "uniform"',
+        setting="strategy.weighting",
+        wanted=lambda run: run.strategy.weighting == "samples",
+        breaks=frozenset({Trait.ALIKE}),
+    ),
+    Stage(
+        name="strategy.label_rule = true",
+        remedy="set strategy.label_rule = false",
+        setting="strategy.label_rule",
+        wanted=lambda run: run.strategy.label_rule is True,
+        breaks=frozenset({Trait.LABELS_HIDDEN}),
+    ),
+)
 
 # 1 MB of products at a time: they are added while they are in the second-level cache.
 _SCRATCH_VALUES = 256 * 1024
@@ -47,9 +67,9 @@ class Accumulator:
     """The running state of one merge.
 
     Attributes:
-        sums: by parameter, the weighted sum of the updates, float32, of the global shape.
-        totals: by plan key, the total weight of the updates cut by the plan.
-        updates: number of updates that were folded.
+        sums: the weighted sum of the updates, float32, of the global shape, by parameter.
+        totals: the total weight of the updates cut by the plan, by plan key.
+        updates: number of folded updates.
         spent: whether it was finished; its sums then belong to the result.
     """
 
@@ -86,7 +106,7 @@ def fold(  # noqa: PLR0913  (options by keyword)
     Args:
         state: changed in place.
         key: name of the plan; updates with the same key were cut by the same plan.
-        plan: the entries that the update holds.
+        plan: the entries that the update contains.
         update: the sub-model's parameters by name, float32; they may be views of a mapped file.
         weight: w_k above, > 0.
         labels: labels in the device's data (C_k); None counts every row.
@@ -100,11 +120,13 @@ def fold(  # noqa: PLR0913  (options by keyword)
     if not weight > 0:
         raise PlanError(f"an update's weight must be positive, not {weight}")
     _check_update(plan, update)
+    # In one form, because the regions of equal rows are cached.
     rows = None if labels is None else tuple(sorted(set(labels)))
     label_axes = state.layout.labelled
     # Sums may overflow: the caller checks that the result is finite.
     with np.errstate(over="ignore", invalid="ignore"):
         for name, tensor in plan.tensors.items():
+            # Updates contain no statistics.
             if name not in plan.required:
                 continue
             tensor_weight = weight * state.factor(plan, name)
@@ -132,14 +154,14 @@ def count(
     weight: float = 1.0,
     rows: NDArray[np.int64] | None = None,
 ) -> None:
-    """Add the weight of an update to the totals of its plan, of which the divisors are made.
+    """Add the weight of an update to the totals of its plan, from which the divisors are computed.
 
     Args:
         state: changed in place.
         key: name of the plan.
-        plan: the entries that the update holds.
+        plan: the entries that the update contains.
         weight: w_k above.
-        rows: the labels whose rows the update holds; None for all.
+        rows: the labels whose rows the update contains; None for all.
     """
     totals = state.totals.get(key)
     if totals is None:
@@ -170,7 +192,7 @@ def coverage(state: Accumulator, name: str) -> Floats:
 def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
     """Divide the sums by their weights, which makes them the new global weights.
 
-    Entries that no update covers keep the bits of the old ones.
+    Entries that no update covers keep their bits.
 
     Raises:
         PlanError: the accumulator is spent already.
@@ -182,6 +204,7 @@ def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
         divisor = coverage(state, name)
         uncovered = divisor == 0
         if uncovered.any():
+            # A division by 0 would warn, though the old value replaces its result.
             divisor[uncovered] = 1
             np.divide(total, divisor, out=total)
             np.copyto(total, old[name], where=uncovered)
@@ -214,7 +237,7 @@ def _folded_regions(
     return _labelled_regions(tensor, label_axes, rows)
 
 
-# Many devices have the same labels, so that the same regions are asked for again and again.
+# Many devices have the same labels, so the same regions are requested repeatedly.
 @lru_cache(maxsize=256)
 def _labelled_regions(
     tensor: CompiledTensor,
@@ -232,7 +255,7 @@ def _add_region(
     scratch: Floats,
 ) -> None:
     values = update[region.part]
-    # Scattered units: numpy copies them, so that there is no view to add into.
+    # Scattered units: numpy copies them, so there is no view to add into.
     if not all(isinstance(index, slice) for index in region.whole):
         total[region.whole] += values if weight == 1.0 else values * np.float32(weight)
         return
@@ -254,7 +277,7 @@ def _blocks(shape: tuple[int, ...], most_values: int) -> Iterator[tuple[Any, ...
         return
     row_values = int(np.prod(shape[1:], dtype=np.int64))
     if row_values > most_values:
-        # A row alone is too long: cut every row by itself.
+        # A single row is too long: cut every row by itself.
         for row in range(shape[0]):
             for place in _blocks(shape[1:], most_values):
                 yield (row, *place)

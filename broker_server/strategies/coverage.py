@@ -1,8 +1,8 @@
-"""Work out the divisors of a merge: the total weight of the updates behind every entry.
+"""Computes the divisors of a merge: the total weight of the updates behind every entry.
 
 See `broker_server.strategies.accumulator`. Nothing is counted entry by entry while updates arrive.
-Each plan has one total, and the divisor of an entry is the sum of the totals of the plans that hold
-the entry; on a label axis, of what these plans have for the row's label.
+Each plan has one total, and the divisor of an entry is the sum of the totals of the plans that
+contain the entry; on a label axis, only of their updates that have the row's label.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,8 @@ class PlanTotals:
 
     Attributes:
         weight: their total weight.
-        by_label: for each label, the total weight of the updates that hold its row, float64.
+        by_label: for each label, the total weight of the updates that contain its row,
+            float64.
     """
 
     plan: CompiledPlan
@@ -37,8 +38,8 @@ class _Dimensions:
     """The dimensions of one parameter.
 
     Attributes:
-        labelled: for each, whether it is a label axis, whose rows count by label.
-        shared: for each, whether all its positions have one divisor, since no plan cuts it.
+        labelled: for each axis, whether it is a label axis, whose rows count by label.
+        shared: for each, whether all its positions have one divisor, because no plan cuts it.
     """
 
     labelled: list[bool]
@@ -69,7 +70,7 @@ def coverage_of(
             holders.append(plan_totals)
             tensors.append(tensor)
     dimensions = _dimensions(layout, shape, tensors)
-    # A dimension of one divisor has length 1, which broadcasts.
+    # A dimension with one divisor has length 1, which broadcasts.
     count_shape = list(shape)
     for axis, is_shared in enumerate(dimensions.shared):
         if is_shared:
@@ -123,12 +124,12 @@ def _amount(
     dimensions: _Dimensions,
     factor: float,
 ) -> Any:
-    """Return what a plan adds to every entry that it holds: a number, or a column of one by row."""
+    """Return a plan's addition to every entry that it contains: a number, or a column by row."""
     amount: Any = np.float32(totals.weight * factor)
     for axis, is_labelled in enumerate(dimensions.labelled):
         if not is_labelled:
             continue
-        # A label has `inner` rows in a row.
+        # A label has `inner` consecutive rows.
         inner = tensor.dims[axis].inner
         weights = totals.by_label[: tensor.shape[axis] // inner] * factor
         column = np.repeat(weights.astype(np.float32), inner)
@@ -172,7 +173,7 @@ def _add_scattered(
     dimensions: _Dimensions,
     amount: Any,
 ) -> None:
-    """Add where units are scattered, in one pass over the mesh of those that are kept."""
+    """Add at scattered units, in one pass over the mesh of the kept ones."""
     kept = []
     for is_shared, runs in zip(dimensions.shared, tensor.runs, strict=True):
         if is_shared:

@@ -19,16 +19,16 @@ from fleet_protocol.frozen import FrozenModel
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """Build the strategy from its settings.
 
-    ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
+    ``weighting`` defaults to samples if a mean is taken, ``label_rule`` to off.
 
     Raises:
-        PlanError: a plan is configured, which does not matter to the whole model; or the full tier
-            is not there.
+        PlanError: a plan is configured, which has no meaning for the whole model; or the full tier
+            is not in use.
     """
     if basis.plan != "static":
         raise PlanError(
-            f"{basis.name} trains the whole model, so there is nothing for plan = {basis.plan!r}"
-            " to choose; remove it"
+            f"{basis.name} trains the whole model, so plan = {basis.plan!r} has nothing to "
+            "choose; remove it"
         )
     full_tier = basis.layout.tier(1.0)
     if full_tier not in basis.tiers:

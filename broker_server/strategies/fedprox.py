@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose devices are pulled back towards the weights they were sent.
+"""FedProx: FedAvg whose devices are pulled back towards the weights that they received.
 
 Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: "Federated
 Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, algorithm 2.
@@ -21,14 +21,15 @@ class FedProxSettings(FrozenModel):
     """``[strategy.fedprox]``.
 
     Attributes:
-        mu: pull of a device's weights towards those the round started from.
+        mu: strength of the pull of a device's weights towards the weights with which the round
+            started.
     """
 
     mu: float = Field(default=0.01, gt=0)
 
 
 def build(basis: Basis[FedProxSettings]) -> Strategy:
-    """Build FedAvg with the pull ``mu``; errors are those of FedAvg."""
+    """Build FedAvg with the pull ``mu``; the errors are those of FedAvg."""
     mu = basis.options.mu
 
     def instruct(instructions: Instructions, _closed_rounds: int) -> Instructions:

@@ -1,11 +1,11 @@
-"""FedRolex: keep a window of the units of every layer that moves each round.
+"""FedRolex: keeps a window of the units of every layer, which moves each round.
 
-So all units get trained equally often.
+So all units are trained equally often.
 
 Samiul Alam, Luyang Liu, Ming Yan, Mi Zhang: "FedRolex: Model-Heterogeneous Federated Learning with
 Rolling Sub-Model Extraction", NeurIPS 2022, https://arxiv.org/abs/2212.01548. Specification section
-2. Its siblings differ in the window alone: ``static`` is HeteroFL, ``random`` is Federated Dropout
-(Caldas et al., 2018), for which every device draws its own units.
+2. Its siblings differ only in the window: ``static`` is HeteroFL, ``random`` is Federated Dropout
+  (Caldas et al., 2018), for which every device draws its own units.
 
 The merge is HeteroFL's; the paper's ablation of it is `broker_server.strategies.width_merge`.
 """
@@ -25,10 +25,11 @@ from broker_server.strategies.strategy import (
     PlanRequest,
     Strategy,
 )
+from broker_server.strategies.traits import Trait
 from broker_server.strategies.width_merge import LayerWeighting, layer_factor
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
-from models.axes import AxisKind, kept_units
+from models.axes import AxisKind
 from models.draws import Direction, HeadRule, Window
 from models.layout import Layout
 
@@ -37,11 +38,14 @@ class FedRolexSettings(FrozenModel):
     """``[strategy.fedrolex]``; the defaults are the paper's (specification 2).
 
     Attributes:
-        window: ``rolling``, or ``static`` for the sibling that stays where it is.
-        step: units a window moves in a round.
-        direction: ``up`` as in the paper, ``down`` as in the released code.
-        heads: whether a window stays inside its attention head.
-        weighting: the paper's ablation: every device alike, or by the width of its layer.
+        window: whether the window moves (``rolling``), or stays in place (``static``).
+        step: number of units by which the window moves in each round.
+        direction: direction in which the window moves: ``up`` as in the paper, or ``down`` as in
+            the released code.
+        heads: whether a window stays inside its attention head (``preserving``), or not
+            (``as_released``).
+        weighting: weights of the devices in the paper's ablation: equal for all devices, or
+            according to the width of a device's layer.
     """
 
     window: Literal["rolling", "static"] = "rolling"
@@ -55,11 +59,14 @@ class DropoutSettings(FrozenModel):
     """``[strategy.federated_dropout]``.
 
     Attributes:
-        draw: one draw for all layers of an axis, which keeps residual branches together, or one for
-            each layer.
+        draw: whether units are drawn once for all layers of an axis (``tied``), which keeps
+            residual branches together, or once for each layer (``per_layer``).
+        drawn_for: whether units are drawn for each ``device``, as in the paper, or once in a round
+            for all devices of a ``tier``, so that a secure sum can add their updates.
     """
 
     draw: Literal["tied", "per_layer"] = "tied"
+    drawn_for: Literal["device", "tier"] = "device"
 
 
 def build(basis: Basis[FedRolexSettings]) -> Strategy:
@@ -68,8 +75,8 @@ def build(basis: Basis[FedRolexSettings]) -> Strategy:
     The global model may be wider than the widest device: the full tier need not be in use.
 
     Raises:
-        PlanError: a plan is configured, or two ways of weighting are, or a window would leave units
-            untrained.
+        PlanError: a plan is configured, or two kinds of weighting are, or a window would leave
+            units untrained.
     """
     options = basis.options
     window = Window(
@@ -82,14 +89,14 @@ def build(basis: Basis[FedRolexSettings]) -> Strategy:
         return _with_window(basis, window)
     if basis.weighting == "samples":
         raise PlanError(
-            f"{basis.name}: fedrolex.weighting = {options.weighting!r} weights by layers, so"
-            f" weighting = {basis.weighting!r} has no place; remove one"
+            f"{basis.name}: fedrolex.weighting = {options.weighting!r} weights by layers, "
+            f"which excludes weighting = {basis.weighting!r}; remove one"
         )
     uniform = _with_window(replace(basis, average="mean"), window)
     factor = layer_factor(basis.layout, options.weighting)
-    # The weights of this fold differ between tensors, so no mean of whole updates is left.
+    # The weights of this fold differ between tensors, so the result is not a mean of whole updates.
     merge = replace(uniform.merge, start=lambda: start(basis.layout, factor), deltas=False)
-    return replace(uniform, merge=merge)
+    return replace(uniform, merge=merge, breaks=uniform.breaks | {Trait.MEAN_OF_CHANGES})
 
 
 def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
@@ -103,20 +110,30 @@ def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
         PlanError: a plan is configured.
     """
     window = Window(kind="random", draw=basis.options.draw)
-    return replace(_with_window(basis, window), paper="https://arxiv.org/abs/1812.07210")
+    for_tier = basis.options.drawn_for == "tier"
+    strategy = _with_window(basis, window, tier_draws=for_tier)
+    breaks = strategy.breaks - {Trait.SHARED_PLANS} if for_tier else strategy.breaks
+    return replace(strategy, paper="https://arxiv.org/abs/1812.07210", breaks=breaks)
 
 
-def _with_window(basis: Basis[FrozenModel | None], window: Window) -> Strategy:
-    """Build HeteroFL with another choice of units."""
+def _with_window(
+    basis: Basis[FrozenModel | None],
+    window: Window,
+    *,
+    tier_draws: bool = False,
+) -> Strategy:
+    """Build HeteroFL with another choice of units; `tier_draws` is that of `heterofl.plan_tier`."""
     if basis.plan != "static":
         raise PlanError(f"{basis.name} chooses its units itself; remove plan = {basis.plan!r}")
     for tier in basis.tiers:
         check_coverage(basis.layout, tier.width, window)
+    selective = heterofl.build(basis)
     return replace(
-        heterofl.build(basis),
+        selective,
         name=basis.name,
         paper="https://arxiv.org/abs/2212.01548",
-        plan=lambda request: plan_window(basis.layout, request, window),
+        plan=lambda request: plan_window(basis.layout, request, window, tier_draws=tier_draws),
+        breaks=selective.breaks | heterofl.PLAN_BREAKS[window.kind],
     )
 
 
@@ -124,17 +141,19 @@ def plan_window(
     layout: Layout,
     request: PlanRequest,
     window: Window,
+    *,
+    tier_draws: bool = False,
 ) -> PlannedTier:
-    """Plan one device's sub-model.
+    """Plan one device's sub-model; arguments as in `heterofl.plan_tier`.
 
     The version of the request is the round index j of specification 2.1.
 
     Raises:
-        PlanError: the model cannot have this tier, or a window of this step would never reach some
-            units.
+        PlanError: the model cannot have this tier, or a window with this step would never reach
+            some units.
     """
     check_coverage(layout, request.tier.width, window)
-    return heterofl.plan_tier(layout, request, window)
+    return heterofl.plan_tier(layout, request, window, tier_draws=tier_draws)
 
 
 def check_coverage(
@@ -153,7 +172,7 @@ def check_coverage(
         window: the window.
 
     Raises:
-        PlanError: an axis would not be covered, which the error names.
+        PlanError: an axis would not be covered; the message names it.
     """
     if window.kind != "rolling":
         return
@@ -163,16 +182,16 @@ def check_coverage(
         # Released heads roll over the whole axis, but every head has a window, so gaps are those of
         # one group.
         size = axis.group_size
-        kept = kept_units(size, width)
+        kept = axis.kept(width) // axis.groups
         # Starts are the multiples of the common factor; a window at least as long leaves no gap
         # between them.
         factor = math.gcd(window.step, size)
         if kept < factor:
             raise PlanError(
-                f"{layout.arch}: a window of {kept} of the {size} units of {axis.name} that moves"
-                f" by {window.step} a round starts only at multiples of {factor} and never reaches"
-                " the units between; choose a step without common factor with"
-                f" {size}, or of at most {kept}"
+                f"{layout.arch}: a window of {kept} of the {size} units of {axis.name} that "
+                f"moves by {window.step} a round starts only at multiples of {factor} and "
+                "never reaches the units between; choose a step without a common factor "
+                f"with {size}, or of at most {kept}"
             )
 
 

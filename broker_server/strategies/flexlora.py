@@ -1,11 +1,11 @@
-"""FlexLoRA: average the products of adapters, and cut the average to each rank by an SVD.
+"""FlexLoRA: averages the products of adapters, and cuts the average to each rank by an SVD.
 
 Jiamu Bai, Daoyuan Chen, Bingchen Qian, Liuyi Yao, Yaliang Li: "Federated Fine-tuning of Large
 Language Models under Heterogeneous Tasks and Client Resources", NeurIPS 2024,
 https://arxiv.org/abs/2402.11505. With W the mean of up @ down, weighted by samples, and U S V its
-singular value decomposition, the new adapter is up = U S and down = V, as far as the whole rank
-goes. Its units are in the order of their singular values, so the leading r, which a tier of rank r
-is sent, are the best approximation of that rank. All else that trains is averaged as in HeteroFL.
+singular value decomposition, the new adapter is up = U S and down = V, cut to the whole rank. Its
+units are in the order of their singular values, so the leading r, which a tier of rank r is sent,
+are the best approximation of that rank. All other trained parameters are averaged as in HeteroFL.
 """
 
 from dataclasses import replace
@@ -14,6 +14,7 @@ import numpy as np
 
 from broker_server.strategies.low_rank import AdapterMerge, Pair, Terms, merge_adapters
 from broker_server.strategies.strategy import Basis, Method, Strategy
+from broker_server.strategies.traits import Trait
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 
@@ -51,19 +52,24 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
 
     Raises:
         PlanError: the model has no adapters, the plan is not static, or the server has an
-            optimizer: factors of another round have other units, so there is no step from one to
-            the other.
+            optimizer: factors of different rounds have different units, so there is no step from
+            one to the other.
     """
     if basis.optimizer is not None:
         raise PlanError(
-            "flexlora factors its adapters anew in each round; remove [server_optimizer], or take"
-            " hetlora"
+            "flexlora factors its adapters again in each round; remove [server_optimizer], "
+            "or use hetlora"
         )
     strategy = merge_adapters(
         AdapterMerge(terms=_product, weight=_equal_weight, finish=_factor),
         replace(basis, weighting=basis.weighting or "samples"),
     )
-    return replace(strategy, paper="https://arxiv.org/abs/2402.11505", renews_units=True)
+    return replace(
+        strategy,
+        paper="https://arxiv.org/abs/2402.11505",
+        renews_units=True,
+        breaks=strategy.breaks | {Trait.FIXED_PLANS},
+    )
 
 
 STRATEGIES = {"flexlora": Method(build)}

@@ -1,11 +1,11 @@
-"""HetLoRA: pad adapters of unequal rank with zeros, and weight them by their norms.
+"""HetLoRA: pads adapters of unequal rank with zeros, and weights them by their norms.
 
 Yae Jee Cho, Luyang Liu, Zheng Xu, Aldi Fahrezi, Gauri Joshi: "Heterogeneous LoRA for Federated
 Fine-tuning of On-Device Foundation Models", EMNLP 2024, https://arxiv.org/abs/2401.06432. A device
 of rank r is sent the first r units. Its update is padded to the whole rank with zeros and weighted
-by the Frobenius norm of up @ down (sparsity-weighted aggregation), each adapter by itself; all else
-that trains is averaged as in HeteroFL. Shoal leaves out that devices prune their own ranks: a rank
-belongs to a tier, whose graphs are made at export.
+by the Frobenius norm of up @ down (sparsity-weighted aggregation), each adapter by itself; all
+other trained parameters are averaged as in HeteroFL. Shoal leaves out that devices prune their
+ranks: a rank belongs to a tier, whose graphs are made at export.
 """
 
 from dataclasses import replace
@@ -27,13 +27,13 @@ def _pad(pair: Pair, rank: int) -> Terms:
 def _norm(pair: Pair) -> float:
     """Return the Frobenius norm of up @ down.
 
-    Its square is the trace of a product of two [r, r] matrices, so that the large product is not
-    made.
+    Its square is the trace of a product of two [r, r] matrices, so the large product is never
+    computed.
     """
     up = pair.up.astype(np.float64)
     down = pair.down.astype(np.float64)
     trace = np.sum((up.T @ up) * (down @ down.T))
-    # Rounding may leave a little less than 0.
+    # Rounding may give a value a little below 0.
     return float(np.sqrt(max(0.0, trace)))
 
 

@@ -1,16 +1,16 @@
-"""Build InclusiveFL and its baselines as strategies.
+"""Builds InclusiveFL and its baselines as strategies.
 
-Liu et al., KDD 2022; the mathematics and the reference are in
-`broker_server.strategies.inclusivefl`. Specification 3.
+Liu et al., KDD 2022; `broker_server.strategies.inclusivefl` has the mathematics and the reference.
+Specification 3.
 
-There is a group for each depth in use, and the server keeps a model for each group, so that a
-device is sent a model that is part of no other. The global version of the run is the model of the
-deepest group. All models live in the state that is stored beside it, with the groups' momenta and
-optimizers.
+There is a group for each depth in use, and the server keeps a model for each group, so a device is
+sent its group's model, which is not cut from another. The global version of the run is the model of
+the deepest group. All models are in the state that is stored beside it, with the groups' momenta
+and optimizers.
 
 The updates of a round become one mean for each group that took part, with the number of its
-devices, and these means become new models. The server optimizer is that of every group, FedAdam if
-none is configured.
+devices, and these means become new models. Every group has the configured server optimizer, or
+FedAdam if none is configured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from pydantic import Field
 
 from broker_server.strategies import inclusivefl
 from broker_server.strategies.heterofl import plan_tier
-from broker_server.strategies.inclusivefl import (
-    BASELINES,
-    Baseline,
-    InclusiveSettings,
+from broker_server.strategies.inclusive_state import (
     InclusiveState,
+    state_from_tensors,
+    state_tensors,
 )
+from broker_server.strategies.inclusivefl import BASELINES, Baseline, InclusiveSettings
 from broker_server.strategies.ladder import stack_of
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import (
@@ -41,11 +41,12 @@ from broker_server.strategies.strategy import (
     ServerState,
     Strategy,
 )
+from broker_server.strategies.traits import Trait
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout
 from models.slicing import CompiledPlan, Tensors
-from models.tier import Tier
+from models.tier import WHOLE_SHARE, Tier
 
 Weights = dict[str, NDArray[np.float32]]
 
@@ -54,9 +55,10 @@ class InclusiveTable(FrozenModel):
     """``[strategy.inclusivefl]``.
 
     Attributes:
-        beta: share of the momentum in the update of a shallow model's top layer; 0.2 for GLUE, 0.5
-            for NER.
-        baseline: the method itself, or one that the paper compares it with (specification 3.7).
+        beta: share of the momentum in the update of a shallow model's top layer; the paper uses 0.2
+            for GLUE and 0.5 for NER.
+        baseline: the method itself, or a baseline with which the paper compares it (specification
+            3.7).
     """
 
     beta: float = Field(default=0.2, ge=0, le=1)
@@ -81,8 +83,8 @@ class GroupSums:
     """A merge in progress.
 
     Attributes:
-        sums: by group, the sum of its devices' weights, float32.
-        counts: by group, how many devices took part.
+        sums: sum of the devices' weights of each group, float32.
+        counts: number of devices that took part, by group.
     """
 
     sums: dict[str, Weights] = field(default_factory=dict)
@@ -96,7 +98,7 @@ class GroupSums:
         """Add the weights of one device."""
         sums = self.sums.get(group)
         if sums is None:
-            # A copy, as an update's tensors are views of a file.
+            # A copy, because an update's tensors are views of a file.
             self.sums[group] = {
                 name: np.array(value, np.float32) for name, value in weights.items()
             }
@@ -122,10 +124,11 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
     """
     _check_settings(basis)
     baseline = BASELINES[basis.options.baseline]
+    # Nothing is merged, so there is nothing that an optimizer could step.
     if baseline.alone and basis.optimizer is not None:
         raise PlanError(
-            "inclusivefl: in the baseline local every device keeps its own weights; remove"
-            " server_optimizer"
+            "inclusivefl: in the baseline local every device keeps its own weights; remove "
+            "server_optimizer"
         )
     layout = basis.layout
     tiers = _tiers_in_use(layout, basis.tiers, baseline)
@@ -134,10 +137,15 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
     if baseline.alone:
         rounds = _LocalRounds(layout)
     else:
+        # The paper's default.
         optimizer = basis.optimizer or OptimizerSettings(name="fedadam")
         settings = baseline.settings(InclusiveSettings(basis.options.beta, optimizer))
         depths = {group_name(tier): tier.depth for tier in tiers}
         rounds = _GroupRounds(layout, depths, settings)
+    # A group moves by its own mean and by the momentum of deeper ones.
+    breaks = {Trait.MEAN_OF_CHANGES}
+    if baseline.alone:
+        breaks.add(Trait.SHARED_PLANS)
     return Strategy(
         name="inclusivefl",
         paper="https://arxiv.org/abs/2202.08036",
@@ -146,11 +154,12 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
         merge=Merge(GroupSums, rounds.fold, rounds.finish),
         begin=rounds.begin,
         send=rounds.send,
+        breaks=frozenset(breaks),
     )
 
 
 def _check_settings(basis: Basis[InclusiveTable]) -> None:
-    """Refuse settings that the method has no place for; its own values may be configured."""
+    """Refuse settings that the method does not support; its own values may be configured."""
     refused = None
     if basis.weighting not in {None, "uniform"}:
         refused = "weighting"
@@ -160,8 +169,8 @@ def _check_settings(basis: Basis[InclusiveTable]) -> None:
         refused = "plan"
     if refused is not None:
         raise PlanError(
-            "inclusivefl cuts by depth and takes the plain mean of each group, so"
-            f" {refused} has no place; remove it"
+            f"inclusivefl cuts by depth and takes the plain mean of each group, so {refused} "
+            "is not supported; remove it"
         )
 
 
@@ -170,8 +179,15 @@ def _tiers_in_use(
     offered: Sequence[Tier],
     baseline: Baseline,
 ) -> tuple[Tier, ...]:
-    """Return the tiers of full width, deepest first; a baseline may use only one of them."""
-    full_width = [tier for tier in offered if tier.width == 1.0]
+    """Return the tiers of full width, deepest first; a baseline may use only one of them.
+
+    A tier that trains a share is left out: a layer's momentum goes to the layers above, so that
+    each group needs all layers of its updates.
+    """
+    full_width: list[Tier] = []
+    for tier in offered:
+        if tier.width == 1.0 and tier.trained == WHOLE_SHARE:
+            full_width.append(tier)
     usable = sorted(full_width, key=lambda tier: -tier.depth)
     if not usable:
         raise PlanError(
@@ -180,8 +196,8 @@ def _tiers_in_use(
         )
     if usable[0].depth != layout.depth and baseline.depth != "smallest":
         raise PlanError(
-            f"inclusivefl: the whole model {layout.tier(1.0).id} must be in use, since a run ends"
-            " with the model of the deepest group"
+            f"inclusivefl: the whole model {layout.tier(1.0).id} must be in use, because a "
+            "run ends with the model of the deepest group"
         )
     if baseline.takes_part == "largest" or baseline.depth == "largest":
         return (usable[0],)
@@ -195,7 +211,7 @@ class _GroupRounds:
     """The rounds of the method, and of every baseline that merges.
 
     Attributes:
-        depths: by group, its number of layers.
+        depths: number of layers, by group.
     """
 
     layout: Layout
@@ -207,7 +223,7 @@ class _GroupRounds:
         weights: Tensors,
         heads: Mapping[Tier, Tensors],
     ) -> ServerState:
-        """Return the first state of groups with heads of their own.
+        """Return the first state of groups with separate heads.
 
         These heads are in no other group's weights.
         """
@@ -219,7 +235,7 @@ class _GroupRounds:
             self.settings,
             by_group,
         )
-        return inclusivefl.state_tensors(state)
+        return state_tensors(state)
 
     def send(
         self,
@@ -233,6 +249,7 @@ class _GroupRounds:
         prefix = f"{group_name(request.tier)}/model"
         tensors = {}
         for name in self.layout.shapes(request.tier):
+            # In the order of the layout, which is that of a blob of weights.
             tensors[name] = model.state[f"{prefix}/{name}"]
         return tensors
 
@@ -249,11 +266,12 @@ class _GroupRounds:
         sums: GroupSums,
         old: GlobalModel,
     ) -> GlobalModel:
-        """Make one round of `inclusivefl.apply`; the weights are those of the deepest group."""
+        """Run one round of `inclusivefl.apply`; the weights are those of the deepest group."""
         state = self._state(old)
         updates: dict[str, Tensors] = {}
         for group, mean in sums.means().items():
             model = state.models[group]
+            # Differences, because the method moves momentum between groups and not weights.
             updates[group] = {name: mean[name] - value for name, value in model.items()}
         new, _ = inclusivefl.apply(
             state,
@@ -262,11 +280,11 @@ class _GroupRounds:
             self.settings,
         )
         weights = self._global_weights(new, old.weights)
-        return GlobalModel(weights, inclusivefl.state_tensors(new))
+        return GlobalModel(weights, state_tensors(new))
 
     def _state(self, model: GlobalModel) -> InclusiveState:
         if model.state:
-            return inclusivefl.state_from_tensors(self.layout, self.depths, model.state)
+            return state_from_tensors(self.layout, self.depths, model.state)
         return inclusivefl.init(
             self.layout,
             self.depths,
@@ -279,7 +297,7 @@ class _GroupRounds:
         state: InclusiveState,
         old: Tensors,
     ) -> Weights:
-        """Return the weights of the deepest group in the whole model.
+        """Return the weights of the deepest group within the whole model.
 
         A baseline of shallow models leaves the rest of the global model as it was, and its head
         too if the shallow models have another head.
@@ -288,6 +306,7 @@ class _GroupRounds:
         deepest_tier = self.layout.tier(1.0, state.ladder.deepest)
         replaced = set(deepest)
         for parameter in self.layout.own_head(deepest_tier):
+            # A separate head has other labels than the head of the global model.
             replaced.discard(parameter.name)
         weights = {}
         for name, old_value in old.items():
@@ -299,7 +318,7 @@ class _GroupRounds:
 class _LocalRounds:
     """The rounds of the baseline ``local``.
 
-    The server keeps the weights of every device for that device, and merges nothing.
+    The server stores the weights of every device for that device, and merges nothing.
     """
 
     layout: Layout
@@ -309,7 +328,7 @@ class _LocalRounds:
         _weights: Tensors,
         heads: Mapping[Tier, Tensors],
     ) -> ServerState:
-        """Return the heads that tiers have for themselves."""
+        """Return the separate heads of tiers."""
         state = {}
         for tier, head in heads.items():
             for name, value in head.items():
@@ -322,13 +341,14 @@ class _LocalRounds:
         request: PlanRequest,
         model: GlobalModel,
     ) -> Tensors:
-        """Return the device's own weights; before its first update, those that all start from."""
+        """Return the device's own weights; before its first update, the common initial ones."""
         names = list(self.layout.shapes(request.tier))
         own = {}
         for name in names:
             value = model.state.get(f"{request.device}/{name}")
             if value is not None:
                 own[name] = value
+        # All or nothing: a device with a new tier starts again from the common weights.
         if len(own) == len(names):
             return own
         tensors = dict(plan.slice(model.weights))
@@ -342,7 +362,7 @@ class _LocalRounds:
         sums: GroupSums,
         update: Contribution,
     ) -> None:
-        """Keep an update: every device is a group of its own."""
+        """Store an update: every device is a separate group."""
         sums.add(update.device, update.weights)
 
     def finish(
@@ -355,7 +375,7 @@ class _LocalRounds:
         for device, weights in sums.means().items():
             for name, value in weights.items():
                 state[f"{device}/{name}"] = value
-        # A copy, as the old arrays may be views of a mapped file.
+        # A copy, because the old arrays may be views of a mapped file.
         global_weights = {}
         for name, value in old.weights.items():
             global_weights[name] = np.array(value)

@@ -11,34 +11,30 @@ Every group of devices trains the model of its depth. A round is, for each group
 
 1. the mean update g of its devices, unweighted;
 2. momentum distillation: the update of the group's top layer becomes ``beta * m + (1 - beta) * g``,
-   with m the momentum that the next deeper group left in the round before;
+  with m the momentum that the next deeper group left in the previous round;
 3. a step of the group's own server optimizer (FedAdam);
-4. its own new momentum: the mean of its distilled updates over the layers that stand above the next
-   shallower model, that model's top layer included.
+4. its own new momentum: the mean of its distilled updates over the layers above the next shallower
+  model, including that model's top layer.
 
 Then every layer is averaged over the groups that own it as a shared layer, weighted by how many of
 their devices took part, and written back to all of these groups. The top layer and the head of
-every group stay its own. A group without devices this round keeps its momentum and its optimizer's
+every group stay separate. A group without devices this round keeps its momentum and its optimizer's
 state, weighs nothing, and still receives shared layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from broker_server.strategies import server_optimizer
-from broker_server.strategies.ladder import Ladder, Stack, stack_of
+from broker_server.strategies.inclusive_state import Array, InclusiveState, Tensors
+from broker_server.strategies.ladder import Ladder, stack_of
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.server_optimizer import OptimizerState
 from fleet_protocol.errors import PlanError
 from models.layout import Layout
-
-Array = NDArray[Any]
-Tensors = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -59,14 +55,14 @@ class InclusiveSettings:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A method the paper compares with, in terms of this one.
+    """A baseline of the paper, in terms of this method.
 
     Attributes:
         takes_part: ``all`` devices, or only those of the ``largest`` group.
         depth: the depth all devices train: their ``own``, the ``largest`` or the ``smallest``.
-        distilling: whether beta counts; otherwise it is 0.
+        distilling: whether beta applies; otherwise it is 0.
         sharing: whether layers are averaged over the groups.
-        alone: no update leaves its device: each device is a group of its own.
+        alone: no update leaves its device: each device is a separate group.
     """
 
     takes_part: str = "all"
@@ -76,7 +72,7 @@ class Baseline:
     alone: bool = False
 
     def settings(self, settings: InclusiveSettings) -> InclusiveSettings:
-        """Return the settings with what this baseline lacks switched off."""
+        """Return the settings without the parts that this baseline lacks."""
         beta = settings.beta if self.distilling else 0.0
         return replace(settings, beta=beta, sharing=settings.sharing and self.sharing)
 
@@ -96,24 +92,6 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
 
 The HeteroFL baseline is the strategy of that name with widths instead of depths.
 """
-
-
-@dataclass(frozen=True)
-class InclusiveState:
-    """What the server carries from round to round.
-
-    Attributes:
-        models: by group j, its weights w^j.
-        optimizers: by group, its optimizer's state.
-        momenta: by group, the distilled momentum m^j taken from it, one tensor for each parameter
-            of a layer; the shallowest group leaves none.
-    """
-
-    ladder: Ladder
-    stack: Stack
-    models: Mapping[str, Tensors]
-    optimizers: Mapping[str, OptimizerState]
-    momenta: Mapping[str, tuple[Array, ...]]
 
 
 @dataclass(frozen=True)
@@ -142,15 +120,14 @@ def init(
 
     Args:
         layout: the deepest model.
-        depths: by group, its number of layers.
+        depths: number of layers, by group.
         weights: the deepest model's weights.
         settings: see `InclusiveSettings`.
-        heads: by group, its own head; groups not named take the head of `weights`. Heads may differ
-            in shape, as groups may have labels of their own.
+        heads: the separate head of each group; groups that are not named take the head of
+            `weights`. Heads may differ in shape, because groups may have different labels.
 
     Raises:
-        PlanError: the model cannot be layered so: it has no such depth, or its layers are not
-            alike.
+        PlanError: the model lacks such a depth, or its layers are not alike.
     """
     ladder = Ladder.from_depths(depths)
     stack = stack_of(layout)
@@ -181,17 +158,17 @@ def apply(
     counts: Mapping[str, int],
     settings: InclusiveSettings,
 ) -> tuple[InclusiveState, InclusiveRound]:
-    """Make one round of the server.
+    """Run one round of the server.
 
     Args:
         state: the state before the round.
         updates: by group that took part, the unweighted mean over its devices of local minus
             global weights.
-        counts: by group, how many devices took part; a group that is not named counts 0.
+        counts: number of devices that took part, by group; a group that is not named counts 0.
         settings: see `InclusiveSettings`.
 
     Returns:
-        The state after the round, and the steps on the way.
+        The state after the round, and the intermediate steps.
 
     Raises:
         PlanError: an update is missing for a group with devices, or lacks a tensor.
@@ -200,7 +177,8 @@ def apply(
     unknown = set(counts) - set(ladder.groups)
     if unknown:
         raise PlanError(
-            f"inclusivefl: there is no group {min(unknown)}; there are {', '.join(ladder.groups)}"
+            f"inclusivefl: group {min(unknown)} does not exist; the groups are "
+            f"{', '.join(ladder.groups)}"
         )
     distilled: dict[str, Tensors] = {}
     stepped: dict[str, Tensors] = {}
@@ -211,7 +189,7 @@ def apply(
             continue  # a group without devices keeps its momentum and its optimizer's state
         _check_update(state, group, updates)
         deeper = ladder.deeper(group)
-        # m_{t-1}: from the state before, since a deeper group's momentum of this round is m_t.
+        # m_{t-1}: from the previous state, because a deeper group's momentum of this round is m_t.
         momentum = state.momenta[deeper] if deeper else None
         distilled[group] = distil(
             state,
@@ -229,6 +207,7 @@ def apply(
         if group in momenta:
             momenta[group] = _momentum(state, group, distilled[group])
     models: Mapping[str, Tensors] = {**state.models, **stepped}
+    # After the steps of all groups: the average is of stepped weights, not of updates.
     if settings.sharing:
         models = _share(state, models, counts)
     frozen = {group: MappingProxyType(dict(model)) for group, model in models.items()}
@@ -248,7 +227,7 @@ def distil(
     momentum: tuple[Array, ...] | None,
     beta: float,
 ) -> dict[str, Array]:
-    """Push the top layer of a group towards the deeper layers that it stands in for.
+    """Move the top layer of a group towards the deeper layers that it represents.
 
     Its update becomes ``beta * m + (1 - beta) * g``. In the first round, when m is 0, this shrinks
     the top layer's update.
@@ -276,7 +255,7 @@ def _momentum(
 ) -> tuple[Array, ...]:
     """Return the mean of the distilled updates over the layers of a group's momentum.
 
-    A shallower model's top layer stands in for these layers.
+    A shallower model's top layer represents these layers.
     """
     layers = [state.stack.layer(number) for number in state.ladder.momentum_layers(group)]
     means = []
@@ -327,72 +306,3 @@ def _check_update(
                 f"inclusivefl: tensor {name} of group {group}'s update is {actual}, expected"
                 f" {value.shape}"
             )
-
-
-def state_tensors(state: InclusiveState) -> dict[str, Array]:
-    """Return the state as one flat mapping of arrays, as it is stored beside a global version."""
-    tensors: dict[str, Array] = {}
-    for group, model in state.models.items():
-        for name, value in model.items():
-            tensors[f"{group}/model/{name}"] = value
-        for name, value in server_optimizer.state_tensors(state.optimizers[group]).items():
-            tensors[f"{group}/{name}"] = value
-        for position, value in enumerate(state.momenta.get(group, ())):
-            tensors[f"{group}/momentum/{position}"] = value
-    return tensors
-
-
-def state_from_tensors(
-    layout: Layout,
-    depths: Mapping[str, int],
-    tensors: Tensors,
-) -> InclusiveState:
-    """Read back the state that `state_tensors` wrote.
-
-    Args:
-        layout: the deepest model.
-        depths: by group, its number of layers.
-        tensors: the stored arrays.
-
-    Raises:
-        PlanError: a tensor of a group is missing.
-    """
-    ladder = Ladder.from_depths(depths)
-    stack = stack_of(layout)
-    by_group: dict[str, dict[str, Array]] = {group: {} for group in ladder.groups}
-    for key, value in tensors.items():
-        group, _, name = key.partition("/")
-        if group in by_group:
-            by_group[group][name] = value
-    models: dict[str, Tensors] = {}
-    optimizers: dict[str, OptimizerState] = {}
-    momenta: dict[str, tuple[Array, ...]] = {}
-    for group, stored in by_group.items():
-        models[group] = _stored_model(group, stack.names(ladder.depths[group]), stored)
-        optimizers[group] = server_optimizer.state_from_tensors(stored)
-        if group != ladder.groups[0]:
-            positions = range(len(stack.layers[0]))
-            momenta[group] = tuple(stored[f"momentum/{position}"] for position in positions)
-    return InclusiveState(
-        ladder,
-        stack,
-        MappingProxyType(models),
-        MappingProxyType(optimizers),
-        MappingProxyType(momenta),
-    )
-
-
-def _stored_model(
-    group: str,
-    names: Sequence[str],
-    stored: Tensors,
-) -> Tensors:
-    model: dict[str, Array] = {}
-    for name in names:
-        value = stored.get(f"model/{name}")
-        if value is None:
-            raise PlanError(
-                f"inclusivefl: the stored state of group {group} lacks {name}; start the run afresh"
-            )
-        model[name] = value
-    return MappingProxyType(model)

@@ -1,4 +1,4 @@
-"""The ladder of depths: which layers InclusiveFL's groups share, and which they keep to themselves.
+"""The ladder of depths: which layers InclusiveFL's groups share, and which they keep separate.
 
 Liu et al., KDD 2022 (see `broker_server.strategies.inclusivefl`); specification 3.1 and 3.3. Layers
 are numbered from 1, and groups are ordered from the shallowest to the deepest.
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fleet_protocol.errors import PlanError
-from models.layout import HEAD, STEM, Layout, block_name
+from models.block_names import HEAD, STEM, block_name
+from models.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,14 @@ class Ladder:
         below = self.shallower(group)
         if below is None:
             return range(0)
+        # The shallower group's top layer is included, since it is the one that stands in for all of
+        # these.
         return range(self.depths[below], self.depths[group] + 1)
 
     def owners(self, layer: int) -> tuple[str, ...]:
         """Return the groups whose models have a layer as a shared one.
 
-        The deepest group owns its top layer too, alone: no other group has it.
+        Only the deepest group owns its top layer: no other group has it.
 
         Args:
             layer: its number; 0 for the embeddings.
@@ -89,7 +92,7 @@ class Ladder:
         layer: int,
         counts: Mapping[str, int],
     ) -> dict[str, float] | None:
-        """Return how much each owner of a layer counts in its average.
+        """Return the share of each owner in the average of a layer.
 
         Args:
             layer: its number; 0 for the embeddings.
@@ -105,6 +108,7 @@ class Ladder:
             count = counts.get(group, 0)
             shares[group] = count
             total += count
+        # Dividing by nothing would make the layer not a number; it keeps its values instead.
         if not total:
             return None
         for group in shares:
@@ -145,7 +149,7 @@ def stack_of(layout: Layout) -> Stack:
 
     Raises:
         PlanError: the model has no depth unit, or its layers are not alike, so that one cannot
-            stand in for another.
+            represent another.
     """
     blocks: dict[str, list[str]] = {}
     for parameter in layout.parameters:
@@ -156,8 +160,8 @@ def stack_of(layout: Layout) -> Stack:
         layers.append(tuple(names))
     if not layers[0]:
         raise PlanError(
-            f"{layout.arch} has no layers to stack: its builder does not ask for cut.depth."
-            " InclusiveFL needs a model cut by depth, such as text_encoder"
+            f"{layout.arch} has no stack of layers: its builder does not use cut.depth. "
+            "InclusiveFL needs a model cut by depth, such as text_encoder"
         )
     shapes = {parameter.name: parameter.shape for parameter in layout.parameters}
     _check_alike(layout.arch, layers, shapes)
@@ -174,12 +178,14 @@ def _check_alike(
     layers: Sequence[tuple[str, ...]],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Refuse layers whose parameters have other shapes than those of layer 1."""
+    """Refuse layers whose parameters differ in shape from those of layer 1."""
     first = None
     for number, names in enumerate(layers, 1):
         layer_shapes = [shapes[name] for name in names]
         if first is None:
             first = layer_shapes
+        # Compared by position: the same position has the same role in every layer, which is how
+        # momenta are matched.
         if layer_shapes != first:
             raise PlanError(
                 f"{arch}: layer {number} is not shaped like layer 1, so it cannot teach it"

@@ -1,8 +1,9 @@
-"""Merge low-rank adapters: pairs of matrices whose shared axis is the rank.
+"""Merges low-rank adapters: pairs of matrices whose shared axis is the rank.
 
-Tiers have unequal shares of the rank. An adapter is a module with two matrices beside whatever is
-frozen: ``up`` [out, rank] and ``down`` [rank, in]. It is known by its shape: no other dimension of
-the two is cut, and both have the same axis. All other parameters are merged as in HeteroFL.
+Tiers have unequal shares of the rank. An adapter is a module with two matrices besides frozen
+parameters: ``up`` [out, rank] and ``down`` [rank, in]. It is recognised by its shape: no other
+dimension of the two is cut, and both have the same axis. All other parameters are merged as in
+HeteroFL.
 """
 
 from collections.abc import Callable
@@ -22,17 +23,19 @@ from broker_server.strategies.strategy import (
     Weights,
     average_and_step,
 )
+from broker_server.strategies.traits import Trait
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
-from models.layout import Layout, Parameter
+from models.layout import Layout
+from models.parameters import Parameter
 from models.slicing import Tensors
 
 Terms = tuple[NDArray[np.float32], ...]
-"""The arrays that updates of one adapter are summed as, of the same shapes from every rank."""
+"""The arrays in which updates of one adapter are summed, with the same shapes for every rank."""
 
 _UP_AXIS = 1
 _DOWN_AXIS = 0
-"""The dimension of each matrix that is the rank."""
+"""Which dimension of each matrix is the rank."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AdapterMerge:
-    """How the updates of one adapter become one: by a weighted mean of terms made of each.
+    """How the updates of one adapter are merged: by a weighted mean of terms made of each.
 
     Attributes:
         terms: the terms of an update of any rank, given the whole rank.
@@ -83,7 +86,7 @@ def adapters_of(layout: Layout) -> tuple[Adapter, ...]:
     Raises:
         PlanError: a module has several adapters of one axis.
     """
-    # By module and axis, the matrices that the axis cuts, by the dimension that it is.
+    # By module and axis, the matrices that the axis cuts, by the dimension of that axis.
     matrices: dict[tuple[str, str], dict[int, list[Parameter]]] = {}
     for parameter in layout.parameters:
         rank_dimension = _rank_dimension(layout, parameter)
@@ -101,15 +104,15 @@ def adapters_of(layout: Layout) -> tuple[Adapter, ...]:
         if len(ups) + len(downs) > 2:
             several = ", ".join(parameter.name for parameter in (*ups, *downs))
             raise PlanError(
-                f"which of {several} are one adapter cannot be told; give each a module below"
-                f" {module}"
+                f"it is ambiguous which of {several} are one adapter; give each a module "
+                f"below {module}"
             )
         adapters.append(Adapter(ups[0].name, downs[0].name, downs[0].shape[0]))
     return tuple(adapters)
 
 
 def _rank_dimension(layout: Layout, parameter: Parameter) -> int | None:
-    """Return which dimension of a matrix a width cuts; None if it is no half of an adapter."""
+    """Return which dimension of a matrix a width cuts; None if it is not half of an adapter."""
     if len(parameter.dims) != 2:
         return None
     up_dim = parameter.dims[_UP_AXIS]
@@ -119,7 +122,7 @@ def _rank_dimension(layout: Layout, parameter: Parameter) -> int | None:
         return None
     rank_dimension = _UP_AXIS if layout.is_cut(up_dim) else _DOWN_AXIS
     dim = parameter.dims[rank_dimension]
-    # A rank is no concatenation of axes, and each unit of it is one row or column.
+    # A rank is not a concatenation of axes, and each unit of it is one row or column.
     return rank_dimension if dim.is_plain and dim.inner == 1 else None
 
 
@@ -129,8 +132,8 @@ class _Sums:
 
     Attributes:
         selective: HeteroFL's state, for all parameters that belong to no adapter.
-        terms: for each adapter, the weighted sum of its terms.
-        weights: for each adapter, the total weight of its updates.
+        terms: the weighted sum of its terms, for each adapter.
+        weights: the total weight of its updates, for each adapter.
     """
 
     selective: Any
@@ -140,7 +143,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _AdapterRounds:
-    """HeteroFL's merge with another merge of adapters."""
+    """HeteroFL's merge with a different merge of adapters."""
 
     adapters: tuple[Adapter, ...]
     adapter_merge: AdapterMerge
@@ -155,7 +158,7 @@ class _AdapterRounds:
         sums: _Sums,
         update: Contribution,
     ) -> None:
-        # HeteroFL sums the adapters too, which `average` overwrites.
+        # HeteroFL sums the adapters too, and `average` overwrites them.
         self.selective.fold(sums.selective, update)
         for adapter in self.adapters:
             # A shallow tier lacks the adapters of deeper blocks.
@@ -169,7 +172,7 @@ class _AdapterRounds:
         update: Contribution,
     ) -> None:
         pair = adapter.pair(update.weights)
-        device_weight = update.metrics.examples if self.by_samples else 1
+        device_weight = update.metrics.weight if self.by_samples else 1
         weight = self.adapter_merge.weight(pair) * device_weight
         terms = self.adapter_merge.terms(pair, adapter.rank)
         weighted = tuple(term * np.float32(weight) for term in terms)
@@ -186,7 +189,8 @@ class _AdapterRounds:
         for adapter in self.adapters:
             weight = sums.weights.get(adapter, 0.0)
             pair = adapter.pair(old)
-            # An adapter whose updates all have the norm 0, or that none holds, stays as it was.
+            # An adapter whose updates all have norm 0, or which no update contains, does not
+            # change.
             if weight > 0:
                 mean = tuple(term / np.float32(weight) for term in sums.terms[adapter])
                 pair = self.adapter_merge.finish(mean, pair)
@@ -196,7 +200,7 @@ class _AdapterRounds:
 
 
 def merge_adapters(adapter_merge: AdapterMerge, basis: Basis[FrozenModel | None]) -> Strategy:
-    """Build HeteroFL with another merge of adapters; ``weighting`` is uniform by default.
+    """Build HeteroFL with a different merge of adapters; ``weighting`` is uniform by default.
 
     Raises:
         PlanError: the model has no adapters, or the plan is not static: narrow tiers have the
@@ -205,9 +209,9 @@ def merge_adapters(adapter_merge: AdapterMerge, basis: Basis[FrozenModel | None]
     adapters = adapters_of(basis.layout)
     if not adapters:
         raise PlanError(
-            f"{basis.name} merges low-rank adapters, and {basis.layout.arch} has none (two matrices"
-            " of one module that a width cuts along their shared axis alone, see"
-            " models.zoo.adapters); take heterofl"
+            f"{basis.name} merges low-rank adapters, but {basis.layout.arch} has none (two "
+            "matrices of one module that a width cuts only along their shared axis, see "
+            "models.zoo.adapters); use heterofl"
         )
     if basis.plan != "static":
         raise PlanError(
@@ -223,4 +227,6 @@ def merge_adapters(adapter_merge: AdapterMerge, basis: Basis[FrozenModel | None]
     )
     finish = average_and_step(rounds.average, basis.optimizer)
     merge: Merge[Any] = Merge(rounds.start, rounds.fold, finish)
-    return replace(selective, name=basis.name, merge=merge)
+    # The merge combines products of two factors, or parts of them by their norms.
+    breaks = selective.breaks | {Trait.MEAN_OF_CHANGES}
+    return replace(selective, name=basis.name, merge=merge, breaks=breaks)

@@ -1,7 +1,7 @@
 """The settings of the server optimizers, and their formulas for one block of values.
 
 See `broker_server.strategies.server_optimizer` for the papers and the notation. The formulas write
-into memory that they are given, since memory traffic bounds their speed.
+into memory that the caller provides, because memory traffic limits their speed.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,21 +22,24 @@ ADAPTIVE = frozenset({"fedadam", "fedyogi", "fedadagrad"})
 
 
 class OptimizerSettings(FrozenModel):
-    """``[server_optimizer]``: which, and its numbers.
+    """``[server_optimizer]``: the optimizer and its numbers.
 
     The defaults are specification 3.5's starting values.
 
     Attributes:
-        name: ``plain`` takes the merge as it is, times the learning rate.
-        learning_rate: eta; None takes 1 for plain and fedavgm, 0.01 for the others.
+        name: rule of the server's step; ``plain`` multiplies the merged change by the learning
+            rate.
+        learning_rate: learning rate of the server's step, eta; None means 1 for ``plain`` and
+            ``fedavgm``, and 0.01 for the other rules.
         beta1: decay of the first moment, m.
-        beta2: decay of the second, v.
-        tau: how adaptive the step is; added to the root of the second moment.
-        second_start: what the second moment starts at. The paper asks for at least tau^2, the
-            vectors of the specification for 0.
-        milestones: steps (from 1) that start with fresh moments and multiply the learning rate
-            (specification 2.5).
-        restart_factor: by what.
+        beta2: decay of the second moment, v.
+        tau: number that is added to the root of the second moment; a smaller number makes the step
+            more adaptive.
+        second_start: initial value of the second moment. The paper requires at least tau^2; the
+            specification's test vectors use 0.
+        milestones: steps, counted from 1, at which the moments are reset and the learning rate is
+            multiplied by ``restart_factor`` (specification 2.5).
+        restart_factor: factor by which each milestone multiplies the learning rate.
     """
 
     name: OptimizerName = "plain"
@@ -70,7 +73,7 @@ Moments are overwritten by the new ones, and g may be overwritten.
 """
 
 
-def _plain(
+def _plain_step(
     _settings: OptimizerSettings,
     _moments: list[Array],
     g: Array,
@@ -105,7 +108,7 @@ def _adaptive(
         g,
         step,
     )
-    # g is not needed any more: its memory holds the square.
+    # g is no longer needed: its memory holds the square.
     square = np.multiply(g, g, out=g)
     if settings.name == "fedadam":
         _decay(
@@ -121,6 +124,7 @@ def _adaptive(
         np.multiply(step, 1 - settings.beta2, out=step)
         np.subtract(v, step, out=v)
     else:
+        # FedAdagrad lets nothing decay.
         np.add(v, square, out=v)
     np.sqrt(v, out=step)
     np.add(step, settings.tau, out=step)
@@ -141,7 +145,7 @@ def _decay(
 
 RULES: Mapping[OptimizerName, Rule] = MappingProxyType(
     {
-        "plain": _plain,
+        "plain": _plain_step,
         "fedavgm": _fedavgm,
         "fedadam": _adaptive,
         "fedyogi": _adaptive,

@@ -1,7 +1,7 @@
 """Strategies of users: a function that `strategy` marks, in a Python file or an installed package.
 
-A file is run only where the configuration of the server or of a simulation names it
-(`broker_server.settings.method`), and a package only where it names the package's strategy.
+A file is run only if the configuration of the server or of a simulation names it
+(`broker_server.settings.method`), and a package only if it names the package's strategy.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from broker_server.strategies.own_calls import OwnCode
 from broker_server.strategies.strategy import Basis, Method, OptionsT, Strategy
 from fleet_protocol.errors import ConfigError, ShoalError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.python_files import run_file
+from fleet_protocol.python_files import refusing_exits, run_file
 
 GROUP = "shoal.strategies"
 """The group of entry points in which installed packages offer strategies."""
@@ -40,16 +40,16 @@ class OwnStrategy(Generic[OptionsT]):
 def strategy(
     options: type[OptionsT] | None = None,
 ) -> Callable[[Callable[[Basis[OptionsT]], Strategy]], OwnStrategy[OptionsT]]:
-    """Mark a function as the one that builds a strategy of a user's.
+    """Mark a function as the builder of a user's strategy.
 
-    The function takes a `Basis`, and returns a `Strategy`. It raises a PlanError where settings,
-    model, tiers and optimizer do not fit together.
+    The function takes a `Basis`, and returns a `Strategy`. It raises a PlanError if settings,
+    model, tiers and optimizer are incompatible.
 
     Args:
         options: the class of the strategy's own settings, ``[strategy.options]``: a `FrozenModel`.
 
     Raises:
-        ConfigError: the options are no such class, or the function cannot take a basis.
+        ConfigError: the options are not such a class, or the function cannot take a basis.
     """
     is_model = isinstance(options, type) and issubclass(options, FrozenModel)
     if options is not None and not is_model:
@@ -68,16 +68,16 @@ def strategy(
 def load_file(path: Path) -> Method[Any]:
     """Run a user's file, and return the strategy in it.
 
-    A process runs a file once, and again after it was changed.
+    A process runs a file once, and again after it has changed.
 
     Raises:
-        ConfigError: there is no such file, it fails, or it does not have one strategy; the message
-            is one line.
+        ConfigError: the file does not exist, fails, or does not contain exactly one strategy; the
+            message is one line.
     """
     if not path.is_file():
         raise ConfigError(
-            f"strategy.file: there is no file {path}; give a path from the folder of the"
-            " configuration"
+            f"strategy.file: {path} does not exist; give a path relative to the folder of "
+            "the configuration"
         )
     status = path.stat()
     return _load_file(path, (status.st_size, status.st_mtime_ns, status.st_ino))
@@ -94,7 +94,7 @@ def _load_file(path: Path, stamp: tuple[int, ...]) -> Method[Any]:
         raise ConfigError(f"strategy.file {path}: {error}") from error
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise code.failure("when it is run", error) from error
-    # By the object, as one strategy may have two names in a file.
+    # By the object, because one strategy may have two names in a file.
     strategies: dict[int, OwnStrategy[Any]] = {}
     names = []
     for name, value in vars(module).items():
@@ -105,20 +105,20 @@ def _load_file(path: Path, stamp: tuple[int, ...]) -> Method[Any]:
         raise ConfigError(f"strategy.file {path} has no strategy; {_HOW}")
     if len(strategies) > 1:
         raise ConfigError(
-            f"strategy.file {path} has {len(strategies)} strategies, {', '.join(names)}; keep one"
-            " in the file, and move the others into files of their own"
+            f"strategy.file {path} has {len(strategies)} strategies, {', '.join(names)}; "
+            "keep one in the file, and move the others into separate files"
         )
     (marked,) = strategies.values()
     return _method(marked, code)
 
 
 def installed_strategies(name: str) -> list[EntryPoint]:
-    """Return the entry points of installed packages that offer a strategy of a name."""
+    """Return the entry points of installed packages that offer a strategy of a given name."""
     return list(entry_points(group=GROUP, name=name))
 
 
 def installed_names() -> tuple[str, ...]:
-    """Return the names of all strategies that installed packages offer; loads none of them."""
+    """Return the names of all strategies that installed packages offer; imports none of them."""
     return tuple(sorted(entry_points(group=GROUP).names))
 
 
@@ -143,17 +143,18 @@ def load_installed(entry_point: EntryPoint) -> Method[Any]:
 
 
 def _folder_of(function: Callable[..., Any]) -> Path | None:
-    """Return the folder of the file that defines a function; None for one that is not Python's."""
+    """Return the folder of the file that defines a function; None unless it is in Python."""
     compiled = getattr(function, "__code__", None)
     return None if compiled is None else Path(compiled.co_filename).parent
 
 
 def _method(marked: OwnStrategy[Any], code: OwnCode) -> Method[Any]:
-    """Return a user's strategy as a method, whose errors name where it comes from."""
+    """Return a user's strategy as a method whose errors name its source."""
 
     def build(basis: Basis[Any]) -> Strategy:
         try:
-            built = marked.build(basis)
+            with refusing_exits():
+                built = marked.build(basis)
         except ShoalError:
             raise
         except Exception as error:  # the user's code may raise anything
@@ -163,7 +164,7 @@ def _method(marked: OwnStrategy[Any], code: OwnCode) -> Method[Any]:
                 f"{code.source} builds {type(built).__name__}, not a Strategy; let the function end"
                 " with `return replace(...)` of a built-in strategy, or `return Strategy(...)`"
             )
-        # The run has the name that its configuration says.
+        # The run uses the name in its configuration.
         return replace(code.guard(built), name=basis.name)
 
     return Method(build, marked.options)

@@ -1,4 +1,4 @@
-"""Find the configured strategy, and build it.
+"""Finds the configured strategy, and builds it.
 
 `STRATEGIES` joins the constants of that name of all modules in this package. A user's strategy is
 in a file that the configuration names, or in an installed package (`broker_server.strategies.own`).
@@ -30,12 +30,12 @@ def find_strategy(name: str, file: Path | None = None) -> Method[Any]:
     """Return the strategy of a name.
 
     Args:
-        name: of one of Shoal's, or of one that an installed package offers.
-        file: the user's file that has it; None for none. It is run, so it must be trusted.
+        name: name of one of Shoal's strategies, or of one in an installed package.
+        file: the user's file that contains it; None for none. It is run, so it must be trusted.
 
     Raises:
-        ConfigError: there is none, there are several, or it cannot be loaded; the message says
-            what to do.
+        ConfigError: it does not exist, several exist, or it cannot be loaded; the message says what
+            to do.
     """
     if file is not None:
         return load_file(file)
@@ -46,8 +46,8 @@ def find_strategy(name: str, file: Path | None = None) -> Method[Any]:
         offers.insert(0, "Shoal")
     if len(offers) > 1:
         raise ConfigError(
-            f"strategy.name: {' and '.join(offers)} each have a strategy {name!r}; let the package"
-            f" rename its entry point in the group {GROUP}, or uninstall it"
+            f"strategy.name: {' and '.join(offers)} each have a strategy {name!r}; rename "
+            f"the package's entry point in the group {GROUP}, or uninstall it"
         )
     if method is not None:
         return method
@@ -55,8 +55,8 @@ def find_strategy(name: str, file: Path | None = None) -> Method[Any]:
         return load_installed(packages[0])
     names = (*STRATEGIES, *installed_names())
     raise ConfigError(
-        f"strategy.name: no strategy {name!r}{did_you_mean(name, names)}; there are"
-        f" {', '.join(names)}; strategy.file names a file with one of your own"
+        f"strategy.name: strategy {name!r} does not exist{did_you_mean(name, names)}; the "
+        f"strategies are {', '.join(names)}; to use your own, name its file in strategy.file"
     )
 
 
@@ -69,8 +69,8 @@ def build_strategy(
     """Build the configured strategy for a run.
 
     Raises:
-        ConfigError: there is no strategy of that name, or a user's strategy cannot be loaded.
-        PlanError: settings, model, tiers and optimizer do not fit together.
+        ConfigError: no strategy has that name, or a user's strategy cannot be loaded.
+        PlanError: settings, model, tiers and optimizer are incompatible.
     """
     method = find_strategy(settings.name, settings.file)
     return method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))

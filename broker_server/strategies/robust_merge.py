@@ -1,14 +1,14 @@
-"""Merge by the median or the trimmed mean of the values that devices have for each entry.
+"""Merges by the median or the trimmed mean of the devices' values for each entry.
 
 Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: "Byzantine-Robust Distributed Learning:
 Towards Optimal Statistical Rates", ICML 2018, https://arxiv.org/abs/1803.01498, algorithm 1,
 options I (the coordinate-wise median) and II (the coordinate-wise trimmed mean).
 
 The paper's devices send gradients of one model. Here they send weights; their statistic is that of
-the updates, moved by the weights that all devices started from. Sub-models of any plan take part:
-as in HeteroFL the devices that hold an entry decide it, and those that hold a label decide the rows
-of the output layer. No device counts twice for having more samples. All values are needed at once:
-updates are read from disk when the round closes, parameter by parameter.
+the updates, shifted by the weights with which all devices started. Sub-models of any plan take
+part: as in HeteroFL the devices that hold an entry determine it, and those that hold a label
+determine the rows of the output layer. A device with more samples does not count more. All values
+are needed at once: updates are read from disk when the round closes, parameter by parameter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +18,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.strategies.optimizer_rules import OptimizerSettings
+from broker_server.strategies.stage import Stage, stated
 from broker_server.strategies.strategy import Average, Contribution, Merge, average_and_step
+from broker_server.strategies.traits import Trait
 from models.slicing import Tensors, tensor_regions
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.intp]
 Statistic = Callable[[Floats, Counts, float], Floats]
-"""The statistic of sorted values [devices, ...], how many of them count, and the faulty share."""
+"""The statistic of sorted values [devices, ...], with their number and the faulty share."""
+
+# An order of values has no weights, and needs values that started from the same ones.
+STAGES = stated(
+    Stage(
+        name='robust.merge = "median" or "trimmed_mean"',
+        remedy='set robust.merge = "mean"',
+        setting="robust.merge",
+        wanted=lambda run: run.robust.merge in {"median", "trimmed_mean"},
+        needs=frozenset(
+            {Trait.SINGLE, Trait.ONE_VERSION, Trait.WHOLE, Trait.ALIKE, Trait.OPEN_MERGE}
+        ),
+        breaks=frozenset({Trait.INDEPENDENT, Trait.MEAN_OF_CHANGES}),
+    ),
+)
 
 
 def robust_merge(
@@ -34,12 +50,12 @@ def robust_merge(
     *,
     label_rule: bool,
 ) -> Merge[list[Contribution]]:
-    """Return a merge that takes a statistic of every entry.
+    """Return a merge that computes a statistic of every entry.
 
     Args:
-        average: which statistic, the median or the trimmed mean.
-        faulty: the share of an entry's holders that may be faulty. The trimmed mean leaves out so
-            many at either end, rounded up.
+        average: the statistic, median or trimmed mean.
+        faulty: the share of an entry's holders that may be faulty. The trimmed mean drops that
+            share at either end, rounded up.
         optimizer: the server's optimizer, if any.
         label_rule: whether the rows of labels count only from devices that hold the label.
     """
@@ -80,7 +96,7 @@ def _sorted_values(
     *,
     label_rule: bool,
 ) -> Floats:
-    """Return the values that devices have for one parameter, sorted entry by entry.
+    """Return the devices' values of one parameter, sorted entry by entry.
 
     Returns:
         An array [holders, *shape], with NaN, last, for devices that do not hold an entry.
@@ -107,6 +123,7 @@ def _statistic_of_holders(
     count = np.count_nonzero(~np.isnan(values), axis=0)
     if not len(values) or not count.any():
         return np.array(old)
+    # Without a holder, the old value replaces the statistic.
     merged = np.where(count > 0, statistic(values, count, faulty), old)
     return merged.astype(np.float32, copy=False)
 
@@ -133,7 +150,7 @@ def _trimmed_mean(
 ) -> Floats:
     """Return the mean without the lowest and the highest values.
 
-    Of few values at least the middle one or two are kept.
+    If there are few values, at least the middle one or two are kept.
     """
     # Rounded before it is rounded up: 0.07 * 100 is a little more than 7.
     wanted = np.ceil(np.round(faulty * count, 9)).astype(np.intp)

@@ -1,4 +1,4 @@
-"""Step the global weights along the update that a round's merge amounts to.
+"""Steps the global weights along the update that follows from a round's merge.
 
 Sashank Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub Konecny, Sanjiv
 Kumar, Brendan McMahan: "Adaptive Federated Optimization", ICLR 2021,
@@ -13,13 +13,13 @@ the moments, element by element:
     fedyogi      v = v - (1 - b2) * g^2 * sign(v - g^2)           m and w as fedadam
     fedadagrad   v = v + g^2                                      m and w as fedadam
 
-There is no bias correction, and tau stands outside the root. Entries that no device held have g = 0
-and yet move while m decays. FedAvgM is Hsu, Qi, Brown: "Measuring the effects of non-identical data
+There is no bias correction, and tau is outside the root. Entries that no device held have g = 0 and
+still move while m decays. FedAvgM is Hsu, Qi, Brown: "Measuring the effects of non-identical data
 distribution", 2019.
 
-The functions are pure over an explicit state. Memory traffic bounds their speed. So they walk
-tensors in blocks that stay in the second-level cache, and `donate` lets the results take the memory
-of the arguments. `broker_server.strategies.optimizer_rules` has the formulas of one block.
+The functions are pure functions of an explicit state. Memory traffic limits their speed. So they
+walk tensors in blocks that stay in the second-level cache, and `donate` lets the results take the
+memory of the arguments. `broker_server.strategies.optimizer_rules` has the formulas of one block.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,11 +48,11 @@ _SECOND = "optimizer.second."
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer carries from round to round.
+    """The state that the optimizer carries from round to round.
 
     Attributes:
         steps: number of steps so far.
-        first: the first moment m, of the shapes and the dtype of the weights; empty for plain.
+        first: the first moment m, with the shapes and the dtype of the weights; empty for plain.
         second: the second moment v; empty for plain and fedavgm.
     """
 
@@ -85,15 +85,15 @@ def apply(  # noqa: PLR0913  (options by keyword)
     """Make one step along an update.
 
     Args:
-        settings: which optimizer.
-        state: from `init` or the step before.
+        settings: settings of the optimizer.
+        state: from `init` or the previous step.
         weights: the weights before the step, floats of any shapes.
-        target: the update g above, of the same names and shapes; or, if `merged`, the merged
+        target: the update g above, with the same names and shapes; or, if `merged`, the merged
             weights.
-        merged: the update is the way from the weights to the target. Plain with eta 1 then returns
-            exactly the target.
-        donate: the arrays of `state` and `target` may be overwritten to hold the results; do not
-            use them again.
+        merged: the target is the merged weights instead of the update. Plain with eta 1 then
+            returns exactly the target.
+        donate: the arrays of `state` and `target` may be overwritten with the results; do not use
+            them again.
 
     Returns:
         The new weights, in the order of `weights`, and the new state.
@@ -101,7 +101,9 @@ def apply(  # noqa: PLR0913  (options by keyword)
     Raises:
         PlanError: a tensor is missing from the update or the state, or has another shape.
     """
+    # Before anything is looked at: a milestone replaces the moments that this step reads.
     state, eta = _restart(settings, state)
+    # The shapes of the whole update first, so that a refusal leaves donated arrays as they were.
     for name, value in weights.items():
         _check_shape(
             name,
@@ -129,6 +131,7 @@ def apply(  # noqa: PLR0913  (options by keyword)
                 )
                 moment[name] = _writable(moment[name], donate=donate)
                 moments.append(moment[name])
+        # The merged weights are as large as the model; their memory holds the result.
         is_reused = donate and _is_reusable(target[name], old.dtype)
         out = target[name] if is_reused else np.empty(old.shape, old.dtype)
         tensor = _TensorStep(
@@ -150,10 +153,13 @@ def apply(  # noqa: PLR0913  (options by keyword)
 def _restart(settings: OptimizerSettings, state: OptimizerState) -> tuple[OptimizerState, float]:
     """Return the state and the learning rate of the next step; a milestone renews the moments."""
     step = state.steps + 1
+    # Counted from the settings instead of kept, so that a restarted server has the same rate.
     restarts = sum(step >= milestone for milestone in settings.milestones)
     eta = settings.eta * settings.restart_factor**restarts
     if step not in settings.milestones:
         return state, eta
+    # The weights are not needed for new moments, only their shapes and types, which the old ones
+    # have.
     fresh = init(settings, state.first)
     return OptimizerState(state.steps, fresh.first, fresh.second), eta
 
@@ -174,7 +180,7 @@ def _check_shape(
 
 
 def _writable(moment: Array, *, donate: bool) -> Array:
-    """Return a moment that may be overwritten: itself if it was donated, or else a copy."""
+    """Return a moment that may be overwritten: the original if it was donated, or else a copy."""
     if donate and _is_reusable(moment, moment.dtype):
         return moment
     return np.array(moment, order="C")
@@ -191,8 +197,8 @@ class _TensorStep:
     Attributes:
         old: the values before the step.
         target: the update, or the merged values.
-        out: the values after the step, which are written; may be the same memory as `target`.
-        moments: those that the optimizer has, which are overwritten.
+        out: memory for the values after the step; may be the same as `target`.
+        moments: moments of the optimizer, which are overwritten.
     """
 
     old: Array
@@ -210,6 +216,7 @@ def _step_tensor(
 ) -> None:
     """Step one tensor, block by block."""
     rule = RULES[settings.name]
+    # Flat views: a rule works element by element, whatever the shape.
     old = np.ascontiguousarray(tensor.old).reshape(-1)
     target = np.ascontiguousarray(tensor.target).reshape(-1)
     out = tensor.out.reshape(-1)
@@ -255,7 +262,8 @@ def state_from_tensors(tensors: Tensors) -> OptimizerState:
     """
     if _STEPS not in tensors:
         raise PlanError(
-            f"the stored state of a server optimizer lacks {_STEPS}; start the run afresh"
+            f"the stored state of a server optimizer lacks {_STEPS}; start the run again "
+            "from the beginning"
         )
     first: dict[str, Array] = {}
     second: dict[str, Array] = {}
@@ -281,6 +289,7 @@ def server_step(
         merged: dict[str, Array],
         stored: Tensors,
     ) -> tuple[dict[str, Array], dict[str, Array]]:
+        # No state is stored with the version that a run starts from.
         state = state_from_tensors(stored) if stored else init(settings, old)
         weights, state = apply(
             settings,

@@ -1,13 +1,13 @@
-"""Define what a strategy is: how to cut, how to merge, how to step the server's optimizer.
+"""Defines a strategy: how it cuts and merges models, and how the server's optimizer steps.
 
 A module of this package builds the strategy of one paper.
 
 A strategy is a frozen record of values and functions, built for one model and the tiers in use;
-there is no base class. The server carries a `GlobalModel` from round to round: the weights and,
-beside them, the arrays that the method must have again (moments, a model for each depth). They are
-stored with every global version, so that a server that was killed continues with them.
+there is no base class. The server carries a `GlobalModel` from round to round: the weights and the
+arrays that the method needs again (moments, a model for each depth). They are stored with every
+global version, so that a restarted server continues with them.
 
-Most methods set a few fields and take `broker_server.strategies.heterofl` for the rest.
+Most methods set a few fields and use `broker_server.strategies.heterofl` for the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +34,10 @@ OptionsT_co = TypeVar("OptionsT_co", bound=FrozenModel | None, covariant=True)
 SumsT = TypeVar("SumsT")
 
 Average = Literal["mean", "median", "trimmed_mean"]
-"""How the values that devices have for one entry become one."""
+"""How the devices' values of an entry are combined."""
 
 Weighting = Literal["uniform", "samples"]
-"""How much an update counts: every update alike, or by its number of samples."""
+"""The weight of an update: the same for every update, or its number of samples."""
 
 ServerState = Mapping[str, NDArray[Any]]
 """Arrays that a method carries between rounds beside the weights; empty for most."""
@@ -46,18 +46,19 @@ Weights = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class StrategySettings(Generic[OptionsT_co]):
-    """What the configuration says about the method.
+    """The configuration of the method.
 
     Attributes:
         plan: which units a narrower sub-model keeps.
-        weighting: None takes the strategy's own default.
-        label_rule: take rows of label axes only for labels the device holds; None takes the
-            strategy's own default.
-        options: the table of the method itself; None for methods without one.
-        average: how the values of an entry become one.
-        faulty: share of the devices that may be bad, in [0, 0.5); the trimmed mean leaves out so
-            many at either end.
-        file: of the user, which has the strategy; None for one of Shoal's or of a package.
+        weighting: None for the strategy's default.
+        label_rule: merge rows of label axes only from devices that hold the label; None for the
+            strategy's default.
+        options: the method's own table; None for methods without one.
+        average: how the values of an entry are combined.
+        faulty: share of the devices that may be faulty, in [0, 0.5); the trimmed mean drops that
+            share at either end.
+        file: file of the user, which contains the strategy; None for one of Shoal's or of a
+            package.
     """
 
     name: str
@@ -72,7 +73,7 @@ class StrategySettings(Generic[OptionsT_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Basis(StrategySettings[OptionsT_co]):
-    """What a strategy is built from: its settings, and the model, tiers and optimizer in use.
+    """The input for building a strategy: its settings, and the model, tiers and optimizer in use.
 
     Attributes:
         layout: the global model.
@@ -118,11 +119,11 @@ class PlannedTier:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A checked update on its way into the accumulator.
+    """A checked update for the accumulator.
 
     Attributes:
         key: name of the update's plan.
-        plan: the entries that the update holds.
+        plan: the entries that the update contains.
         weights: the update's tensors, views of a mapped file.
     """
 
@@ -136,7 +137,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """The weights of the whole model, float32, and the arrays that the method keeps beside them.
+    """The weights of the whole model, float32, and the arrays that the method stores beside them.
 
     Before the first round the state is empty.
     """
@@ -147,18 +148,17 @@ class GlobalModel:
 
 @dataclass(frozen=True)
 class Merge(Generic[SumsT]):
-    """How the updates of a round become the next global model, one update at a time.
+    """How a round's updates become the next global model, one update at a time.
 
     Attributes:
         start: return an empty accumulator.
         fold: add one contribution; called in ascending order of the devices' ids.
         finish: return the next global model, from the accumulator, which is spent, and the model
-            the round started from, whose state may be overwritten.
-        average: how the values of an entry become one; a merge of the method's own is a mean.
-        deltas: whether the global model moves by the mean, for each entry, of how far the updates
-            have moved it. Then an update that was made from an earlier model can move a later one,
-            and all can count alike where noise is added. Not so where a fold has weights of its
-            own.
+            with which the round started, whose state may be overwritten.
+        average: how the values of an entry are combined; a method's own merge is a mean.
+        deltas: whether the global model moves, for each entry, by the mean of the updates' changes.
+            Then an update made from an earlier model can move a later one, and all can have the
+            same weight if noise is added. It is false if a fold has separate weights.
     """
 
     start: Callable[[], SumsT]
@@ -174,10 +174,11 @@ def average_and_step(
     """Return a `Merge.finish` that averages, and lets the server's optimizer step to the average.
 
     Args:
-        average: returns merged weights, from the accumulator and the weights the round started
-            from.
-        optimizer: None takes the merged weights as they are.
+        average: returns merged weights, from the accumulator and the weights with which the round
+            started.
+        optimizer: None returns the merged weights as they are.
     """
+    # No step at all, and not one of size 1, whose difference and sum would change the last bits.
     if optimizer is None:
         return lambda sums, old: GlobalModel(average(sums, old.weights), old.state)
     step = server_step(optimizer)
@@ -190,12 +191,17 @@ def average_and_step(
     return finish
 
 
+# Defaults of `Strategy`: what most methods do.
 def _send_slice(
     plan: CompiledPlan,
     _request: PlanRequest,
     model: GlobalModel,
 ) -> Tensors:
     return plan.slice(model.weights)
+
+
+def _fixed_place(tier: Tier) -> tuple[Tier, ...]:
+    return (tier,)
 
 
 def _offer_largest(largest: Tier) -> tuple[Tier, ...]:
@@ -212,37 +218,45 @@ class Strategy:
 
     Attributes:
         tiers: those of the offered tiers that the method uses.
-        plan: the plan for one device; a pure function, so that a server that was killed makes the
-            same plan again.
+        plan: the plan for one device; a pure function, so that a restarted server makes the same
+            plan again.
         merge: how updates become the next global model; the accumulator may be of any type.
         begin: the state of a run before its first round, from the initial weights and the weights
-            of the heads that single tiers have for themselves; None for a method that has no place
-            for such heads.
-        send: the tensors that a device is sent, from plan, request and global model; for most the
-            plan's slice of the global model.
-        offer: the tiers that a device is offered, its default first, from the largest it can
+            of the separate heads of tiers; None for a method that does not support such heads.
+        send: the tensors that are sent to a device, from plan, request and global model; for most
+            strategies the plan's slice of the global model.
+        offer: the tiers that a device is offered, its default first, from the largest that it can
             train.
+        places: the tiers that plans of a tier may have: at each place of its trained blocks, if
+            these move.
         instruct: the instructions of a training task, from those that every method gives and the
             number of rounds closed so far.
-        stays: parameters that stay on the devices: each trains its own, and they are in no update.
-        renews_units: whether the kept units mean something else in each round although the plan
-            stays the same, so that devices cannot keep anything of them.
-        needs: traits without which the method does not do what it promises, beside those that
-            follow from the other fields.
-        breaks: traits that a run with the method does not have, beside those that follow from the
-            other fields: where devices choose or keep something, plans move, or a merge is no mean
-            of changes.
+        adapt: the instructions of a training task, from those of `instruct` and the system
+            efficiencies that devices have reported, each as in its first task of the run; None for
+            a method that does not need them.
+        stays: parameters that stay on the devices: each trains its own, and no update contains
+            them.
+        renews_units: whether the kept units change their meaning in each round although the plan
+            stays the same, so that devices cannot keep anything about them.
+        needs: traits without which the method does not work as intended, besides those that follow
+            from the other fields.
+        breaks: traits that a run with the method lacks, besides those that follow from the other
+            fields: if devices choose or keep something, plans move, or a merge is not a mean of
+            changes.
     """
 
     name: str
     paper: str
     tiers: tuple[Tier, ...]
     plan: Callable[[PlanRequest], PlannedTier]
+    # Only the three functions of a merge see its accumulator, so its type is not stated.
     merge: Merge[Any]
     begin: Callable[[Tensors, Mapping[Tier, Tensors]], ServerState] | None = None
     send: Callable[[CompiledPlan, PlanRequest, GlobalModel], Tensors] = _send_slice
     offer: Callable[[Tier], tuple[Tier, ...]] = _offer_largest
+    places: Callable[[Tier], tuple[Tier, ...]] = _fixed_place
     instruct: Callable[[Instructions, int], Instructions] = _same_instructions
+    adapt: Callable[[Instructions, Sequence[float]], Instructions] | None = None
     stays: tuple[str, ...] = ()
     renews_units: bool = False
     needs: frozenset[Trait] = frozenset()
@@ -251,14 +265,21 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Method(Generic[OptionsT]):
-    """A row of the table of strategies, which the module of a method has under the method's name.
+    """A row of the table of strategies, defined in the module of a method under its name.
 
     Attributes:
-        build: builds the strategy. Raises PlanError, before anything is trained, where settings,
-            model, tiers and optimizer do not fit together.
-        settings: the type of ``[strategy.<name>]``, the table of the method itself; None for
-            methods without one.
+        build: builds the strategy. Raises PlanError, before anything is trained, if settings,
+            model, tiers and optimizer are incompatible.
+        settings: the type of ``[strategy.<name>]``, the method's own table; None for methods
+            without one.
+        alike: whether the method promises that every update counts alike, so that no bound applies
+            to updates unless somebody asks for one.
+        choice_remedy: remedy for a method whose devices choose their tiers: what to set if all of
+            them always choose alike, from the system efficiencies that they measured; None for any
+            other method.
     """
 
     build: Callable[[Basis[OptionsT]], Strategy]
     settings: type[OptionsT] | None = None
+    alike: bool = False
+    choice_remedy: Callable[[Sequence[float]], str] | None = None

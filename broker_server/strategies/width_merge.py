@@ -1,11 +1,10 @@
 """FedRolex' ablation: weight the devices that hold an entry by the width of their layer.
 
-Alam et al., NeurIPS 2022 (see `broker_server.strategies.fedrolex`); specification 2.3. The ablation
-weights the devices that hold an entry by the width of their layer (``width``), by how often the
-entry was updated before (``updates``), or by the product. The count of past updates is the same for
-every device that holds the entry, so it cancels: ``updates`` is the plain average and
-``updates_width`` is ``width``. (The released code counts while it adds, which makes later devices
-heavier; Shoal does not copy that.)
+Alam et al., NeurIPS 2022 (see `broker_server.strategies.fedrolex`); specification 2.3. The weight
+is the width of the layer (``width``), how often the entry was updated before (``updates``), or the
+product. The count of past updates is the same for every device that holds the entry, so it cancels:
+``updates`` is the plain average and ``updates_width`` is ``width``. (The released code counts while
+it adds, which makes later devices heavier; Shoal does not copy that.)
 """
 
 from typing import Literal

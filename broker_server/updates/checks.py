@@ -1,12 +1,13 @@
-"""What an update must be before it may come near a merge; pure checks, no I/O."""
+"""Checks an update before it may be merged; pure functions without I/O."""
 
 import math
 from collections.abc import Mapping
 
 import numpy as np
 
+from broker_server.stages.update import Tensors
 from broker_server.store import TaskRecord
-from broker_server.updates.values import Expected, Tensors
+from broker_server.updates.values import ExpectedUpdate
 from fleet_protocol.chunk_sizes import least_chunk_bytes
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import statistic_mean, statistic_variance
@@ -16,16 +17,17 @@ from fleet_protocol.weights import MASKED
 HEADER_ALLOWANCE_BYTES = 1024 * 1024  # a safetensors header of 10,000 parameters
 
 
-def expected_shapes(expected: Expected) -> dict[str, tuple[int, ...]]:
+def expected_shapes(expected: ExpectedUpdate) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that an update must have, in the order of the manifest.
 
-    A trained update has the tier's parameters but those that stay on the device. Statistics are a
-    mean and a variance for each static batch norm.
+    A trained update has the parameters that the tier trains, except those that stay on the device.
+    Statistics are a mean and a variance for each static batch norm.
     """
     manifest = expected.manifest
     shapes: dict[str, tuple[int, ...]] = {}
     if expected.task.kind == "train":
-        for spec in manifest.parameters:
+        for spec in manifest.trained:
+            # Parameters that stay on the device are in no update.
             if spec.name not in expected.instructions.stays:
                 shapes[spec.name] = spec.shape
         return shapes
@@ -35,20 +37,22 @@ def expected_shapes(expected: Expected) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def size_limit(expected: Expected) -> int:
+def size_limit(expected: ExpectedUpdate) -> int:
     """Return the most bytes that an update may have."""
     values = sum(math.prod(shape) for shape in expected_shapes(expected).values())
+    # Four bytes for each value: no encoding takes more.
     return 4 * values + HEADER_ALLOWANCE_BYTES
 
 
-def check_done(done: Done, expected: Expected) -> None:
-    """Check what a device says about its update.
+def check_done(done: Done, expected: ExpectedUpdate) -> None:
+    """Check a device's description of its update.
 
     Raises:
         RefusedError: the update is of another run, round or tier, too large, or has labels that do
             not exist.
     """
     task = expected.task
+    # Before anything else: an update of another round is late, and not wrong.
     if (done.run, done.round) != (task.run, task.round):
         raise RefusedError(
             RefusalReason.WRONG_ROUND,
@@ -65,12 +69,13 @@ def check_done(done: Done, expected: Expected) -> None:
     _check_labels(done, expected)
 
 
-def _check_size(done: Done, expected: Expected) -> None:
+def _check_size(done: Done, expected: ExpectedUpdate) -> None:
+    # Many small chunks would cost more memory and time than the update.
     least = least_chunk_bytes(done.update.size, expected.task.weights.chunk_bytes)
     if done.update.chunk_bytes < least:
         raise RefusedError(
             RefusalReason.OVERSIZED,
-            f"chunks of {done.update.chunk_bytes} bytes, of {least} at least",
+            f"chunks of {done.update.chunk_bytes} bytes; the smallest allowed have {least}",
         )
     most = size_limit(expected)
     if done.update.size > most:
@@ -80,15 +85,16 @@ def _check_size(done: Done, expected: Expected) -> None:
         )
 
 
-def _check_labels(done: Done, expected: Expected) -> None:
+def _check_labels(done: Done, expected: ExpectedUpdate) -> None:
     labels = done.metrics.labels
     stays = expected.instructions.stays
     if stays:
-        # The head may be the device's own, and with it what a label means: labels stay, too.
+        # The head may belong to the device, and with it the meaning of a label: labels then stay,
+        # too.
         if labels:
             raise RefusedError(
                 RefusalReason.BAD_LABELS,
-                f"labels, which stay on the device with its {min(stays)}",
+                f"labels, which must stay on the device with its {min(stays)}",
             )
         return
     classes = expected.manifest.classes
@@ -98,7 +104,7 @@ def _check_labels(done: Done, expected: Expected) -> None:
                 RefusalReason.BAD_LABELS,
                 f"label {label}; the model has labels 0 to {classes - 1}",
             )
-    # A device that hides its part tells no labels.
+    # A device that hides its part sends no labels.
     if not labels and not expected.instructions.upload.silent:
         raise RefusedError(
             RefusalReason.BAD_LABELS,
@@ -122,29 +128,32 @@ def check_metadata(metadata: Mapping[str, str], task: TaskRecord) -> None:
     for key, value in due.items():
         stated = metadata.get(key)
         if stated != value:
+            # A late update is counted differently from one that belongs to no task.
             late = key in {"run", "round", "version"}
             reason = RefusalReason.WRONG_ROUND if late else RefusalReason.UNKNOWN_TASK
             raise RefusedError(
                 reason,
-                f"the update's metadata says {key} {stated}, the task has {value}",
+                f"the update's metadata has {key} {stated}, but the task has {value}",
             )
 
 
-def check_tensors(tensors: Tensors, expected: Expected) -> None:
+def check_tensors(tensors: Tensors, expected: ExpectedUpdate) -> None:
     """Check names, shapes and types of an update's tensors, but not their values.
 
-    Of a masked update nothing but the count of its whole numbers can be seen.
+    In a masked update only the number of its integers is visible.
 
     Raises:
-        RefusedError: a tensor is missing, foreign, or of another shape or type.
+        RefusedError: a tensor is missing, unknown, or of another shape or type.
     """
     tier = expected.task.tier
     shapes = expected_shapes(expected)
     dtype = "float32"
     if expected.masked:
         values = sum(map(math.prod, shapes.values()))
+        # The masked integers of all tensors are one vector.
         shapes = {MASKED: (values,)}
         dtype = "uint32"
+    # Named first, because a device with another model has both foreign and missing tensors.
     foreign = tensors.keys() - shapes.keys()
     if foreign:
         raise RefusedError(
@@ -162,6 +171,18 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
                 RefusalReason.BAD_DTYPE,
                 f"tensor {name} is {value.dtype} instead of {dtype}",
             )
+
+
+def check_variances(tensors: Tensors, expected: ExpectedUpdate) -> None:
+    """Check that no variance of batch norm statistics is negative.
+
+    Raises:
+        RefusedError: one is.
+    """
+    for norm in expected.manifest.statistics:
+        name = statistic_variance(norm.name)
+        if tensors[name].min() < 0:
+            raise RefusedError(RefusalReason.MALFORMED, f"tensor {name} has a negative variance")
 
 
 def check_finite(tensors: Tensors) -> None:

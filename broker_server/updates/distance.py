@@ -1,4 +1,4 @@
-"""How far an update is from what its device was sent: the one measurement that screens go by."""
+"""Measures how far an update is from the weights that were sent to its device, for all screens."""
 
 import math
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server.updates.values import Distance
+from broker_server.stages.update import Distance
 
-# As many values as stay in a processor's cache: their differences are taken at once.
+# As many values as fit into a processor's cache: their differences are computed at once.
 _BLOCK = 64 * 1024
 
 
@@ -17,17 +17,17 @@ def measure(
     update: Mapping[str, NDArray[Any]],
     sent: Mapping[str, NDArray[Any]],
 ) -> Distance:
-    """Measure the difference of an update to what was sent, over all tensors.
+    """Measure the difference between an update and the sent weights, over all tensors.
 
-    Squares are float32, or float64 where they are too large for that; what is below 1e-22 counts
-    as none.
+    Squares are float32, or float64 if they are too large for that; values below 1e-22 count as
+    zero.
 
     Args:
         update: float32 tensors by name.
         sent: tensors of the same names and shapes.
 
     Returns:
-        The Euclidean norm and the number of entries. The norm is not finite where a value is not.
+        The Euclidean norm and the number of entries. The norm is not finite if a value is not.
     """
     total = 0.0
     count = 0
@@ -36,7 +36,7 @@ def measure(
             new = value.reshape(-1)
             old = sent[name].reshape(-1)
             count += new.size
-            # The order of the blocks decides the bits of the norm, which the store keeps.
+            # The order of the blocks determines the bits of the norm, which the store keeps.
             for start in range(0, new.size, _BLOCK):
                 end = start + _BLOCK
                 total += _square(new[start:end], old[start:end])

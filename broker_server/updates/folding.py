@@ -1,26 +1,26 @@
-"""Folding updates in the order of their devices' ids, whatever the order they arrive in.
+"""Folds updates in the order of their devices' ids, in whatever order they arrive.
 
 Addition of floats depends on its order; a fixed order gives the same bits in every run. An update
-is folded as soon as everyone before it has answered, so at the close little is left to do; what has
-to wait waits on disk.
+is folded as soon as all devices before it have answered, so little work is left at the close;
+updates that have to wait do so on disk.
 
-How an update counts is known at the close only, when all of its round are compared. So the first
-update that will probably not count as it is, and all behind it, wait for the close as well. Only
-where one counts otherwise that was not suspected are the sums made again.
+How an update counts is known only at the close, when all updates of its round are compared. So the
+first update that will probably not count as it is, and all behind it, wait for the close as well.
+The sums are made again only if an update that was not suspected counts differently.
 """
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from broker_server.stages.bounds import Measured
+from broker_server.stages.update import Update
 from broker_server.store import TaskPhase
 from broker_server.strategies.strategy import GlobalModel, Merge
-from broker_server.updates.bounds import Measured
 from broker_server.updates.distance import measure
-from broker_server.updates.values import Update
 
 Move = Callable[[Update], Update]
-Doubt = Callable[[Measured], bool]
+IsDoubtful = Callable[[Measured], bool]
 Treatment = Callable[[Update], Update | None]
 """Returns an update as it counts; None if it does not."""
 
@@ -33,8 +33,8 @@ class Folding:
     """The merge of one round in progress, over tasks in the order of their devices.
 
     Attributes:
-        folded: tasks whose updates are in it, in their order.
-        measured: what screens judge updates by, by task, in the order of the devices.
+        folded: tasks whose updates are included, in their order.
+        measured: the input of the screens, by task, in the order of the devices.
         load: reads an update of a task from the disk.
     """
 
@@ -44,51 +44,51 @@ class Folding:
         order: Sequence[str],
         load: Callable[[str], Update],
         move: Move = lambda update: update,
-        doubt: Doubt = _suspect_none,
+        is_doubtful: IsDoubtful = _suspect_none,
     ) -> None:
         """Begin with empty sums.
 
         Args:
-            merge: adds updates up.
+            merge: adds updates.
             order: tasks in the order of their devices' ids.
             load: see `Folding`.
-            move: moves an update to the version that it is folded into.
-            doubt: whether an update will probably not count as it is.
+            move: moves an update to the version into which it is folded.
+            is_doubtful: whether an update will probably not count as it is.
         """
         self._merge = merge
         self._order = tuple(order)
         self._move = move
-        self._doubt = doubt
+        self._is_doubtful = is_doubtful
         self.load = load
         self.measured: dict[str, Measured] = {}
-        self._passed = 0  # tasks of the order that have their turn behind them
-        self._waiting: list[str] = []  # tasks that have arrived, from the first in doubt on
+        self._passed = 0  # number of tasks whose turn is over
+        self._waiting: list[str] = []  # tasks that have arrived, from the first suspected one on
         self._sums = merge.start()
         self.folded: list[str] = []
 
     def advance(self, phases: Mapping[str, TaskPhase]) -> None:
-        """Fold what is next in the order, given the phases of all tasks.
+        """Fold the next updates in the order, given the phases of all tasks.
 
         Raises:
             BlobError: an update on disk can no longer be read.
         """
         for task in folded_prefix(self._order, phases, self._passed):
             if phases[task].arrived:
-                # Measured before it is moved: screens judge what the device has changed.
+                # Measured before it is moved: screens judge the device's change.
                 update = self.load(task)
                 measured = _measured(update)
                 self.measured[task] = measured
-                if self._waiting or self._doubt(measured):
+                if self._waiting or self._is_doubtful(measured):
                     self._waiting.append(task)
                 else:
                     self._fold(task, update)
             self._passed += 1
 
     def settle(self, treatments: Mapping[str, Treatment]) -> None:
-        """Fold the updates that waited, now that it is known how each counts.
+        """Fold the updates that waited, once it is known how each counts.
 
         Args:
-            treatments: of the tasks whose updates do not count as they are.
+            treatments: treatments of the tasks whose updates do not count as they are.
 
         Raises:
             BlobError: an update on disk can no longer be read.
@@ -100,7 +100,7 @@ class Folding:
             self.folded = []
         self._waiting = []
         for task in tasks:
-            # Treated before it is moved, as bounds are about the change that the device made.
+            # Treated before it is moved, because bounds apply to the change that the device made.
             update: Update | None = self.load(task)
             if update is not None and task in treatments:
                 update = treatments[task](update)
@@ -112,17 +112,17 @@ class Folding:
         self.folded.append(task)
 
     def finish(self, old: GlobalModel) -> GlobalModel:
-        """Return the next global model after the old one, whose arrays are those of the sums."""
+        """Return the next global model after the old one; its arrays are those of the sums."""
         return self._merge.finish(self._sums, old)
 
 
 def _measured(update: Update) -> Measured:
     distance = update.distance or measure(update.weights, update.sent())
     return Measured(
-        tier=update.task.tier,
+        tier=update.tier.id,
         norm=distance.norm,
         values=distance.values,
-        declared=update.metrics.examples,
+        declared=update.metrics.weight,
         announced=update.announced,
         device=update.device,
     )
@@ -133,14 +133,14 @@ def folded_prefix(
     phases: Mapping[str, TaskPhase],
     passed: int,
 ) -> list[str]:
-    """Return the next tasks in the order of the devices, up to the first that is not answered.
+    """Return the next tasks in the order of the devices, up to the first unanswered one.
 
     Args:
         order: all tasks of a round.
-        phases: where each of them is.
-        passed: how many had their turn before.
+        phases: phases of each of them.
+        passed: number of tasks whose turn is over.
 
     Returns:
-        Ids of tasks, those without an update included.
+        Ids of tasks, including those without an update.
     """
     return list(itertools.takewhile(lambda task: phases[task].answered, order[passed:]))

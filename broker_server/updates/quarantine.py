@@ -1,11 +1,12 @@
-"""Devices that are not asked for a while, because they cost rounds something again and again.
+"""Devices that are not selected for a while, because they repeatedly delayed or harmed rounds.
 
-It follows from what is stored: a device whose updates were refused in so many rounds, with none
-between that was taken, is not asked for the next ones, unless there are too few devices without it.
-The same holds for a device for which so many rounds in a row waited until their deadline, because
-it was connected and did not answer: it would cost every round its whole time. Then it may try
-again, and is back in quarantine with the next refusal, or the next round that waits in vain. An
-operator can release it (`shoal devices release`); what was before then counts no more.
+The rule uses only the store: a device whose updates were refused in a number of rounds, with none
+accepted in between, is not selected for the next rounds, unless there are too few devices without
+it. The same holds for a device for which that many consecutive rounds waited until their deadline,
+because it was connected and did not answer: it would delay every round to its deadline. Afterwards
+it may try again, and is back in quarantine with the next refusal, or the next round that waits
+without an answer. An operator can release it (`shoal devices release`); earlier refusals then no
+longer count.
 """
 
 from collections import Counter
@@ -17,17 +18,17 @@ from broker_server.store import Store, TaskPhase
 from fleet_protocol.errors import ConfigError
 
 RELEASED = "released"
-"""Kind of the line in the log that releases a device."""
+"""Kind of the log line that releases a device."""
 
 _GOOD = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
 
 
 def quarantined(store: Store, run: str, config: FleetConfig) -> dict[str, int]:
-    """Return the devices in quarantine, with the last round that each is not asked for."""
+    """Return the devices in quarantine, with the last round in which each is not selected."""
     if not config.robust.quarantine_after:
         return {}
     deadline_seconds = config.round.deadline_seconds
-    # To read every task of a long run takes its time, and most runs have neither.
+    # Reading every task of a long run takes time, and most runs have neither.
     was_refused = any(refusal.by == "server" for refusal in store.refusals(run))
     if not was_refused and not store.has_whole_round(run, deadline_seconds):
         return {}
@@ -40,19 +41,19 @@ def quarantine_ends(
     releases: Mapping[str | None, int],
     config: RobustConfig,
 ) -> dict[str, int]:
-    """Return the last round that each device in quarantine is not asked for; the rule alone.
+    """Return the last round in which each device in quarantine is not selected, by the rule only.
 
     Args:
-        outcomes: device, round and phase of training tasks, in the order of the rounds; of missed
-            ones those for which a round waited until its deadline.
-        releases: by device, the newest round when it was released last.
-        config: how many refusals or misses, and for how many rounds.
+        outcomes: device, round and phase of training tasks, in the order of the rounds; missed
+            tasks only if a round waited for them until its deadline.
+        releases: the newest round when it was last released, by device.
+        config: number of refusals or misses, and of rounds.
     """
     refusals: Counter[str] = Counter()
     misses: Counter[str] = Counter()
     ends: dict[str, int] = {}
     for device, number, phase in outcomes:
-        # What counts is only what came since the device was last merged or released.
+        # Only outcomes since the device was last merged or released count.
         if phase in _GOOD or number <= releases.get(device, 0):
             refusals[device] = 0
             misses[device] = 0
@@ -77,7 +78,7 @@ def release(
     """Let a device take part again.
 
     Raises:
-        ConfigError: it has cost no round of the run anything.
+        ConfigError: it has not harmed any round of the run.
     """
     record = store.run(run)
     outcomes = []
@@ -86,13 +87,13 @@ def release(
         outcomes = store.costly_devices(run, config.round.deadline_seconds)
     if device not in {name for name, _, _ in outcomes}:
         raise ConfigError(
-            f"nothing of device {device!r} was refused in run {run}, and no round waited for it in"
-            " vain, so it is in no quarantine; the devices are listed by `shoal devices`"
+            f"no update of device {device!r} was refused in run {run}, and no round waited for it"
+            " without an answer, so it is not in quarantine; `shoal devices` lists the devices"
         )
     last = store.last_round(run)
     store.log(
         RELEASED,
-        f"{device} is asked again",
+        f"{device} can be selected again",
         run=run,
         number=last.number if last else 0,
         device=device,

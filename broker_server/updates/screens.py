@@ -1,8 +1,8 @@
-"""What becomes of each update when its round closes: it counts as it is, bounded, or not at all.
+"""Decides how each update counts when its round closes: as it is, bounded, or not at all.
 
-Updates are folded as they come, though what they may be is known at the close only: bounds are
-taken from all of them. What looks wrong by the rounds before waits for the close with all behind
-it, so that most rounds read and fold every update once.
+Updates are folded as they arrive, but the bounds are known only at the close, because they are
+computed from all of them. An update that looks wrong by earlier rounds waits for the close with all
+behind it, so most rounds read and fold every update once.
 """
 
 from collections import Counter
@@ -10,35 +10,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from broker_server.settings.privacy import PrivacyConfig
 from broker_server.settings.robust import RobustConfig
-from broker_server.store import Outcome, Store, TaskPhase, VersionRecord
-from broker_server.store.task_records import MergedUpdate
-from broker_server.updates.bounds import (
+from broker_server.stages.bounds import (
     COLOSSAL,
     PEERS,
-    Earlier,
+    EarlierNorms,
     Measured,
     Verdict,
     screen,
     usual_bounds,
 )
-from broker_server.updates.folding import Doubt, Folding
-from broker_server.updates.krum import left_out
-from broker_server.updates.moves import limit_samples, scale_change
-from broker_server.updates.values import Tensors, Update
+from broker_server.stages.krum import left_out
+from broker_server.stages.moves import limit_samples, scale_change
+from broker_server.stages.update import Tensors, Update
+from broker_server.store import Outcome, Store, TaskPhase, VersionRecord
+from broker_server.store.task_records import MergedUpdate
+from broker_server.strategies.private_merge import Noise
+from broker_server.updates.folding import Folding, IsDoubtful
 from fleet_protocol.errors import RefusalReason
 
-_BACK = 20  # rounds that are looked at for a tier's norms, whose only board may have been away
+# rounds that are searched for a tier's norms, because its only board may have been offline
+_BACK = 20
 
 
 @dataclass(frozen=True)
-class Screened:
+class ScreenedUpdates:
     """The updates of a round after all screens.
 
     Attributes:
-        folding: of those that count.
-        outcomes: of every update, by task.
+        folding: folding of the updates that count.
+        outcomes: outcomes of every update, by task.
         refusals: why updates were refused, by task.
     """
 
@@ -52,22 +53,23 @@ def screen_round(
     store: Store,
     old: VersionRecord,
     config: RobustConfig,
-    noise: PrivacyConfig | None = None,
-) -> Screened:
+    noise: Noise | None = None,
+) -> ScreenedUpdates:
     """Judge the updates of a round, and fold each as it counts.
 
     Args:
         folding: all updates of the round.
-        store: has the norms of rounds before.
-        old: the version that the round started from.
+        store: contains the norms of earlier rounds.
+        old: the version with which the round started.
         config: the screens.
-        noise: central noise, whose bound on every update is noted with the outcomes.
+        noise: central noise, whose bound on every update is recorded with the outcomes.
 
     Raises:
         BlobError: an update on disk can no longer be read.
     """
     verdicts = _judge(folding, store, old, config)
     far: set[str] = set()
+    # After the bounds: others are not compared with a refused update.
     if config.merge == "krum":
         far = _farthest(folding, verdicts, config.faulty)
     outcomes = {}
@@ -80,11 +82,12 @@ def screen_round(
     for task, outcome in outcomes.items():
         if _is_changed(outcome):
             treatments[task] = partial(_treat, outcome)
+    # Clips of central noise are noted below and not treated here: `moves` has applied them already.
     folding.settle(treatments)
     if noise is not None:
         for task, outcome in outcomes.items():
             outcomes[task] = _noting_clip(outcome, noise.clip)
-    return Screened(folding, outcomes, refusals)
+    return ScreenedUpdates(folding, outcomes, refusals)
 
 
 def expect_changes(
@@ -92,23 +95,25 @@ def expect_changes(
     old: VersionRecord,
     config: RobustConfig,
     tiers: Mapping[str, int],
-) -> Doubt:
+) -> IsDoubtful:
     """Return whether an update will probably not count as it is, by what is known before the close.
 
     Args:
-        store: has the norms of rounds before.
-        old: the version that the round starts from.
+        store: contains the norms of earlier rounds.
+        old: the version with which the round starts.
         config: the screens.
-        tiers: how many devices of each tier were asked.
+        tiers: number of selected devices of each tier.
     """
     if config.merge == "krum":
-        # It compares all updates of a plan, and leaves some of them out of most rounds.
+        # It compares all updates of a plan, and leaves some of them out in most rounds.
         return lambda _measured: True
     bounds: dict[str, float] = {}
-    if config.norm_bound:
-        bounds = usual_bounds(_earlier_rounds(store, old, tiers), config.norm_bound)
+    if config.norm_factor:
+        bounds = usual_bounds(_earlier_rounds(store, old, tiers), config)
 
     def is_doubtful(measured: Measured) -> bool:
+        # Only a guess that saves work: the verdict at the close decides, and settles what was
+        # folded wrongly.
         too_far = measured.norm > min(bounds.get(measured.tier, COLOSSAL), COLOSSAL)
         return too_far or measured.samples < measured.declared
 
@@ -121,7 +126,7 @@ def _judge(
     old: VersionRecord,
     config: RobustConfig,
 ) -> dict[str, Verdict]:
-    """Judge updates beside each other and those of rounds before."""
+    """Judge updates in comparison with each other and with those of earlier rounds."""
     measured = folding.measured
     tiers: Counter[str] = Counter()
     for update in measured.values():
@@ -138,13 +143,13 @@ def _judge(
 
 def _earlier_rounds(
     store: Store, old: VersionRecord, tiers: Mapping[str, int]
-) -> dict[str, Earlier]:
-    """Return what is known of updates that counted before, by tier.
+) -> dict[str, EarlierNorms]:
+    """Return the norms of updates that counted before, by tier.
 
-    They are those that the old version was made of, and of rounds before where a tier has too few.
+    They are those in the old version, and in earlier ones if a tier has too few.
     """
     by_tier: dict[str, list[MergedUpdate]] = {}
-    # A device that is alone in the fleet has only itself to differ from.
+    # If there is only one device in the fleet, it cannot be compared with others.
     back = _BACK if sum(tiers.values()) > 1 else 1
     for number in range(old.round, max(old.round - back, 0), -1):
         for update in store.merged_updates(old.run, number):
@@ -154,22 +159,22 @@ def _earlier_rounds(
     return {tier: _earlier(updates) for tier, updates in by_tier.items()}
 
 
-def _earlier(updates: Sequence[MergedUpdate]) -> Earlier:
-    """Return what is known of a tier from the updates that counted."""
+def _earlier(updates: Sequence[MergedUpdate]) -> EarlierNorms:
+    """Return the norms of a tier from the updates that counted."""
     norms = []
     bounds = []
     for update in updates:
         screening = update.screening
-        # The norm as it counted: of a clipped update that is the bound.
+        # The norm as it counted: for a clipped update, the bound.
         norms.append(screening.norm * screening.scale)
         if screening.bound is not None:
             bounds.append(screening.bound)
     devices = frozenset(update.device for update in updates)
-    return Earlier(norms, devices, max(bounds, default=None))
+    return EarlierNorms(norms, devices, max(bounds, default=None))
 
 
 def _are_enough(tiers: Mapping[str, int], by_tier: Mapping[str, Sequence[MergedUpdate]]) -> bool:
-    """Return whether every tier has enough norms for a median of its own."""
+    """Return whether every tier has enough norms for its own median."""
     for tier, count in tiers.items():
         earlier = len(by_tier.get(tier, ()))
         if count + earlier < PEERS:
@@ -182,7 +187,7 @@ def _farthest(
     verdicts: Mapping[str, Verdict],
     faulty: float,
 ) -> set[str]:
-    """Return the tasks that Krum leaves out, of each plan by itself: others hold other entries."""
+    """Return the tasks that Krum leaves out, for each plan separately."""
     by_plan: dict[str, dict[str, Tensors]] = {}
     for task, verdict in verdicts.items():
         if verdict.reason is None:
@@ -224,7 +229,7 @@ def _treat(outcome: Outcome, update: Update) -> Update | None:
 
 
 def _noting_clip(outcome: Outcome, clip: float) -> Outcome:
-    # The larger of both is never 0, as a clip is positive.
+    # The larger of both is never 0, because a clip is positive.
     scale = min(1.0, clip / max(outcome.screening.norm, clip))
     screening = outcome.screening.model_copy(update={"bound": clip, "scale": scale})
     return replace(outcome, screening=screening)

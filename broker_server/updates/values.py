@@ -1,27 +1,21 @@
-"""The values of the pipeline: what an update must be, what arrived, and what is folded."""
+"""The values of the intake: what an update must be, and what arrived."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
-from numpy.typing import NDArray
-
+from broker_server.stages.update import Distance
 from broker_server.store import TaskRecord
-from broker_server.strategies.strategy import Contribution
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Instructions
 
-Tensors = Mapping[str, NDArray[Any]]
-
 
 @dataclass(frozen=True)
-class Expected:
-    """What the update of a task must be.
+class ExpectedUpdate:
+    """The required form of a task's update.
 
     Attributes:
-        task: as the store has it, of the tier that its device took.
-        manifest: of that tier.
-        instructions: what the task's offer asked of its device.
+        task: the stored task, with the tier that its device took.
+        manifest: manifest of that tier.
+        instructions: those in the task's offer.
     """
 
     task: TaskRecord
@@ -34,25 +28,13 @@ class Expected:
         return self.instructions.upload.summing is not None
 
 
-class Distance(NamedTuple):
-    """How far an update is from the weights that its device was sent.
-
-    Attributes:
-        norm: Euclidean norm of the difference over all tensors.
-        values: how many entries the update has.
-    """
-
-    norm: float
-    values: int
-
-
 @dataclass(frozen=True)
-class Arrived:
+class ArrivedUpdate:
     """An update that has passed all checks.
 
     Attributes:
-        data: a safetensors blob of float32 weights (masked whole numbers for a secure sum), as the
-            store keeps it.
+        data: a safetensors blob of float32 weights (masked integers for a secure sum), in the form
+            in which the store keeps it.
         distance: measured while it was checked; None for masked updates and batch norm statistics.
     """
 
@@ -61,34 +43,13 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """An update that has arrived and has its place among the blobs.
+class StoredUpdate:
+    """An update that has arrived and is stored among the blobs.
 
     Attributes:
-        digest: of the blob that is to be merged.
-        distance: as of `Arrived`.
+        digest: digest of the blob that is merged.
+        distance: see `ArrivedUpdate`.
     """
 
     digest: str
     distance: Distance | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Update(Contribution):
-    """A stored update on its way into the sums; what a method sees of it is a `Contribution`.
-
-    Its weight is `metrics.examples`, and the rows of label axes that it may move are those of
-    `metrics.labels`.
-
-    Attributes:
-        task: whose answer it is.
-        sent: reads the weights that its device was sent, float32 tensors of the same names.
-        distance: from what was sent, as the intake measured it; None after a restart of the server
-            and for the mean of a secure sum, which are measured when they are folded.
-        announced: samples that its device announced before; None if it has not.
-    """
-
-    task: TaskRecord
-    sent: Callable[[], Tensors]
-    distance: Distance | None = None
-    announced: int | None = None

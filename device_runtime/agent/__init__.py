@@ -1,1 +1,1 @@
-"""The agent: its states, its link to the server, fetching, uploading, the record of its task."""
+"""The agent: its states, its link to the server, downloads, uploads and its task record."""

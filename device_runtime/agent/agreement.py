@@ -17,7 +17,7 @@ from fleet_protocol.messages import Instructions
 class Agreement:
     """Brings a board's data into the form of each offer's contract.
 
-    It keeps the last result, since offers repeat it.
+    It caches the last result, because the server repeats offers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,18 +31,18 @@ class Agreement:
         If a part of the model stays on the board, the board may define its own labels.
 
         Args:
-            raw: as a reader returned them.
-            offer: with the contract.
+            raw: the samples from the reader.
+            offer: offer with the contract.
 
         Raises:
             MismatchError: the data does not fit; the message says what to change.
-            DataError: a file that holds the samples cannot be read any more.
+            DataError: a file that holds the samples can no longer be read.
         """
         terms = terms_of(offer)
         last = self._last
         if last is not None and last.raw is raw and last.terms == terms:
             return last
-        # Two copies of the samples need not be in memory at a time.
+        # So that two copies of the samples are not in memory at the same time.
         self._last = None
         del last
         self._save_contract(offer.contract)
@@ -51,7 +51,7 @@ class Agreement:
         return agreed
 
     def renew(self, agreed: AgreedData) -> None:
-        """Go on with samples that a task has read again, and let those of before go."""
+        """Use samples that a task has read again, and release the previous ones."""
         self._last = agreed
 
     def _save_contract(self, contract: DataContract | None) -> None:
@@ -61,6 +61,6 @@ class Agreement:
         """
         if contract is None or contract == read_contract(self._folder):
             return
-        # If the disk is full, the doctor compares with an earlier one.
+        # If the disk is full, the doctor compares with the contract saved before.
         with contextlib.suppress(StorageError):
             write_atomically(self._folder / CONTRACT_FILE, contract.to_bytes())

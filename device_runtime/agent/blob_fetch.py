@@ -1,4 +1,4 @@
-"""Fetches blobs chunk by chunk: keeps what arrives, and asks again for what is missing."""
+"""Fetches blobs in chunks: saves those that arrive and requests missing ones again."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable
@@ -10,23 +10,24 @@ from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 from fleet_protocol.part_file import PartFile
 
-_TRIES = 3  # whole blobs whose content does not match their digest before the task is refused
-_RANGES_PER_REQUEST = 512  # bounds the message; what is left out is asked for next time
+# The task is refused after a whole blob has arrived so many times with a wrong digest.
+_TRIES = 3
+_RANGES_PER_REQUEST = 512  # bounds the message; the next request names the chunks that are left out
 
 
 class BlobFetch:
-    """The blobs that one task still waits for.
+    """The blobs that one task is still waiting for.
 
     Args:
-        blobs: where they go; chunks that arrived before a restart are there already.
+        blobs: the blob store; chunks that arrived before a restart are in it already.
         subscribe: called with a digest before its first request.
-        unsubscribe: called with a digest when it is complete, or no longer wanted.
+        unsubscribe: called with a digest when its blob is complete, or no longer needed.
         request: called with a digest and the missing ranges.
-        repair_seconds: silence after which missing chunks are asked for again.
+        repair_seconds: seconds without a chunk after which missing chunks are requested again.
 
     Attributes:
-        repair_at: ``time.monotonic()`` when missing chunks are asked for again.
-        received_bytes: so far, headers of chunks included.
+        repair_at: ``time.monotonic()`` at which missing chunks are requested again.
+        received_bytes: bytes received so far, including the headers of chunks.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class BlobFetch:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether no blob is missing."""
         return not self._incomplete
 
     @property
@@ -68,13 +69,13 @@ class BlobFetch:
         now: float,
         asked: Collection[str] = (),
     ) -> None:
-        """Ask for the blobs that are not on disk, intact.
+        """Request the blobs that are not intact on disk.
 
         Args:
             refs: the blobs.
             now: ``time.monotonic()``, here and below.
-            asked: digests of those that are under way already: subscribed to, and named by the
-                accept.
+            asked: digests of blobs under way already: subscribed to, and named by the accept
+                message.
 
         Raises:
             StorageError: the disk is full.
@@ -83,7 +84,7 @@ class BlobFetch:
         for ref in missing:
             blob = self._blobs.part(ref)
             self._incomplete[ref.digest] = blob
-            if blob.complete:  # a crash came between the last chunk and the move
+            if blob.complete:  # the agent crashed between the last chunk and the move
                 self._finish(ref.digest)
         for ref in missing:
             if ref.digest in self._incomplete and ref.digest not in asked:
@@ -92,21 +93,21 @@ class BlobFetch:
         self.repair_at = now + self._repair_seconds
 
     def receive_chunk(self, digest: str, frame: bytes, now: float) -> bool:
-        """Keep a chunk of a blob as it came; return whether the blob is complete now.
+        """Save a chunk of a blob as it arrived; return whether the blob is now complete.
 
-        A chunk that comes twice, is damaged, or belongs to a blob that is here changes nothing.
+        A chunk is ignored if it is a repetition, damaged, or part of a complete blob.
 
         Raises:
-            RefusedError: the blob arrived whole several times and never matched its digest.
+            RefusedError: the blob arrived whole several times and its digest never matched.
             StorageError: the disk is full or cannot be written.
         """
         blob = self._incomplete.get(digest)
         if blob is None:
-            return False  # late, for a blob we have: the broker had it queued
+            return False  # A late chunk of a complete blob: the broker had it in its queue.
         try:
             is_new = blob.add(decode_chunk(frame))
         except BlobError:
-            return False  # not kept, so the next repair asks for it
+            return False  # not saved, so the next repair requests it
         self.repair_at = now + self._repair_seconds
         if not is_new:
             return False
@@ -114,7 +115,7 @@ class BlobFetch:
         return blob.complete and self._finish(digest)
 
     def repair(self, now: float) -> int:
-        """Ask again for everything that is missing, and return how many blobs that are."""
+        """Request everything that is missing again, and return the number of blobs."""
         for digest in self._incomplete:
             self._ask(digest)
         self.repair_at = now + self._repair_seconds
@@ -123,7 +124,8 @@ class BlobFetch:
     def close(self) -> None:
         """Stop waiting; chunks that arrived stay on disk."""
         for digest, blob in self._incomplete.items():
-            # On a full disk each of its two files may fail once to write out what it still holds.
+            # On a full disk, closing each of the blob's two files may fail once, because it writes
+            # buffered data.
             for _ in range(2):
                 with contextlib.suppress(OSError):
                     blob.close()
@@ -148,7 +150,7 @@ class BlobFetch:
         self._request(digest, self._incomplete[digest].missing()[:_RANGES_PER_REQUEST])
 
     def _finish(self, digest: str) -> bool:
-        """Move a complete blob to its place; one whose digest is wrong starts again."""
+        """Move a complete blob to its place; start again if its digest is wrong."""
         blob = self._incomplete.pop(digest)
         try:
             self._blobs.place(blob.finish(), digest)
@@ -157,7 +159,7 @@ class BlobFetch:
             if self._tries[digest] >= _TRIES:
                 raise RefusedError(
                     RefusalReason.BAD_DIGEST,
-                    f"blob {digest[:12]} arrived {_TRIES} times with another content: {error}",
+                    f"blob {digest[:12]} arrived {_TRIES} times with different content: {error}",
                 ) from error
             self._incomplete[digest] = self._blobs.part(blob.ref)
             self._ask(digest)

@@ -1,4 +1,4 @@
-"""What stays on disk between tasks: recent artifact sets and weights, within a bound."""
+"""Blobs that stay on disk between tasks: recent artifact sets and weights, up to a size limit."""
 
 import contextlib
 from collections.abc import Collection, Mapping
@@ -12,7 +12,9 @@ from fleet_protocol.errors import StorageError
 from fleet_protocol.frozen import FrozenModel
 
 _INDEX = "cache.json"
-_WEIGHTS_KEPT = 2  # the current ones, and the previous ones in case the server falls back a round
+_WEIGHTS_KEPT = (
+    2  # the current weights, and the previous ones in case the server returns to an earlier round
+)
 _SETS_KEPT = 8
 
 
@@ -21,7 +23,7 @@ class CachedSet(FrozenModel):
 
     Attributes:
         manifest: digest of its manifest.
-        blobs: digests of that and of the graphs that this board has used.
+        blobs: digests of the manifest and of the graphs that this board has used.
         tested: graphs that have passed their self-test, each with the runtime.
     """
 
@@ -31,10 +33,10 @@ class CachedSet(FrozenModel):
 
 
 class CacheIndex(FrozenModel):
-    """What the blobs on disk are.
+    """Index of the blobs on disk.
 
     Attributes:
-        version: of this schema.
+        version: version of this schema.
         sets: artifact sets, newest last.
         weights: digests of weights, newest last.
         newest: run, round, version of the global model and tier of the last set with the last
@@ -47,41 +49,41 @@ class CacheIndex(FrozenModel):
     newest: Mapping[str, str | int] = Field(default_factory=dict)
 
     def find(self, manifest: str) -> CachedSet | None:
-        """Return the set of a manifest, None where there is none."""
+        """Return the artifact set of a manifest; None if it is not in the index."""
         return next((entry for entry in self.sets if entry.manifest == manifest), None)
 
     def digests(self) -> set[str]:
-        """Return the digests of all blobs that it knows."""
+        """Return the digests of all blobs in the index."""
         digests = set(self.weights)
         for entry in self.sets:
             digests.update(entry.blobs)
         return digests
 
     def without_oldest(self) -> "CacheIndex":
-        """Return an index without the oldest weights, or where there are none the oldest set.
+        """Return an index without the oldest weights or, if it has none, the oldest set.
 
-        Weights go first: they are of one round, a set serves them all.
+        Weights go first: they serve one round, and a set serves all rounds.
         """
         if self.weights:
             return self.model_copy(update={"weights": self.weights[1:]})
         return self.model_copy(update={"sets": self.sets[1:]})
 
     def sets_but(self, manifest: str) -> tuple[CachedSet, ...]:
-        """Return all sets but that of a manifest."""
+        """Return all sets except that of a manifest."""
         return tuple(entry for entry in self.sets if entry.manifest != manifest)
 
 
 def read_index(folder: Path) -> CacheIndex:
-    """Read the index of an agent's state folder; an empty one where it is missing or damaged."""
+    """Read the index from a state folder; it is empty if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValidationError):
         return CacheIndex.model_validate_json((folder / _INDEX).read_bytes())
     return CacheIndex()
 
 
 class Cache:
-    """The blobs of an agent, with an index that says what they are for.
+    """The blobs of an agent, with an index of their use.
 
-    Those that no task uses have a bound.
+    The size of blobs that no task uses is limited.
     """
 
     def __init__(
@@ -93,11 +95,11 @@ class Cache:
         self._path = folder / _INDEX
         self._blobs = blobs
         self._max_bytes = max_bytes
-        # A lost index costs a download, so it is simply started again.
+        # A lost index costs only a download, so a new one is started.
         self.index = read_index(folder)
 
     def add_staged(self, manifest: str, graphs: Collection[str]) -> None:
-        """Note a set that no task has used yet, before that of the newest task.
+        """Add a set that no task has used yet, before the set of the newest task.
 
         Args:
             manifest: digest of its manifest.
@@ -115,13 +117,13 @@ class Cache:
         weights: str,
         newest: Mapping[str, str | int],
     ) -> None:
-        """Note what a task uses.
+        """Add what a task uses.
 
         Args:
             manifest: digest of the set's manifest.
             graphs: digests of the files of it that the task uses.
-            weights: their digest.
-            newest: which model that is, as of the index.
+            weights: digest of the weights.
+            newest: the model, as in the index.
         """
         before = self.index.find(manifest) or CachedSet(manifest=manifest, blobs=())
         entry = CachedSet(
@@ -138,12 +140,12 @@ class Cache:
         self._save(index)
 
     def tested(self, manifest: str) -> frozenset[str]:
-        """Return what of a set passed its self-test on this board: graphs with the runtime."""
+        """Return the graphs of a set that passed their self-test here, with the runtime."""
         entry = self.index.find(manifest)
         return frozenset() if entry is None else frozenset(entry.tested)
 
     def mark_tested(self, manifest: str, graph: str) -> None:
-        """Note that a graph of a set passed its self-test."""
+        """Record that a graph of a set passed its self-test."""
         tested = tuple(sorted({*self.tested(manifest), graph}))
         sets: list[CachedSet] = []
         for entry in self.index.sets:
@@ -152,17 +154,17 @@ class Cache:
         self._save(self.index.model_copy(update={"sets": tuple(sets)}))
 
     def evict(self, keep: Collection[str], *, everything: bool = False) -> int:
-        """Delete blobs and parts that nothing needs, then the oldest until the rest fits.
+        """Delete blobs and parts that nothing needs, then the oldest blobs until the rest fits.
 
         Args:
-            keep: digests that the task in hand uses.
-            everything: all but these go, because the disk is full.
+            keep: digests that the current task uses.
+            everything: delete all other blobs, because the disk is full.
 
         Returns:
             The bytes freed.
         """
         objects = self._blobs.root / "objects"
-        for path in objects.glob("??/.*"):  # what a process wrote that was killed
+        for path in objects.glob("??/.*"):  # temporary files of a process that was killed
             _unlink(path)
         sizes = _sizes(objects)
         size_before = sum(sizes.values())
@@ -180,11 +182,11 @@ class Cache:
         return size_before - sum(sizes.values())
 
     def _delete_but(self, known: Collection[str], sizes: dict[str, int]) -> None:
-        """Delete the blobs that are not known, and their sizes."""
+        """Delete the blobs that are not in the index, and remove them from the sizes."""
         unknown = [digest for digest in sizes if digest not in known]
         for digest in unknown:
             del sizes[digest]
-            # One that cannot be deleted now is tried again after the next task.
+            # If one cannot be deleted now, the next task tries again.
             with contextlib.suppress(OSError):
                 self._blobs.remove(digest)
 
@@ -195,7 +197,7 @@ class Cache:
 
 
 def _sizes(objects: Path) -> dict[str, int]:
-    """Return the bytes of each blob by its digest."""
+    """Return the size in bytes of each blob, by digest."""
     sizes: dict[str, int] = {}
     for path in objects.glob("??/[!.]*"):
         if path.is_file():

@@ -1,35 +1,33 @@
-"""Which sub-model of an offer a board takes.
+"""Chooses the sub-model of an offer that a board trains.
 
-A board that chooses measures its link and its processor in every round before it does
-(specification 4.2, step 1): it fetches the narrowest sub-model, and weights that tell more of the
-link than how long an answer takes, and times steps.
+A board that chooses its sub-model first measures its link and its processor, in every round
+(specification 4.2, step 1). It downloads the narrowest sub-model, then, with nothing else on the
+link, weights whose transfer takes long enough to time, and it times a few steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from device_runtime.agent.link_speed import TELLING_BYTES
 from device_runtime.agent.task_store import StoredTask
 from device_runtime.settings import DeviceConfig
-from device_runtime.training.choosers import Situation, chooser_of
+from device_runtime.training.choosers import Decision, Situation, chooser_of
 from device_runtime.training.choosers.memory import ChooserMemory
-from device_runtime.training.choosers.rule import width_of, within
+from device_runtime.training.choosers.rule import trained_share_of, width_of, within
 from device_runtime.training.routines import may_join
 from device_runtime.training.task import DeviceSetup
 from fleet_protocol.messages import BlobRef, Offer, TierChoice
 
-# A smaller download takes hardly longer than an answer, and tells nothing of the link.
-_TELLING_BYTES = 64 * 1024
-
 
 def able_choices(offer: Offer, config: DeviceConfig, setup: DeviceSetup) -> tuple[TierChoice, ...]:
-    """Return the sub-models of an offer that this board may train, in its order.
+    """Return the sub-models of an offer that this board may train, in its order of preference.
 
-    What only measures makes forward passes, so the limits of training do not count.
+    Statistics tasks run only forward passes, so the limits on training do not apply to them.
 
     Raises:
-        RefusedError: the board cannot do what is asked, or does not know how to choose.
+        RefusedError: the board does not support the task, or the rule for choosing.
     """
     routine = may_join(offer, setup)
-    # Raises where this board does not know the rule, before anything is fetched.
+    # Raises if this board does not support the rule, before it fetches anything.
     chooser_of(offer)
     if routine.phase == "measuring":
         return tuple(offer.choices)
@@ -39,14 +37,36 @@ def able_choices(offer: Offer, config: DeviceConfig, setup: DeviceSetup) -> tupl
 
 
 def choice_to_measure(choices: Sequence[TierChoice]) -> TierChoice:
-    """Return the narrowest sub-model, whose steps are timed before a choice."""
-    return min(choices, key=lambda choice: width_of(choice.tier))
+    """Return the smallest sub-model, whose steps are timed before the choice.
+
+    It is the narrowest sub-model and, among equally narrow ones, the one that trains least.
+    """
+
+    def size(choice: TierChoice) -> tuple[float, float]:
+        return width_of(choice.tier), trained_share_of(choice.tier)
+
+    return min(choices, key=size)
 
 
-def weights_to_measure(choices: Sequence[TierChoice]) -> BlobRef:
-    """Return the weights whose download tells of the link: the smallest that say enough."""
-    weights = sorted((choice.weights for choice in choices), key=lambda ref: ref.size)
-    return next((ref for ref in weights if ref.size >= _TELLING_BYTES), weights[-1])
+def weights_to_measure(choices: Sequence[TierChoice], has: Callable[[str], bool]) -> BlobRef | None:
+    """Return the weights whose download times the link.
+
+    They are the smallest missing weights with enough bytes behind their first chunk, or else the
+    largest: weights that are on disk already take no time on the link.
+
+    Args:
+        choices: the sub-models that the board may train.
+        has: whether the blob of a digest is on disk.
+
+    Returns:
+        None if all are on disk.
+    """
+    missing = [choice.weights for choice in choices if not has(choice.weights.digest)]
+    missing.sort(key=lambda ref: ref.size)
+    for ref in missing:
+        if ref.size - ref.chunk_bytes >= TELLING_BYTES:
+            return ref
+    return missing[-1] if missing else None
 
 
 def choose_tier(
@@ -55,20 +75,20 @@ def choose_tier(
     setup: DeviceSetup,
     bytes_per_second: float | None,
     step_seconds: float,
-) -> str:
-    """Return the tier that the board wants.
+) -> Decision:
+    """Choose the tier that the board wants.
 
     Args:
-        record: of the task whose narrowest sub-model was measured.
+        record: record of the task, whose narrowest sub-model was measured.
         config: the board's limits.
         setup: the board's data.
-        bytes_per_second: of its link, None where it is not known.
-        step_seconds: of a training step of the sub-model that was measured.
+        bytes_per_second: speed at which it sends; None if it is unknown.
+        step_seconds: seconds of a training step of the sub-model that was measured.
     """
     offer = record.offer
     chooser = chooser_of(offer)
     if chooser is None:
-        return record.tier
+        return Decision(record.tier)
     situation = Situation(
         tiers=tuple(choice.tier for choice in able_choices(offer, config, setup)),
         steps=offer.train.steps_for(setup.examples),
@@ -80,7 +100,7 @@ def choose_tier(
 
 
 def remember_round(record: StoredTask, config: DeviceConfig, loss: float) -> None:
-    """Keep what the next choice of a tier needs to know of a round.
+    """Save what the next choice of a tier needs to know about a round.
 
     `loss` is the mean over all steps of the round.
     """

@@ -1,7 +1,6 @@
-"""Keeps the time for which an agent's broker is away, and writes what its link reports to the log.
+"""Tracks how long an agent's broker is unreachable, and logs what its link reports.
 
-Lines that repeat themselves are folded: a board whose connections end as soon as they are made must
-not fill its log.
+Repeated lines are folded into one: a board whose connections end immediately must not fill its log.
 """
 
 import logging
@@ -13,21 +12,22 @@ from fleet_protocol.folded_lines import FoldedLines
 from fleet_protocol.refusals import explain
 from fleet_protocol.transport import Connected, Disconnected, LoginRefused
 
-# So many losses in so short a time: something ends connections as soon as they are made.
+# If so many connections are lost within so many seconds, something ends them as soon as they are
+# made.
 _LOSSES = 5
 _LOSSES_SECONDS = 60.0
 
 
 class ConnectionLog:
-    """The connection of an agent, as far as its link has reported.
+    """The state of an agent's connection, as far as its link has reported it.
 
     Args:
         journal: the log of the device.
         device: its id.
 
     Attributes:
-        gone_since: ``time.monotonic()`` of the loss of the connection; None while there is one.
-        greeted: whether there has been a connection before.
+        gone_since: ``time.monotonic()`` at which the connection was lost; None while connected.
+        greeted: whether the agent has been connected before.
         is_refused: whether the broker refuses the login of this device.
     """
 
@@ -47,34 +47,35 @@ class ConnectionLog:
         self._lines = FoldedLines(write)
 
     def lose(self, event: Disconnected, now: float) -> None:
-        """Note a loss."""
+        """Record that the connection was lost."""
         if self.gone_since is None:
             self.gone_since = now
         self._lines.warning(
             f"lost {event.reason}", f"connection lost ({event.reason}); trying again"
         )
         if event.code is not None:
-            return  # the broker has named the reason
+            return  # the broker has given the reason
         self._losses.append(now)
         if len(self._losses) == _LOSSES and now - self._losses[0] < _LOSSES_SECONDS:
             self._lines.warning(
                 "twin",
-                "connections end as soon as they are made: if another agent runs as "
-                f"{self._device!r}, give it another name",
+                "connections end as soon as they are made: if another agent also runs as "
+                f"{self._device!r}, give one of them another name",
             )
 
     def note_refusal(self, event: LoginRefused) -> None:
-        """Note that the broker refuses the login, for which the link asks seldom."""
+        """Record that the broker refuses the login; the link then retries less often."""
         self.is_refused = True
         self._lines.warning(
             "refused",
-            f"the broker lets this board in no more {explain(event.code)}. If its enrolment was "
-            f"revoked or replaced, put the file of a new `shoal enroll {quote(self._device)}` in "
-            "its place: the board goes on with it. Otherwise it asks about once an hour",
+            f"the broker no longer accepts this board's login {explain(event.code)}. If its "
+            "enrolment was revoked or replaced, put the file of a new `shoal enroll "
+            f"{quote(self._device)}` in its place, and the board continues with it. Until "
+            "then the board retries about once an hour",
         )
 
     def regain(self, event: Connected, now: float) -> float:
-        """Note a connection; return for how many seconds there was none."""
+        """Record a connection; return how many seconds the board was disconnected before."""
         self.is_refused = False
         session = "kept" if event.session_present else "new"
         self._lines.info("connected", f"connected, session {session}")

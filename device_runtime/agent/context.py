@@ -1,4 +1,4 @@
-"""What the states of the agent share: what it works with, its uplink, and the task in hand."""
+"""The shared context of the agent's states: its services, its uplink and the current task."""
 
 import contextlib
 import math
@@ -24,7 +24,7 @@ from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import TaskStore
 from device_runtime.agent.uplink import Uplink
 from device_runtime.agent.worker import Worker
-from device_runtime.conditions import Watch
+from device_runtime.conditions import ConditionWatch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.task import DeviceSetup
 from fleet_protocol.blob_store import BlobStore
@@ -35,31 +35,32 @@ from fleet_protocol.messages import Accept, Offer, Profile
 _OUTCOMES_KEPT = 32
 _LASTING_SECONDS = 1.0
 _REFUSALS_LOGGED = 5
-_INTRODUCTION_SECONDS = 2.0  # between two answers
-# A paused board gives its task back, but for a finished update, which is worth its upload.
+_INTRODUCTION_SECONDS = 2.0  # between two introductions
+# A paused board gives its task back unless the update is finished: a finished update is worth its
+# upload.
 _GIVEN_BACK = {*WORKING} - {State.UPLOADING}
 
 
 @dataclass(frozen=True)
 class AgentServices:
-    """What an agent works with from its start to its end."""
+    """The services that an agent uses from start to end."""
 
-    config: DeviceConfig  # the operator's
-    inbox: queue.SimpleQueue[Any]  # everything that happens
+    config: DeviceConfig  # the operator's settings
+    inbox: queue.SimpleQueue[Any]  # all events
     journal: Journal  # the log
     blobs: BlobStore  # content-addressed files
     store: TaskStore  # the task record
     cache: Cache  # what the blobs are for
     memory: MemoryRecord  # what was too large for this board
-    opened_sums: OpenedSums  # secure sums that are not taken part in again
-    worker: Worker  # the thread for long work
+    opened_sums: OpenedSums  # secure sums for which this board has revealed shares
+    worker: Worker  # the thread for long jobs
     agreement: Agreement  # brings the data into the form of the fleet's contract
     findings: DataFindings  # the findings in the data
-    samples: SampleFiles  # reads them again when they change
+    samples: SampleFiles  # reads the sample files again when they change
 
     @classmethod
     def build(cls, config: DeviceConfig) -> "AgentServices":
-        """Return what an agent with a configuration works with."""
+        """Return the services of an agent with a configuration."""
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         blobs = BlobStore(config.state_dir)
         journal = Journal(config.device)
@@ -81,40 +82,41 @@ class AgentServices:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """How a task ended here."""
+    """How a task ended on this board."""
 
     task: str  # its id
     event: Event
-    refusal: Refusal | None = None  # where this board gave it up
+    refusal: Refusal | None = None  # in which this board gave it up
 
 
 @dataclass
 class Context:
-    """What the agent's loop and its states share.
+    """The context that the agent's loop and its states share.
 
     Attributes:
-        services: what it works with.
+        services: services of the agent.
         uplink: its messages to the fleet.
         watch: checks the operator's conditions.
         releases: the runtimes of this board.
-        measurements: what it has found out.
-        state: of the machine; written by the agent's loop alone.
-        setup: backend, and data as its reader gave it, from probing on; `services.agreement` makes
-            of it what a task takes.
-        task: in hand, from the offer to its end.
-        pending_offer: it waits until the task in hand is dropped.
-        failure: why the task is about to be refused.
-        events: posted and not yet handled.
+        measurements: measurements of the board, its link and its training.
+        state: state of the machine; only the agent's loop sets it.
+        setup: backend, and data as its reader returned it; set once the agent has measured the
+            board. `services.agreement` converts the data to the form that a task uses.
+        task: the current task, from the offer to its end.
+        pending_offer: an offer that waits until the current task is dropped.
+        failure: the reason for the next refusal of the task.
+        events: posted but not yet handled.
         outcomes: how recent tasks ended.
-        refused: number of messages that were not from a member who may send them, by reason.
-        staged: digests of the files of artifact sets that are fetched beforehand.
-        status_at: ``time.monotonic()`` when the state is announced, if it lasts until then.
-        introduced_at: ``time.monotonic()`` of the last answer to a server that asked who this is.
+        refused: number of messages from senders without the right to send them, by reason.
+        staged: digests of the files of artifact sets that are fetched in advance.
+        status_at: ``time.monotonic()`` at which the state is announced if it still holds.
+        introduced_at: ``time.monotonic()`` of the last answer to a server that asked for this
+            board's profile.
     """
 
     services: AgentServices
     uplink: Uplink
-    watch: Watch
+    watch: ConditionWatch
     releases: Releases
     measurements: Measurements = field(default_factory=Measurements)
     state: State = State.STARTING
@@ -132,11 +134,11 @@ class Context:
     # Events and failures.
 
     def post(self, event: Event) -> None:
-        """Post what a state has seen; the loop handles it before anything else from the inbox."""
+        """Post an event that a state has seen; the loop handles it before the rest of the inbox."""
         self.events.append(event)
 
     def fail(self, error: Exception) -> None:
-        """Give up the task, or without one the release, for a reason that the server will hear."""
+        """Give up the task, or without a task the release, and send the server the reason."""
         self.failure = refusal_of(error)
         reason, detail = self.failure
         expected = isinstance(error, RefusedError | StorageError)
@@ -146,12 +148,14 @@ class Context:
             self.post(Event.FAILED)
         elif self.releases.wanted is not None:
             release, _ref = self.releases.wanted
-            with contextlib.suppress(StorageError):  # then it is tried again when it comes again
+            with contextlib.suppress(
+                StorageError
+            ):  # it is tried again when the server sends it again
                 self.releases.move("unfit", release.number, detail, sets=bool(release.sets))
             self.publish_status()
 
     def journal_refusal(self, error: RefusedError) -> None:
-        """Count and log a message from nobody who may send it; of many, only some are logged."""
+        """Count a message from a sender without the right to send it; log only some of them."""
         self.refused[error.reason] += 1
         count = self.refused[error.reason]
         if count <= _REFUSALS_LOGGED or count % 100 == 0:
@@ -162,7 +166,7 @@ class Context:
     # The task in hand.
 
     def need_task(self) -> TaskInHand:
-        """Return the task in hand."""
+        """Return the current task."""
         if self.task is None:
             raise RuntimeError(
                 f"the device in state {self.state.value!r} has no task; this is a bug"
@@ -178,22 +182,22 @@ class Context:
         return self.setup
 
     def hold(self, task: TaskInHand) -> None:
-        """Make a task the one in hand.
+        """Make a task the current one.
 
-        Where it goes into a secure sum, it gets keys that are in memory alone: after a restart it
-        has another part in the sum than before.
+        If its update goes into a secure sum, the task gets keys that exist only in memory: after a
+        restart the board joins the sum with other keys.
         """
         self.task = task
         summing = task.offer.upload.summing
         if summing is not None:
-            # It needs cryptography, which takes memory that other tasks of a small board keep.
+            # It needs cryptography, whose memory small boards need for other tasks.
             from fleet_protocol.secure_sum import Member  # noqa: PLC0415
 
             weights = task.record.choice.weights
             task.member = Member(self.services.config.device, weights.digest, summing.least)
 
     def save(self, **changes: object) -> None:
-        """Change the task record, on disk first.
+        """Change the task record, first on disk.
 
         Raises:
             StorageError: the disk is full; record and file are as before.
@@ -204,7 +208,7 @@ class Context:
         task.record = record
 
     def blobs_in_use(self) -> set[str]:
-        """Return the digests of what must stay on disk."""
+        """Return the digests of the blobs that must stay on disk."""
         digests: set[str] = set()
         if self.releases.wanted is not None:
             _release, ref = self.releases.wanted
@@ -216,9 +220,9 @@ class Context:
     # Messages.
 
     def send(self, kind: type[FrozenModel], **fields: object) -> None:
-        """Send a device message about the task in hand, or without one about the release.
+        """Send a device message about the current task, or without a task about the release.
 
-        While the broker is away it waits.
+        It waits while the broker is unreachable.
         """
         if self.task is None and self.releases.wanted is not None:
             release, _ref = self.releases.wanted
@@ -227,7 +231,7 @@ class Context:
             self.uplink.send(self.need_task().offer, kind, **fields)
 
     def accept(self, lacks: Sequence[str] = ()) -> None:
-        """Accept the task in hand, perhaps once more; `lacks` are the blobs that it asks for."""
+        """Accept the current task, possibly again; `lacks` are the blobs that it requests."""
         task = self.need_task()
         self.send(
             Accept,
@@ -237,9 +241,9 @@ class Context:
         )
 
     def publish_status(self, *, with_state: bool = True) -> None:
-        """Tell the fleet what this device is, where that has changed, and what it does."""
+        """Publish the device's status, and its profile if that has changed."""
         profile = None
-        # What was measured during a task is told at its end, once.
+        # Measurements of a task are published once, at its end.
         between_tasks = self.state is State.IDLE or self.uplink.sent_profile is None
         if between_tasks and self.setup is not None:
             profile = self._profile(self.setup)
@@ -247,9 +251,9 @@ class Context:
         self.status_at = math.inf
 
     def publish_profile(self) -> None:
-        """Tell the fleet what this device is, also during a task.
+        """Publish the device's profile and status, also during a task.
 
-        The findings in samples that were read again are due at once.
+        New findings in samples that were read again are due immediately.
         """
         self.uplink.publish_status(None, self._profile(self.need_setup()))
 
@@ -266,18 +270,19 @@ class Context:
         )
 
     def introduce(self) -> None:
-        """Say again what this device is and what it does, because the server asks for it."""
+        """Publish the profile and status again, because the server asks for them."""
         now = time.monotonic()
-        # Anybody can ask where the fleet has no identities.
+        # In a fleet without identities anybody can send this request.
         if now >= self.introduced_at + _INTRODUCTION_SECONDS:
             self.introduced_at = now
             self.uplink.sent_profile = None
             self.publish_status()
 
     def announce_state(self) -> None:
-        """Announce a state that begins, once it has lasted.
+        """Announce a new state once it has lasted for a while.
 
-        A small model goes through all of them at once, of which the fleet need not hear.
+        A small model passes through all states within moments, and the fleet does not need each
+        one.
         """
         self.publish_status(with_state=not self.uplink.sent_state)
         if self.uplink.sent_state != self.state.value:
@@ -286,7 +291,7 @@ class Context:
     # The operator's conditions.
 
     def check_conditions(self) -> None:
-        """Check the operator's conditions; where one does not hold, give a task in hand back."""
+        """Check the operator's conditions; if one does not hold, give the current task back."""
         self.watch.ticks.fresh = self._count_new_samples()
         paused_before = self.measurements.paused
         paused = self.watch.check(time.monotonic())
@@ -302,9 +307,9 @@ class Context:
             self.publish_status()
 
     def _count_new_samples(self) -> int | None:
-        """Count the samples that no finished task had; None where no condition needs it.
+        """Count the samples that no finished task has used; None if no condition needs it.
 
-        Their files are read again when they have changed, between tasks.
+        Between tasks, changed sample files are read again first.
         """
         if self.setup is None or self.services.config.conditions.new_data is None:
             return None

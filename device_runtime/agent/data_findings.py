@@ -1,4 +1,4 @@
-"""Finds what looks wrong in a board's data, once per load and contract, and keeps the findings."""
+"""Examines a board's data for faults, once per load and contract, and keeps the findings."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from fleet_protocol.messages.bounds import FINDING_CHARACTERS, MOST_FINDINGS
 
 
 def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
-    """Return what looks wrong in samples, or different from the fleet's contract.
+    """Return faults in the samples, and differences from the fleet's contract.
 
-    Data that does not fit the contract is examined without it, since training on it is refused
+    Data that does not fit the contract is examined without it, because training on it is refused
     anyway.
     """
     summary = None if contract is None else contract.summary
@@ -25,7 +25,7 @@ def sentences(data: DataSet, contract: DataContract | None) -> tuple[str, ...]:
         summary = None
     try:
         data_findings = find_problems(fitting, summary)
-    except ShoalError:  # no value, or a file that changes: training reports that
+    except ShoalError:  # a missing value, or a file that changes meanwhile: training reports that
         return ()
     return tuple(finding.text[:FINDING_CHARACTERS] for finding in data_findings[:MOST_FINDINGS])
 
@@ -34,7 +34,7 @@ class DataFindings:
     """The findings in the agent's current data, compared with the last contract it received."""
 
     def __init__(self, folder: Path, journal: Journal) -> None:
-        """Compare with the contract in the state folder, until another arrives."""
+        """Compare with the contract in the state folder until another one arrives."""
         self._contract = read_contract(folder)
         self._journal = journal
         self._examined: tuple[DataSet, DataContract | None] | None = None
@@ -45,7 +45,7 @@ class DataFindings:
         self._contract = contract
 
     def find(self, data: DataSet) -> tuple[str, ...]:
-        """Return one sentence for each finding; log the new ones."""
+        """Return one sentence for each finding; log new findings."""
         if self._is_examined(data):
             return self._sentences
         before = self._sentences
@@ -53,7 +53,7 @@ class DataFindings:
         self._examined = (data, self._contract)
         for sentence in self._sentences:
             if sentence not in before:
-                self._journal.warning(f"the data looks wrong: {sentence}")
+                self._journal.warning(f"possible fault in the data: {sentence}")
         return self._sentences
 
     def _is_examined(self, data: DataSet) -> bool:

@@ -1,4 +1,4 @@
-"""One log line per event, with the device, the round and the task in front."""
+"""One log line per event, beginning with the device, the round and the task."""
 
 import logging
 
@@ -15,19 +15,19 @@ class Journal:
         self._offer: Offer | None = None
 
     def follow(self, offer: Offer | None) -> None:
-        """Name this task in the lines to come, or none."""
+        """Name this task in the following lines; None for no task."""
         self._offer = offer
 
     def info(self, text: str) -> None:
-        """Log something that is as it should be."""
+        """Log normal operation."""
         self._write(logging.INFO, text)
 
     def warning(self, text: str) -> None:
-        """Log something an operator may want to look at."""
+        """Log something that an operator may want to look at."""
         self._write(logging.WARNING, text)
 
     def error(self, text: str, error: Exception | None = None) -> None:
-        """Log something an operator must look at; a bug comes with its traceback."""
+        """Log something that an operator must look at; a bug is logged with its traceback."""
         self._write(logging.ERROR, text, error)
 
     def _write(

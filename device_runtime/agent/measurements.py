@@ -1,8 +1,9 @@
-"""What an agent has measured of its board, its link and its training: the fleet's profile of it."""
+"""Measurements of an agent's board, link and training, for the profile that it publishes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from device_runtime.agent.link_speed import LinkRecord
 from device_runtime.agent.memory import MemoryRecord
 from device_runtime.agent.releases import Releases
 from device_runtime.board import Board, on_battery, runtime_version, temperature
@@ -14,17 +15,16 @@ from fleet_protocol.messages import Profile
 class Measurements:
     """Measurements; each is None until it is known."""
 
-    board: Board | None = None  # from probing on
+    board: Board | None = None  # known once the agent has measured the board
     step_seconds: float | None = None  # mean time of a training step in the last task
-    link_bytes_per_second: float | None = None  # of the last download
-    # what computed the training steps of the last task, and why that; empty where there is no
-    # choice
+    link: LinkRecord = field(default_factory=LinkRecord)
+    # what computed the training steps of the last task, and why; empty if there is no choice
     provider: str = ""
     unable: str = ""  # why the board cannot train; empty where it can
-    paused: str = ""  # why it shall not train now; empty where it may
+    paused: str = ""  # why it should not train now; empty if it may
 
     def refresh(self, sysfs: Path) -> None:
-        """Read again what changes while a board runs; `sysfs` is that of `probe`."""
+        """Measure again what changes while a board runs; for `sysfs` see `probe`."""
         if self.board is not None:
             self.board = replace(
                 self.board,
@@ -41,15 +41,15 @@ class Measurements:
         findings: tuple[str, ...] = (),
         labels_digest: str | None = None,
     ) -> Profile | None:
-        """Build the device's profile; None before the board is measured.
+        """Build the device's profile; None before the board has been measured.
 
         Args:
             config: the operator's settings.
             examples: number of training samples.
-            memory: record of what was too large for the board.
+            memory: the record of sub-models that were too large for the board.
             releases: the board's releases.
             findings: the findings in its data.
-            labels_digest: digest of the order of labels that its own table sets.
+            labels_digest: digest of the label order that its own table sets.
         """
         if self.board is None:
             return None
@@ -62,7 +62,7 @@ class Measurements:
             max_depth=config.max_depth,
             examples=examples,
             step_seconds=self.step_seconds,
-            link_bytes_per_second=self.link_bytes_per_second,
+            link_bytes_per_second=self.link.down.bytes_per_second if self.link.down else None,
             provider=self.provider,
             unable=self.unable or self.paused or fetching,
             memory_below=too_large.peak if too_large else None,

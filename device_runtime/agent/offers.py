@@ -1,4 +1,4 @@
-"""What an agent makes of an offer: a task in hand, a refusal, or nothing where it is old."""
+"""Turns an offer into the current task or a refusal, or ignores it if it is old."""
 
 import time
 
@@ -15,7 +15,7 @@ from fleet_protocol.messages import Offer, Refuse, TierChoice
 
 
 def begin_task(ctx: Context, offer: Offer) -> None:
-    """Make an offer the task in hand, and post whether this board can do it."""
+    """Make an offer the current task, and post whether this board can train it."""
     problem: Refusal | None = None
     choices: tuple[TierChoice, ...] = ()
     now = time.monotonic()
@@ -57,9 +57,9 @@ def begin_task(ctx: Context, offer: Offer) -> None:
 
 
 def _require_fitting_data(ctx: Context, offer: Offer) -> None:
-    """Bring the samples into the form of an offer's contract.
+    """Convert the samples to the form of an offer's contract.
 
-    Where they do not fit, their files are read again: somebody may have mended them.
+    If they do not fit, their files are read again: the operator may have corrected them.
 
     Raises:
         DataError: they do not fit.
@@ -83,7 +83,7 @@ def _beyond_limits(ctx: Context, offer: Offer) -> Refusal:
 
 
 def receive_offer(ctx: Context, offer: Offer) -> None:
-    """Take an offer of another task than the one in hand: it is new, late, or an echo."""
+    """Handle an offer of a task other than the current one: it is new, late, or a repetition."""
     task = ctx.task
     outcome = _outcome_of(ctx, offer)
     if outcome is not None and _is_settled(ctx, outcome):
@@ -95,14 +95,14 @@ def receive_offer(ctx: Context, offer: Offer) -> None:
     elif task.offer.run == offer.run and offer.round < task.offer.round:
         ctx.services.journal.info(f"ignored an offer of the earlier round {offer.round}")
     else:
-        # A server has one task for a device at a time, so the one in hand is no longer wanted.
-        ctx.services.journal.info(f"task {offer.task} takes the place of the one in hand")
+        # A server has one task for a device at a time, so it no longer wants the current one.
+        ctx.services.journal.info(f"task {offer.task} replaces the current task")
         ctx.pending_offer = offer
         ctx.post(Event.SUPERSEDED)
 
 
 def _outcome_of(ctx: Context, offer: Offer) -> TaskOutcome | None:
-    """Return how the task of an offer ended here last, None where it is new."""
+    """Return how the task of an offer last ended on this board; None if it is new."""
     for outcome in reversed(ctx.outcomes):
         if outcome.task == offer.task:
             return outcome
@@ -110,10 +110,10 @@ def _outcome_of(ctx: Context, offer: Offer) -> TaskOutcome | None:
 
 
 def _is_settled(ctx: Context, outcome: TaskOutcome) -> bool:
-    """Return whether a task that ended here is not begun again when it is offered again.
+    """Return whether a task that ended on this board stays ended when it is offered again.
 
-    One that expired is. So is one that ended without a refusal and is offered for the second time
-    while the board is idle: then the server goes on from a backup.
+    An expired task is begun again. So is a task that ended without a refusal and is offered for the
+    second time while the board is idle: the server then resumes from a backup.
     """
     if outcome.event is Event.EXPIRED:
         return False
@@ -123,11 +123,12 @@ def _is_settled(ctx: Context, outcome: TaskOutcome) -> bool:
 
 
 def _answer_old_offer(ctx: Context, offer: Offer, outcome: TaskOutcome) -> None:
-    """Refuse once more what this board has refused; the broker has delivered the offer again."""
+    """Repeat a refusal, because the broker has delivered the offer again."""
     ctx.services.journal.info(
-        f"ignored the offer of task {offer.task}, which ended here ({outcome.event.value})"
+        f"ignored the offer of task {offer.task}, which has ended on this board "
+        f"({outcome.event.value})"
     )
-    ctx.outcomes.append(outcome)  # counts the offers of it
+    ctx.outcomes.append(outcome)  # counts the offers of this task
     if outcome.refusal is None or ctx.uplink.link is None:
         return
     reason, detail = outcome.refusal

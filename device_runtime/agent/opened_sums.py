@@ -1,9 +1,9 @@
-"""The secure sums for which this board has revealed shares, so that it takes part in no second one.
+"""The secure sums for which this board has revealed shares, so that it joins no second one.
 
-The difference of two sums of one version would be the update of the boards in which they differ. So
-a board that has revealed shares for a sum takes part in no other sum of the same version of the
-same run (`fleet_protocol.secure_sum`), whatever the server says. This is written to disk before the
-shares are sent, so that a restart changes nothing.
+The difference between two sums of one version would be the update of the boards in which they
+differ. So a board that has revealed shares for a sum takes part in no other sum of the same version
+of the same run (`fleet_protocol.secure_sum`), whatever the server requests. The record is on disk
+before the shares are sent, so that a restart does not lose it.
 """
 
 from pathlib import Path
@@ -17,15 +17,16 @@ from fleet_protocol.messages import Offer
 
 _FILE = "opened-sums.json"
 _MOST_SUMS = 4096
-"""Versions that are remembered; a run of that many rounds is longer than any we know of."""
+"""Number of versions that are remembered; longer than any run that we know of."""
 
 
 class _OpenedSum(FrozenModel):
-    """One sum.
+    """A secure sum.
 
     Attributes:
-        run: of the server.
-        weights: digest of what the members were sent, which differs for every version and tier.
+        run: id of the server's run.
+        weights: digest of the weights that the members received, which differs for every version
+            and tier.
     """
 
     run: str
@@ -33,7 +34,7 @@ class _OpenedSum(FrozenModel):
 
 
 class _Record(FrozenModel):
-    """The file: the oldest sum first."""
+    """The file's content: the oldest sum first."""
 
     sums: tuple[_OpenedSum, ...] = ()
 
@@ -52,7 +53,7 @@ class OpenedSums:
         """Refuse an offer whose update would go into a second sum of one version.
 
         Raises:
-            RefusedError: it would, or the file that says so cannot be read.
+            RefusedError: it would, or the file that records the sums cannot be read.
         """
         if offer.upload.summing is None:
             return
@@ -61,17 +62,17 @@ class OpenedSums:
             if _OpenedSum(run=offer.run, weights=choice.weights.digest) in opened:
                 raise RefusedError(
                     RefusalReason.SUM_OPENED,
-                    f"this board has revealed shares for a secure sum of version {offer.version} "
-                    f"of run {offer.run} before; a second sum could show single updates. It takes "
-                    "part again from the next version on",
+                    "this board has revealed shares for a secure sum of version "
+                    f"{offer.version} of run {offer.run} before; a second sum could show "
+                    "single updates. It takes part again from the next version on",
                 )
 
     def record(self, offer: Offer, weights: str) -> None:
-        """Remember, on disk, that shares for a sum are revealed now.
+        """Record, on disk, that the board reveals shares for a sum now.
 
         Args:
-            offer: of the task.
-            weights: digest of the weights that the board was sent.
+            offer: offer of the task.
+            weights: digest of the weights that the board received.
 
         Raises:
             RefusedError: the file cannot be read.
@@ -92,7 +93,7 @@ class OpenedSums:
         except (OSError, ValidationError) as error:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"cannot read {self._path}, which says which secure sums this board has opened. "
-                "If you remove the file, the board takes part in sums again, also in a second one "
-                f"of a version: {error}",
+                f"cannot read {self._path}, which lists the secure sums for which this board "
+                "has revealed shares. If you remove the file, the board takes part in sums "
+                f"again, possibly in a second sum of one version: {error}",
             ) from error

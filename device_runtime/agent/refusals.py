@@ -1,4 +1,4 @@
-"""What a failure of a task is to the server: a reason, and a text for the operator."""
+"""Converts the failure of a task to a reason and a text for the operator."""
 
 import errno
 
@@ -28,7 +28,7 @@ def refused_error(refused: Refused) -> BrokerRefusedError:
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Return what to tell the server about a failure."""
+    """Return the refusal to send to the server for a failure."""
     if isinstance(error, RefusedError):
         return error.reason, str(error)
     if isinstance(error, BrokerRefusedError):

@@ -1,7 +1,7 @@
-"""Lets an agent that its fleet has shut out wait for its operator instead of asking on and on.
+"""Makes an agent that its fleet has shut out wait for its operator, instead of retrying.
 
-The operator puts a new enrolment, or another login, in place of the old one. The agent notices that
-a file has changed, and begins anew with it.
+The operator replaces the enrolment or the login. The agent notices that a file has changed, and
+restarts with it.
 """
 
 import queue
@@ -12,15 +12,15 @@ from typing import Any
 
 from device_runtime.agent.stop_request import StopRequested
 
-LOOK_SECONDS = 5.0  # between two looks at the files
-REFUSED_SECONDS = 3600.0  # after which a service asks a broker again that refuses its login
+LOOK_SECONDS = 5.0  # between two checks of the files
+REFUSED_SECONDS = 3600.0  # after which a service retries a broker that refuses its login
 
 
 class WatchedFiles:
-    """The files that say who a board is and where its broker is.
+    """The files that define a board's identity and its broker.
 
     Args:
-        paths: of the files; one that is not there counts as changed when it comes.
+        paths: paths of the files; a missing file counts as changed when it appears.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -28,7 +28,7 @@ class WatchedFiles:
         self._states = self._read()
 
     def have_changed(self) -> bool:
-        """Return whether a file has another content than at the start of the agent."""
+        """Return whether a file's content differs from that at the start of the agent."""
         return self._read() != self._states
 
     def _read(self) -> list[tuple[int, int, int] | None]:
@@ -49,13 +49,13 @@ def wait_for_change(
     seconds: float,
     alive: Callable[[], None],
 ) -> bool:
-    """Wait until a file has changed, the agent is to stop, or a time is over.
+    """Wait until a file changes, the agent must stop, or the time is over.
 
     Args:
-        files: of the board.
-        inbox: of the agent, whose other events nobody waits for any more.
+        files: files of the board.
+        inbox: inbox of the agent; other events in it are dropped.
         seconds: longest wait.
-        alive: called again and again.
+        alive: called repeatedly.
 
     Returns:
         Whether a file has changed.

@@ -1,11 +1,11 @@
-"""The runtimes of a board side by side, and its artifact sets: which runs, which is tried.
+"""The releases of a board's runtime and artifact sets: which is active, which is on trial.
 
-What starts the agent (`launch`, which a bundle brings and no release replaces) reads the same
-record, one line of PHASE NUMBER BEFORE STARTS WHY, and moves it, too: a runtime that does not start
-cannot. To rename that file is the switch.
+The launcher (`launch`, which a bundle installs and no release replaces) reads and changes
+the same record, one line of PHASE NUMBER BEFORE STARTS WHY, because a runtime that does not start
+cannot. Renaming that file switches the runtime.
 
-Of artifact sets the record says which have passed here; the server names them in tasks, and others
-again.
+For artifact sets the record lists which have passed their test on this board. The server names sets
+in tasks, and may name others.
 """
 
 import contextlib
@@ -30,39 +30,41 @@ if TYPE_CHECKING:
     from fleet_protocol.identity.release import Release
 
 RESTART = 75  # exit code of an agent that ends for another runtime to start (EX_TEMPFAIL)
-INITIAL_RECORD = "running 0 0 0"  # of a board as it was made
-_TRIES = 10  # of the broker, in whose time a server must have heard a release
+INITIAL_RECORD = "running 0 0 0"  # of a board as it was installed
+# A new release must reach a server within the time of so many attempts to connect.
+_TRIES = 10
 
 # fmt: off
 TRANSITIONS: Mapping[tuple[str, str], str] = MappingProxyType({
-    # from      what        to           by whom
-    ("running", "whole"):  "fetched",  # the agent that runs has the file, verified, as WHY; it ends
+    # from      event       to           moved by
+    ("running", "whole"):  "fetched",  # the agent has verified the file, WHY, and ends
     ("failed",  "whole"):  "fetched",
-    ("running", "unfit"):  "failed",   # it does not take it; BEFORE runs on, and WHY is told
+    ("running", "unfit"):  "failed",   # the agent cannot take it; the server receives WHY
     ("failed",  "unfit"):  "failed",
-    ("running", "passed"): "running",  # artifact sets are here, and have passed their self-test
+    ("running", "passed"): "running",  # the artifact sets have passed their self-test
     ("failed",  "passed"): "running",
     ("fetched", "tested"): "trial",    # the launcher has unpacked it, and its self-test has passed
-    ("fetched", "broken"): "failed",   # it has not, or took the board down three times; BEFORE runs
-    ("trial",   "heard"):  "running",  # the agent on trial: the server has heard it
-    # it has not in time, and the agent ends; or it ended by itself three times
+    ("fetched", "broken"): "failed",   # it failed, or crashed the board three times
+    ("trial",   "heard"):  "running",  # the server has received its first message
+    # No server has in time, or the agent on trial ended by itself three times; BEFORE runs.
     ("trial",   "silent"): "failed",
-    # On trial and fetched nothing newer is taken: there is one way back.
+    # While a release is on trial or fetched, nothing newer is taken: only one earlier release is
+    # kept.
 })
 # fmt: on
 
 
 class Releases:
-    """The record, and what is to be fetched.
+    """The record of the active release, and the release to fetch.
 
-    Without a launcher, which says where the record is, nothing.
+    Without a launcher, which names the record's folder, there is none.
 
     Attributes:
-        record: the line as it is on disk, None without a launcher.
-        sets: the same of artifact sets, None where there is no operator who signs them.
-        wanted: what is to be fetched, signed by the operator, and its file for this board, of sets
-            the manifest.
-        trial_ends_at: ``time.monotonic()`` when a trial ends; infinite without one.
+        record: the line as it is on disk; None without a launcher.
+        sets: the same for artifact sets; None if no operator signs them.
+        wanted: the release to fetch, signed by the operator, and its file for this board; for
+            artifact sets, the manifest.
+        trial_ends_at: ``time.monotonic()`` at which a trial ends; infinite without one.
         restarts: whether the agent ends for another runtime to start.
     """
 
@@ -84,18 +86,19 @@ class Releases:
         return _is_trial(self.record)
 
     def receive(self, news: OperatorNotice) -> None:
-        """Take in what the operator says of releases.
+        """Handle a release that the operator announces.
 
         Raises:
-            RefusedError: this one is older than one that the board has had in hand.
+            RefusedError: it is older than a release that the board already knows.
             StorageError: the record cannot be written.
         """
-        # It needs cryptography, which takes memory that other tasks of a small board keep.
+        # It needs cryptography, whose memory small boards need for other tasks.
         from fleet_protocol.identity.release import Release  # noqa: PLC0415
 
         release = news.release if isinstance(news.release, Release) else None
         self.wanted = None
-        # There is one way back, so nothing newer is taken until this one has been heard.
+        # Only one earlier release is kept, so nothing newer is taken until the server has received
+        # a message from this one.
         if self._on_trial:
             if news.heard == _number_of(str(self.record)):
                 self.move("heard")
@@ -106,16 +109,18 @@ class Releases:
         if record is None:
             return
         newest_number = _number_of(record)
-        # An older one that was signed once must not bring its faults back.
+        # An older release with a valid signature must not bring its faults back.
         if release.number < newest_number:
             raise RefusedError(
-                RefusalReason.REPLAYED, f"release {release.number}, where {newest_number} is known"
+                RefusalReason.REPLAYED,
+                f"release {release.number} is older than release {newest_number}, which this "
+                "board knows",
             )
         if release.number > newest_number:
             self._consider(release)
 
     def _consider(self, release: "Release") -> None:
-        """Want a new release, or record why this board cannot take it."""
+        """Accept a new release, or record why this board cannot take it."""
         ref = self._file_for_board(release)
         if ref is None:
             self._decline(release, self._why_none(release))
@@ -144,7 +149,7 @@ class Releases:
         self.move("unfit", release.number, why, sets=bool(release.sets))
 
     def _tier(self, sets: Collection[str]) -> str:
-        """Return the tier of this board's last task, or the largest within its limits, or none."""
+        """Return the tier of this board's last task, or the largest within its limits, or None."""
         config = self._config
         last = str(read_index(config.state_dir).newest.get("tier", ""))
         able = [tier for tier in sets if within(tier, config.max_width, config.max_depth)]
@@ -160,23 +165,23 @@ class Releases:
         *,
         sets: bool = False,
     ) -> None:
-        """Go where `TRANSITIONS` says, on disk first.
+        """Move as `TRANSITIONS` defines, first on disk.
 
         Args:
-            event: what has happened.
-            number: of a release that is now the one in hand.
+            event: event that has happened.
+            number: number of the release that becomes the current one.
             why: one line for the operator.
-            sets: whether the record is that of artifact sets, or that of runtimes.
+            sets: whether the record is that of artifact sets instead of runtimes.
 
         Raises:
-            StorageError: the record cannot be written; all but `wanted` is as before.
+            StorageError: the record cannot be written; everything except `wanted` is unchanged.
         """
         self.wanted = None
         path = self._sets_path if sets else self._path
         line = (self.sets if sets else self.record) or "running 0 0"
         phase, current, before = line.split(" ")[:3]
         if number is not None and phase == "running":
-            before = current  # what runs now is the way back
+            before = current  # the release that runs now is the one to return to
         reason = " ".join(why.split())[:1000]
         next_phase = TRANSITIONS[phase, event]
         record = f"{next_phase} {number or current} {before} 0 {reason}".strip()
@@ -191,7 +196,7 @@ class Releases:
 
 
 def on_trial() -> bool:
-    """Return whether this process runs a release that no server has heard yet."""
+    """Return whether this process runs a release that has not reached a server yet."""
     folder = os.environ.get("SHOAL_RELEASES")
     return bool(folder) and _is_trial(_read(Path(str(folder), "record")))
 
@@ -205,9 +210,9 @@ def _number_of(record: str) -> int:
 
 
 def _read(path: Path | None) -> str | None:
-    """Read a record; `INITIAL_RECORD` where there is none or it is damaged.
+    """Read a record; `INITIAL_RECORD` if it is missing or damaged.
 
-    None where there can be none.
+    None if there can be none.
     """
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""Reads the files of a board's samples again when they have changed, between tasks."""
+"""Reads the files of a board's samples again between tasks, when they have changed."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from fleet_protocol.errors import ShoalError
 
 
 class SampleFiles:
-    """The files that a board's samples come from."""
+    """The files from which a board's samples are read."""
 
     def __init__(self, config: DataConfig, journal: Journal) -> None:
         self._config = config
@@ -21,10 +21,10 @@ class SampleFiles:
     def refresh(self, setup: DeviceSetup) -> DeviceSetup:
         """Read files that have changed since the last attempt.
 
-        The user's own function is called always: nobody knows what it reads.
+        The user's own function is always called, because it is unknown what it reads.
 
         Returns:
-            A setup with the new samples; the given one where nothing has changed, or the files
+            A setup with the new samples; the given one if nothing has changed, or if the files
             cannot be read.
         """
         stamps = self._unreadable or setup.data.stamps
@@ -35,9 +35,9 @@ class SampleFiles:
             return setup
         try:
             data = load_data(self._config)
-        except (ShoalError, OSError) as error:  # maybe only half of a file is written
+        except (ShoalError, OSError) as error:  # a file may be half written
             self._unreadable = current
-            self._journal.warning(f"goes on with the samples it has: {error}")
+            self._journal.warning(f"still using the samples read before: {error}")
             return setup
         self._unreadable = None
         return replace(setup, data=data)

@@ -1,10 +1,10 @@
-"""The request to end an agent."""
+"""The request to stop an agent."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class StopRequested:
-    """Someone wants the agent to end, and why."""
+    """A request to stop the agent, with its reason."""
 
     why: str

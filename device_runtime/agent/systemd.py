@@ -1,4 +1,4 @@
-"""Tells systemd how the agent is: it lives, it is ready, it ends, and what it does meanwhile.
+"""Reports the agent's state to systemd: alive, ready, stopping, and a status text.
 
 The protocol is sd_notify(3): lines of text in one datagram to the socket that ``NOTIFY_SOCKET``
 names.
@@ -17,39 +17,39 @@ _NOT_READY = frozenset({State.STARTING, State.PROBING})
 
 
 class ServiceNotifier:
-    """Notifies the service manager that started this process, as its environment names it.
+    """Notifies the service manager that started this process, as the environment defines it.
 
     Without one, every call does nothing.
 
     Attributes:
-        alive_seconds: how often `alive` must be called at least; infinite without a watchdog.
+        alive_seconds: longest time between two calls of `alive`; infinite without a watchdog.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         path = environment.get("NOTIFY_SOCKET", "")
-        # An @ in front stands for the zero byte of an abstract socket.
+        # A leading @ stands for the zero byte of an abstract socket.
         self._address = "\0" + path[1:] if path.startswith("@") else path
         self.alive_seconds = _watchdog_seconds(environment)
         self._next_at = 0.0
 
     @property
     def is_managed(self) -> bool:
-        """Whether a service manager would start this process again."""
+        """Whether a service manager would restart this process."""
         return bool(self._address)
 
     def wait_outside(self, why: str) -> None:
-        """Tell that the agent runs, and waits for its operator."""
+        """Report that the agent runs, and waits for its operator."""
         self._send(f"READY=1\nSTATUS={why}")
 
     def alive(self) -> None:
-        """Feed the watchdog, as often as it needs it; called each time the agent's loop turns."""
+        """Notify the watchdog as often as it needs; called at each turn of the agent's loop."""
         now = time.monotonic()
         if now >= self._next_at and self.alive_seconds != math.inf:
             self._next_at = now + self.alive_seconds / 2
             self._send("WATCHDOG=1")
 
     def entered(self, state: State, round_number: int | None) -> None:
-        """Tell which state the agent entered, and the round of the task in hand.
+        """Report the state that the agent entered, and the round of the current task.
 
         The unit is ready as soon as the agent has reached the broker.
         """
@@ -64,7 +64,8 @@ class ServiceNotifier:
     def _send(self, text: str) -> None:
         if not self._address:
             return
-        # A board that cannot tell goes on: systemd restarts what it does not hear of.
+        # The board continues even if it cannot report: systemd restarts a service that it receives
+        # nothing from.
         with (
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link,
@@ -73,10 +74,10 @@ class ServiceNotifier:
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float:
-    """Return half of what systemd's watchdog waits, as sd_watchdog_enabled(3) advises."""
+    """Return half of the watchdog's time limit, as sd_watchdog_enabled(3) advises."""
     process = str(os.getpid())
     if environment.get("WATCHDOG_PID", process) != process:
-        return math.inf  # it watches another process of the unit
+        return math.inf  # the watchdog watches another process of the unit
     microseconds = environment.get("WATCHDOG_USEC", "")
     if not microseconds.isdecimal() or int(microseconds) == 0:
         return math.inf

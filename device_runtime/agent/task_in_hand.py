@@ -1,4 +1,4 @@
-"""The task in hand, as the agent's states know it while it lasts."""
+"""The current task, as the agent's states see it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 class TaskInHand:
     """One task, from its offer to its end."""
 
-    record: StoredTask  # what is, or will be, on disk about it
-    deadline: float  # `time.monotonic()` when its round closes
+    record: StoredTask  # the record that is, or will be, on disk
+    deadline: float  # `time.monotonic()` at which its round closes
     started: float  # `time.monotonic()` of the offer, or of the restart
-    resumed: bool = False  # it was found on disk
-    manifest: Manifest | None = None  # of the artifact set taken, once fetched
-    fetch_seconds: float = 0.0  # from the offer to the blobs on disk
-    # its part in the secure sum that the update goes into, if it goes into one
+    resumed: bool = False  # whether it was found on disk
+    manifest: Manifest | None = None  # of the artifact set, once fetched
+    fetch_seconds: float = 0.0  # from the offer until the blobs are on disk
+    # its part in the secure sum that receives the update; None without one
     member: "Member | None" = None
 
     @property
     def offer(self) -> Offer:
-        """What the server wants."""
+        """The server's offer."""
         return self.record.offer
 
     @property
     def announced_tier(self) -> str:
-        """The tier as messages name it: nothing where it is the first that was offered."""
+        """The tier as messages name it: None for the first tier that was offered."""
         return "" if self.record.tier == self.offer.choices[0].tier else self.record.tier
 
     def blobs_in_use(self) -> set[str]:
-        """Return the digests that must stay on disk while the task lasts."""
+        """Return the digests of blobs that must stay on disk during the task."""
         choice = self.record.choice
         digests = {choice.artifact_set.digest, choice.weights.digest}
         if self.manifest is not None:
@@ -46,16 +46,16 @@ class TaskInHand:
         return digests
 
     def files(self, graphs: Collection[str]) -> list[FileSpec]:
-        """Return the files that some graphs of the set need: themselves and its frozen tensors."""
+        """Return the files that some graphs of the set need: themselves and frozen tensors."""
         if self.manifest is None:
             raise RuntimeError(
-                "the files of a task are asked for before its manifest is there; this is a bug"
+                "the files of a task are requested before its manifest is on disk; this is a bug"
             )
         return graph_files(self.manifest, graphs)
 
 
 def graph_files(manifest: Manifest, graphs: Collection[str]) -> list[FileSpec]:
-    """Return the files of some graphs of a set, and of the frozen tensors that they take."""
+    """Return the files of some graphs of a set, and of the frozen tensors that they use."""
     files: list[FileSpec] = [manifest.graphs[key] for key in graphs]
     if manifest.base:
         files.append(manifest.files[BASE])
@@ -63,7 +63,7 @@ def graph_files(manifest: Manifest, graphs: Collection[str]) -> list[FileSpec]:
 
 
 def blob_refs(files: Sequence[FileSpec], chunk_bytes: int) -> list[BlobRef]:
-    """Return what files of a set are as blobs that travel in chunks of so many bytes."""
+    """Return files of a set as blobs that travel in chunks of a given size."""
     return [
         BlobRef(
             digest=file.digest,

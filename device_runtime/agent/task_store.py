@@ -1,9 +1,9 @@
-"""The device's memory across restarts: one record of the task in hand.
+"""The device's memory across restarts: one record of the current task.
 
-It is written before anything is done about the task.
+The record is written before the agent acts on the task.
 
-A state saves the record with its own name first and acts second, so after a power cut the record
-says what may have been begun. ``resume_event`` is the whole recovery map.
+A state first saves the record with its own name and then acts, so after a power cut the record
+names what may have begun. ``resume_event`` decides everything about recovery.
 """
 
 import contextlib
@@ -22,34 +22,34 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Offer, TaskMetrics, TierChoice
 
-CRASH_LIMIT = 3  # a task that took the agent down this often is refused instead of tried again
-# So is one in which the board started anew so often: its supply may be too weak to compute.
+CRASH_LIMIT = 3  # a task that crashed the agent this often is refused instead of tried again
+# So is a task during which the board restarted so often: its power supply may be too weak to
+# compute.
 OUTAGE_LIMIT = 20
 
 Phase = Literal["fetching", "sizing", "training", "measuring", "uploading"]
 
 
 class StoredTask(FrozenModel):
-    """What must survive a power cut.
+    """The state that must survive a power cut.
 
     Attributes:
-        version: of this schema; a record of another version is set aside.
+        version: version of this schema; a record of another version is set aside.
         phase: the state that saved it.
-        offer: as it arrived.
-        tier: the choice taken.
-        chosen: false while it is only measured, for the board to choose by.
-        deadline_unix: when the round closes by the board's own clock, seconds since 1970.
-        boot: which of the board's starts saved it.
-        crashes: how often the agent came back, in one start of the board, without having ended this
-            task or itself.
-        outages: how often the board itself started anew meanwhile, which says nothing about the
-            task.
-        settled: the agent ended by itself, so coming back is no crash.
-        update: the finished update, from uploading on.
-        masked: whether it is covered with the masks of a secure sum, whose keys are in memory
-            alone.
-        metrics: what goes with it.
-        load: what is computed, from sizing, training or measuring on.
+        offer: the offer, unchanged.
+        tier: the chosen sub-model.
+        chosen: false while the sub-model is only measured, to choose one.
+        efficiency: the system efficiency that the board chose by; None where it did not measure.
+        deadline_unix: when the round closes by the board's clock, in seconds since 1970.
+        boot: id of the board's boot in which it was saved.
+        crashes: how often the agent restarted, within one boot of the board, without having ended
+            this task or itself.
+        outages: how often the board itself restarted meanwhile, which says nothing about the task.
+        settled: the agent ended on purpose, so a restart is not a crash.
+        update: the finished update, once the upload begins.
+        masked: whether the update is masked for a secure sum, whose keys exist only in memory.
+        metrics: sent with the update.
+        load: the computation, once sizing, training or measuring begins.
     """
 
     version: Literal[3] = 3
@@ -57,6 +57,7 @@ class StoredTask(FrozenModel):
     offer: Offer
     tier: str
     chosen: bool = True
+    efficiency: float | None = None
     deadline_unix: float
     boot: str = Field(default_factory=boot_id)
     crashes: int = Field(default=0, ge=0)
@@ -69,13 +70,13 @@ class StoredTask(FrozenModel):
 
     @property
     def choice(self) -> TierChoice:
-        """The sub-model taken."""
+        """The chosen sub-model."""
         return next(choice for choice in self.offer.choices if choice.tier == self.tier)
 
     def seconds_left(self, now_unix: float | None = None) -> float:
         """Return the time until the round closes.
 
-        It is never more than the offer gave: a board's clock may jump back at boot.
+        It is never more than the offer allowed: a board's clock may jump back at boot.
         """
         now = time.time() if now_unix is None else now_unix
         return min(self.deadline_unix - now, self.offer.seconds_left)
@@ -91,7 +92,7 @@ class TaskStore:
         """Replace the record atomically.
 
         Raises:
-            StorageError: it cannot be written; the old one is still there.
+            StorageError: it cannot be written; the old one is intact.
         """
         write_atomically(self.path, record.model_dump_json(indent=1).encode())
 
@@ -99,8 +100,8 @@ class TaskStore:
         """Load the record.
 
         Returns:
-            The record, None where there is none that can be read; and why one that cannot be read
-            has been set aside, None where all is well.
+            The record, None if there is none that can be read; and why an unreadable record
+            has been set aside, None if all is well.
         """
         try:
             text = self.path.read_bytes()
@@ -111,7 +112,7 @@ class TaskStore:
         try:
             return StoredTask.model_validate_json(text), None
         except ValidationError as error:
-            # Kept for whoever looks into it; a task that is lost is offered again.
+            # Kept for inspection; the server offers a lost task again.
             aside = self.path.with_suffix(".unreadable")
             with contextlib.suppress(OSError):
                 self.path.replace(aside)
@@ -122,36 +123,36 @@ class TaskStore:
             return None, problem
 
     def clear(self) -> None:
-        """Forget the task; a record that cannot be deleted is no error, its deadline ends it."""
+        """Forget the task; if the record cannot be deleted, its deadline ends it."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
 def _version_of(text: bytes) -> object:
-    with contextlib.suppress(ValueError, AttributeError):
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
         return json.loads(text).get("version")
     return None
 
 
 def resume_event(record: StoredTask | None, blobs: BlobStore) -> Event:
-    """Return where a restarted agent goes on: the recovery map.
+    """Return the event with which a restarted agent resumes.
 
-    The crash that led here is already counted.
+    The crash before this restart is already counted.
     """
     if record is None:
         return Event.READY
     if record.seconds_left() <= 0:
-        # The round is over; nobody waits for the result and nobody needs to be told.
+        # The round is over: nobody waits for the result, and the server needs no message.
         return Event.RESUME_EXPIRED
     if record.crashes >= CRASH_LIMIT or record.outages >= OUTAGE_LIMIT:
         return Event.RESUME_POISONED
     if record.phase == "uploading" and record.update is not None and record.metrics is not None:
-        # The update is finished. The server may have all, some or none of it: it says so when it
-        # hears Done.
+        # The update is finished. The server may have all, some or none of it: it answers that when
+        # it receives Done.
         with contextlib.suppress(BlobError):
             blobs.read(record.update.digest)
             return Event.RESUME_UPLOAD
         # It was damaged on disk: compute it again, there is still time.
-    # fetching: chunks on disk count, the missing ones are asked for. sizing, training, measuring:
-    # nothing but the blobs is worth keeping; fetching checks them and goes on at once.
+    # fetching: chunks on disk count, and the missing ones are requested. sizing, training,
+    # measuring: only the blobs are worth keeping; fetching verifies them and continues immediately.
     return Event.RESUME_FETCH

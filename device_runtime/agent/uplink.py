@@ -1,4 +1,4 @@
-"""The link side of an agent: what it says to the fleet, and which blobs it lets come."""
+"""The agent's side of the link: the messages that it sends, and the blobs that it subscribes to."""
 
 import math
 import time
@@ -24,13 +24,13 @@ _SPEEDS = ("step_seconds", "link_bytes_per_second")
 class Uplink:
     """The connection, and the messages that go over it."""
 
-    config: DeviceConfig  # the operator's
+    config: DeviceConfig  # the operator's settings
     journal: Journal  # the log
-    link: Transport | None = None  # from probing on
-    # blobs whose subscription was given back because chunks came that nobody waits for
+    link: Transport | None = None  # set once the agent has measured the board
+    # blobs that were unsubscribed because unexpected chunks arrived
     unwanted: set[str] = field(default_factory=set)
-    sent_profile: Profile | None = None  # what the fleet has; None when it may have none
-    sent_state: str = ""  # the state that the fleet was told last
+    sent_profile: Profile | None = None  # the profile that the fleet has; None if it may have none
+    sent_state: str = ""  # the state that was last published
     last_sent_at: float = math.inf  # ``time.monotonic()`` of the last message
 
     @property
@@ -49,7 +49,7 @@ class Uplink:
     ) -> None:
         """Send a device message about an offer's task, a release or a request.
 
-        While the broker is away it waits.
+        It waits while the broker is unreachable.
         """
         message = kind.model_validate({"task": subject.task, **fields})
         topic = self.topics.reply(self.config.device)
@@ -62,10 +62,10 @@ class Uplink:
             )
 
     def subscribe_blob(self, digest: str) -> None:
-        """Let the chunks of a blob come.
+        """Subscribe to the chunks of a blob.
 
         Raises:
-            BrokerRefusedError: the broker refuses the subscription, so that none will come.
+            BrokerRefusedError: the broker refuses the subscription, so no chunk will arrive.
         """
         self.unwanted.discard(digest)
         try:
@@ -73,19 +73,19 @@ class Uplink:
         except BrokerRefusedError:
             raise
         except TransportError as error:
-            self.journal.warning(f"{error}; chunks are asked for again")
+            self.journal.warning(f"{error}; chunks are requested again")
 
     def unsubscribe_blob(self, digest: str) -> None:
-        """Let no more chunks of a blob come."""
+        """Unsubscribe from the chunks of a blob."""
         self.need_link().unsubscribe(self.topics.blob_filter(digest))
 
     def decline_chunk(self, digest: str) -> None:
-        """End the subscription that a chunk came from which nobody waits for.
+        """End the subscription that an unexpected chunk came from.
 
-        It is an echo of a subscription just ended, or the broker's session still holds one from
-        before a crash.
+        The chunk is late after an unsubscription, or the broker's session still holds a
+        subscription from before a crash.
         """
-        # Once for each blob: late chunks must not make a storm of unsubscriptions.
+        # Once for each blob: late chunks must not cause a flood of unsubscriptions.
         if digest not in self.unwanted and len(self.unwanted) < _UNWANTED_KEPT:
             self.unwanted.add(digest)
             self.unsubscribe_blob(digest)
@@ -93,15 +93,15 @@ class Uplink:
     def farewell(self, state: str) -> Farewell:
         """Return the last status.
 
-        The broker publishes it when this device vanishes; the device does when it leaves.
+        The broker publishes it when this device vanishes; the device publishes it when it leaves.
         """
         status = DeviceStatus(online=False, state=state)
         return Farewell(self.topics.status(self.config.device), status.to_bytes())
 
     def publish_status(self, state: str | None, profile: Profile | None) -> None:
-        """Publish, retained, what this device does, and what it is if that has changed.
+        """Publish, retained, the device's status, and its profile if that has changed.
 
-        None says nothing.
+        None publishes no profile.
         """
         try:
             if profile is not None and _is_news(profile, self.sent_profile):
@@ -126,9 +126,10 @@ class Uplink:
 
 
 def _is_news(profile: Profile, sent: Profile | None) -> bool:
-    """Return whether a profile says something new.
+    """Return whether a profile contains anything new.
 
-    Speeds are measured in every task; they are sent with something else, unless none was sent yet.
+    Speeds are measured in every task; they are sent only with another change, unless none was sent
+    yet.
     """
     if sent is None:
         return True

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from device_runtime.agent.link_speed import LinkSpeed, TransferTimer
 from device_runtime.training.hooks import TaskStopped
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import iter_chunks
@@ -12,18 +13,32 @@ from fleet_protocol.errors import TransportError
 from fleet_protocol.messages import BlobRef, Ranges
 from fleet_protocol.transport import SEND_WINDOW, Transport
 
-# While the broker is away, time between two looks at whether the upload is still wanted.
+# Time between two checks of whether the upload is still wanted, while the broker is unreachable.
 _PATIENCE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Upload:
-    """Chunks that are to be sent."""
+    """Chunks to send."""
 
     update: BlobRef  # the blob
     ranges: Ranges  # half-open ranges of chunk indices
     topic: Callable[[int], str]  # topic of a chunk index
-    again: bool = False  # they were sent before, so that each shows now that it is right
+    again: bool = False  # whether they were sent before, so that each needs its digest now
+
+
+@dataclass(frozen=True)
+class SentChunks:
+    """Result of sending.
+
+    Attributes:
+        count: number of chunks.
+        speed: speed of the link, from the acknowledgement of the first chunk to that of the last;
+            None where that took no time.
+    """
+
+    count: int
+    speed: LinkSpeed | None
 
 
 def send_chunks(
@@ -32,39 +47,45 @@ def send_chunks(
     upload: Upload,
     *,
     stopped: Callable[[], bool],
-) -> int:
-    """Send chunks, waiting out a broker that is away.
+) -> SentChunks:
+    """Send chunks, waiting while the broker is unreachable.
 
     Args:
-        link: what they are sent over.
-        blobs: where the update lies.
-        upload: which chunks.
-        stopped: called again and again; true when nobody wants the upload any more.
-
-    Returns:
-        The number of chunks sent.
+        link: link over which they are sent.
+        blobs: blobs that hold the update.
+        upload: the chunks to send.
+        stopped: called repeatedly; true when the upload is no longer wanted.
 
     Raises:
-        TaskStopped: ``stopped`` said so.
-        BlobError: the update is no longer intact on disk.
+        TaskStopped: ``stopped`` returned true.
+        BlobError: the update on disk is damaged.
     """
     update = upload.update
     data = blobs.read(update.digest)
-    # An authentic link says for each chunk that it is right; others need a digest in a repetition.
+    # On an authenticated link each chunk proves its own integrity; on others a repeated chunk needs
+    # a digest.
     digests = upload.again and not link.authentic
-    count = 0
+    timer = TransferTimer(time.monotonic())
+    sizes: list[int] = []
     for index, frame in iter_chunks(data, update.chunk_bytes, upload.ranges, digests=digests):
         _wait(link, SEND_WINDOW - 1, stopped)
+        if len(sizes) == SEND_WINDOW:
+            timer.note(sizes[0], time.monotonic())
         link.publish(upload.topic(index), frame)
-        count += 1
-    # Some brokers keep no order between topics: what is announced next should find the chunks
-    # there.
+        sizes.append(len(frame))
+    if not timer.runs and sizes:
+        _wait(link, len(sizes) - 1, stopped)
+        timer.note(sizes[0], time.monotonic())
+    # Some brokers do not keep the order between topics: the chunks should arrive before their
+    # announcement.
     _wait(link, 0, stopped)
-    return count
+    if len(sizes) > 1:
+        timer.note(sum(sizes[1:]), time.monotonic())
+    return SentChunks(len(sizes), timer.speed())
 
 
 def _wait(link: Transport, unacknowledged: int, stopped: Callable[[], bool]) -> None:
-    """Wait until at most so many messages are unacknowledged."""
+    """Wait until at most a given number of messages is unacknowledged."""
     while not stopped():
         with contextlib.suppress(TransportError):
             link.drain(time.monotonic() + _PATIENCE_SECONDS, unacknowledged)

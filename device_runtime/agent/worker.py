@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkReport:
-    """Progress of a job, which its number names."""
+    """Progress of a job, with the job's number."""
 
     job: int
     value: object
@@ -20,7 +20,7 @@ class WorkReport:
 
 @dataclass(frozen=True)
 class WorkDone:
-    """The result of a job, which its number names."""
+    """The result of a job, with the job's number."""
 
     job: int
     result: object
@@ -28,14 +28,14 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class WorkFailed:
-    """The error that ended a job, which its number names."""
+    """The error that ended a job, with the job's number."""
 
     job: int
     error: Exception
 
 
 class Job:
-    """The worker's side of a job while it runs; its reports go to the inbox."""
+    """The worker's side of a running job; its reports go to the inbox."""
 
     def __init__(self, number: int, inbox: queue.SimpleQueue[Any]) -> None:
         self.number = number
@@ -43,7 +43,7 @@ class Job:
         self._cancelled = threading.Event()
 
     def stopped(self) -> bool:
-        """Return whether nobody wants the result any more."""
+        """Return whether the result is no longer wanted."""
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
@@ -51,15 +51,15 @@ class Job:
         self._cancelled.set()
 
     def report(self, value: object) -> None:
-        """Tell the agent something."""
+        """Report a value to the agent."""
         if not self.stopped():
             self._inbox.put(WorkReport(self.number, value))
 
 
 class Worker:
-    """Runs jobs, never two at a time: a new job cancels the old one and begins when it has ended.
+    """Runs jobs, one at a time: a new job cancels the previous one and begins when that has ended.
 
-    Their results go to the inbox; that of a cancelled job carries an old number.
+    Results go to the inbox; that of a cancelled job has an old number.
     """
 
     def __init__(self, inbox: queue.SimpleQueue[Any]) -> None:
@@ -70,15 +70,15 @@ class Worker:
 
     @property
     def current(self) -> int | None:
-        """Number of the job that runs, or whose result is on its way."""
+        """Number of the job that runs, or whose result is not yet handled."""
         return self._job.number if self._job else None
 
     def start(self, name: str, function: Callable[[Job], object]) -> None:
-        """Run a function in the worker thread, which has a name for debuggers."""
+        """Run a function in the worker thread, under a thread name for debuggers."""
         self.cancel()
         self._count += 1
         job = Job(self._count, self._inbox)
-        # A daemon: a step that does not end must not keep the process.
+        # A daemon thread: a step that does not end must not keep the process alive.
         thread = threading.Thread(
             target=self._run,
             args=(job, function, self._thread),
@@ -95,9 +95,9 @@ class Worker:
         function: Callable[[Job], object],
         before: threading.Thread | None,
     ) -> None:
-        """Run a job in its thread, when the thread before has ended."""
+        """Run a job in its thread, once the previous thread has ended."""
         if before is not None:
-            before.join()  # it was cancelled, and looks at that between steps
+            before.join()  # it was cancelled, and checks that between steps
         if job.stopped():
             return
         try:
@@ -108,11 +108,11 @@ class Worker:
             self._inbox.put(WorkDone(job.number, result))
 
     def finish(self) -> None:
-        """Note that the current job's result has arrived."""
+        """Record that the current job's result has arrived."""
         self._job = None
 
     def cancel(self) -> None:
-        """Let the current job end early; its result will carry an old number."""
+        """Cancel the current job; its result will have an old number."""
         if self._job is not None:
             self._job.cancel()
             self._job = None

@@ -1,1 +1,1 @@
-"""Predictions on the board, without a network or over it, of the newest model it has."""
+"""Predictions of the board's newest model, on the board or over the network."""

@@ -1,6 +1,6 @@
-"""Predictions for other programs on the board over a Unix socket.
+"""Serves predictions to other programs on the board over a Unix socket.
 
-A request is a line, and so is its answer.
+A request is one line, and so is its answer.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _SHORTEST_WAIT_SECONDS = 1e-3  # a timeout of 0 would make a socket that never w
 
 
 class LocalSocket:
-    """Serves from as many threads as there may be clients until it is closed.
+    """Serves requests with one thread per client until it is closed.
 
     Raises:
         ConfigError: it cannot listen.
@@ -40,14 +40,16 @@ class LocalSocket:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_socket():
-                path.unlink()  # of an agent that was killed: this one holds the state folder's lock
+                # left by an agent that was killed: this agent holds the state
+                # folder's lock
+                path.unlink()
             self._socket.bind(str(path))
-            # Who may write to the file may ask.
+            # A program that may write to the socket's file may send requests.
             path.chmod(0o660)
         except OSError as error:
             self._socket.close()
             raise ConfigError(
-                f"[predict] socket: cannot listen at {path}: {error}; name another path"
+                f"[predict] socket: cannot listen at {path}: {error}; choose another path"
             ) from error
         self._socket.listen()
         for _ in range(settings.max_clients):
@@ -58,15 +60,16 @@ class LocalSocket:
             ).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no further clients."""
         self._is_open = False
-        self._socket.shutdown(socket.SHUT_RDWR)  # wakes those who wait for a client
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes threads that wait for a client
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
         while self._is_open:
-            with contextlib.suppress(OSError):  # a client is gone or late, or this is closed
+            # a client has closed or is late, or this server is closed
+            with contextlib.suppress(OSError):
                 link, _ = self._socket.accept()
                 with link:
                     self._serve_client(link)
@@ -77,15 +80,15 @@ class LocalSocket:
             if len(line) <= max_bytes:
                 reply = answer(self._predictor, line)
             else:
-                reply = encode_answer(error=f"above {max_bytes} bytes")
+                reply = encode_answer(error=f"longer than {max_bytes} bytes")
             link.settimeout(self._settings.seconds)
             link.sendall(reply)
 
 
 def _lines(link: socket.socket, max_bytes: int, seconds: float) -> Iterator[bytes]:
-    """Yield the requests of a client, each whole within so many seconds.
+    """Yield the requests of a client; each must arrive whole within the time limit.
 
-    One that is too long, as far as it has come, is the last.
+    If a request is too long, its beginning is the last one yielded.
     """
     line = b""
     received = b""
@@ -96,6 +99,7 @@ def _lines(link: socket.socket, max_bytes: int, seconds: float) -> Iterator[byte
             block = link.recv(_READ_BYTES)
             if not block and not received:
                 return
-            received += block or b"\n"  # a client that has closed has ended its last line
+            # a client that has closed the connection has ended its last line
+            received += block or b"\n"
         line, _, received = received.partition(b"\n")
         yield line

@@ -1,7 +1,7 @@
-"""Predictions for others while the agent runs: at the socket, and over the fleet's broker.
+"""Serves predictions while the agent runs: at the socket, and over the fleet's broker.
 
-One model serves both. Who asks over the broker is answered one at a time, in a thread of its own;
-few may wait.
+Both use the same model. Requests over the broker are answered one at a time, in a separate thread;
+only a few may wait.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ class PredictionService:
     """Answers requests until it is closed.
 
     Args:
-        config: of the board.
-        settings: who may ask, and how much.
-        reply: called with a request of the broker and the fields of its answer.
+        config: configuration of the board.
+        settings: access and limits.
+        reply: called with a request from the broker and the fields of its answer.
 
     Raises:
         ConfigError: it cannot listen at the socket.
@@ -38,7 +38,7 @@ class PredictionService:
         settings: PredictConfig,
         reply: Callable[..., None],
     ) -> None:
-        self._predictor = Predictor(config, settings.seconds)
+        self._predictor = Predictor(config, settings.seconds, settings.confidence)
         self._reply = reply
         self._resources = contextlib.ExitStack()
         # Requests with their deadlines; None ends the thread.
@@ -54,15 +54,15 @@ class PredictionService:
             ).start()
 
     def submit(self, ask: Ask) -> None:
-        """Answer a request of the broker in its turn, or refuse it at once."""
+        """Answer a request from the broker in its turn, or refuse it immediately."""
         try:
             self._waiting.put_nowait((ask, time.monotonic() + ask.seconds))
         except queue.Full:
-            detail = f"{self._waiting.maxsize} requests wait already; ask again"
+            detail = f"{self._waiting.maxsize} requests are waiting already; try again later"
             self._reply(ask, reason=RefusalReason.TOO_MANY, detail=detail)
 
     def close(self) -> None:
-        """Listen no more; what waits is not answered."""
+        """Stop listening; waiting requests are not answered."""
         self._resources.close()
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
@@ -71,7 +71,7 @@ class PredictionService:
         while (request := self._waiting.get()) is not None:
             ask, deadline = request
             seconds_left = deadline - time.monotonic()
-            if seconds_left > 0:  # else nobody waits for it any more
+            if seconds_left > 0:  # otherwise the sender no longer waits for the answer
                 self._reply(ask, **self._answer(ask, seconds_left))
 
     def _answer(self, ask: Ask, seconds: float) -> dict[str, Any]:
@@ -79,15 +79,15 @@ class PredictionService:
             model, rows = self._predictor(read_request(ask.asked), seconds)
             answer = {"model": model, "predictions": rows}
             message = Predicted.model_validate({"task": ask.task, **answer})
-            # Receivers refuse a larger message, and whoever asked would wait for nothing.
+            # Receivers refuse a larger message, and the sender would never get an answer.
             size = len(message.to_bytes())
-        # Errors of onnxruntime have no base, and no request may end the thread.
+        # onnxruntime's errors have no common base class, and no request may end the thread.
         except Exception as error:  # noqa: BLE001
             return _refusal(error)
         if size > MESSAGE_LIMIT_BYTES:
             detail = (
-                f"the answer has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; "
-                "ask for fewer samples at once"
+                f"the answer has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; send fewer "
+                "samples at once"
             )
             return {"reason": RefusalReason.OVERSIZED, "detail": detail}
         return answer
@@ -96,7 +96,7 @@ class PredictionService:
 def _refusal(error: Exception) -> dict[str, Any]:
     reason, detail = refusal_of(error)
     request_is_wrong = isinstance(error, DataError | ValueError | RecursionError)
-    # Data that changes is the board's own, of which the request knows nothing.
+    # The data that changes is the board's own; the request does not depend on it.
     if request_is_wrong and not isinstance(error, DataChangedError):
         reason = RefusalReason.MALFORMED
     return {"reason": reason, "detail": detail[:500]}

@@ -1,12 +1,13 @@
-"""The models on a board's disk: the newest that the fleet has sent, or the board's own.
+"""The models on a board's disk: the newest from the fleet, and the board's own.
 
-Everything is read from the agent's state folder, beside a running agent. That replaces its index at
-once when a newer model is whole on disk, so a reader sees the one or the other and never parts of
-both.
+Everything is read from the agent's state folder, while an agent may be running. The agent replaces
+its index atomically once a newer model is whole on disk, so a reader sees the old or the new model,
+never parts of both.
 """
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,16 @@ from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import ForwardSession
 from device_runtime.training.backends.runtime import open_session
 from device_runtime.training.hooks import Hooks
-from device_runtime.training.measuring import INFER, STATS, Statistics, measure
+from device_runtime.training.measuring import (
+    INFER,
+    STATS,
+    Statistics,
+    graphs_of_prediction,
+    measure,
+)
 from device_runtime.training.own_model import OwnModel
+from device_runtime.training.own_model_files import OwnModelFiles
+from device_runtime.training.routines.private import FILES
 from device_runtime.training.schedule import TrainingSchedule, holdout_split
 from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
@@ -39,10 +48,10 @@ class StoredModel:
     """A model on disk.
 
     Attributes:
-        about: which it is, ready for JSON.
+        about: its name, ready for JSON.
         manifest: its manifest.
         graphs: files of its graphs, by key.
-        parameters: its weights by name, frozen ones among them.
+        parameters: its weights by name, including frozen ones.
     """
 
     about: Mapping[str, str | int]
@@ -60,15 +69,15 @@ def read_fleet_model(config: DeviceConfig, index: CacheIndex) -> StoredModel:
     """
     if not (index.newest and index.sets and index.weights):
         raise ConfigError(
-            f"there is no model of the fleet in {config.state_dir} yet: let the board take part "
-            "in a round first (shoal device run), with predict = true in device.toml "
-            "and max_cache_bytes for more than one model"
+            f"there is no model of the fleet in {config.state_dir} yet: let the board take "
+            "part in a round first (shoal device run), with predict = true in device.toml "
+            "and a max_cache_bytes larger than one model"
         )
     blobs = BlobStore(config.state_dir)
     digest = index.weights[-1]
     manifest = Manifest.model_validate_json(blobs.read(index.sets[-1].manifest))
-    # Its digest is compared; the weights themselves are read into place below.
-    blobs.read(digest)  # raises where it is not whole
+    # The digest is verified here; the weights are then read directly into place below.
+    blobs.read(digest)  # raises if the set is not whole
     graphs: dict[str, Path] = {}
     for key, spec in manifest.graphs.items():
         if blobs.has(spec.digest):
@@ -78,8 +87,48 @@ def read_fleet_model(config: DeviceConfig, index: CacheIndex) -> StoredModel:
     return StoredModel({**index.newest, "digest": digest}, manifest, graphs, parameters)
 
 
+def read_board_model(config: DeviceConfig, index: CacheIndex) -> StoredModel:
+    """Read the board's newest model, with the values that it keeps for itself.
+
+    It is the one of ``[own_model]``, or the newest of the fleet with the board's private parts.
+
+    Raises:
+        ConfigError: there is none yet, or the private parts belong to another model.
+        BlobError: a file of it is damaged.
+    """
+    if config.own_model is not None:
+        return read_own_model(config)
+    return _with_private_parts(config, read_fleet_model(config, index))
+
+
+def private_files(config: DeviceConfig) -> OwnModelFiles:
+    """Return the files of the board's private parts."""
+    return OwnModelFiles(config.state_dir, prefix=f"{FILES}-")
+
+
+def _with_private_parts(config: DeviceConfig, model: StoredModel) -> StoredModel:
+    """Put the board's private parts, as its last round of the run left them, into a model."""
+    about = model.about
+    tiers = private_files(config).load_tiers(str(about["run"]), sys.maxsize)
+    own = tiers.get(str(about["tier"]), {})
+    if not own:
+        return model
+    for name, value in own.items():
+        if name not in model.parameters or model.parameters[name].shape != value.shape:
+            raise ConfigError(
+                f"the private part {name} of this board, {list(value.shape)}, belongs to a"
+                f" different model from {model.manifest.arch} {model.manifest.tier}: let the board"
+                " take part"
+                " in another round"
+            )
+    private = f"{len(own)} parameters"
+    return replace(
+        model, about={**about, "private": private}, parameters={**model.parameters, **own}
+    )
+
+
 def read_own_model(config: DeviceConfig) -> StoredModel:
-    """Read the board's own model as its last round left it, or as its set starts it."""
+    """Read the board's own model as its last round left it, or else the initial one of its set."""
     assert config.own_model is not None
     model = OwnModel(config.own_model.set, config.state_dir, config.own_model.keep_runs)
     manifest = model.manifest().own
@@ -89,9 +138,8 @@ def read_own_model(config: DeviceConfig) -> StoredModel:
         about["from"] = kept.path.name
         about["digest"] = blob_digest(kept.path.read_bytes())
     graphs: dict[str, Path] = {}
-    for key in (INFER, STATS):
-        if key in manifest.graphs:
-            graphs[key] = model.path(manifest.graphs[key])
+    for key in graphs_of_prediction(manifest):
+        graphs[key] = model.path(manifest.graphs[key])
     return StoredModel(about, manifest, graphs, model.parameters(kept))
 
 
@@ -99,7 +147,7 @@ def open_model(config: DeviceConfig, model: StoredModel) -> tuple[Any, dict[str,
     """Open the graph that predicts.
 
     Returns:
-        An ``onnxruntime.InferenceSession``, and all its inputs but samples.
+        An ``onnxruntime.InferenceSession``, and all its inputs except the samples.
 
     Raises:
         ConfigError: the model has no such graph.
@@ -108,9 +156,9 @@ def open_model(config: DeviceConfig, model: StoredModel) -> tuple[Any, dict[str,
     needed = {INFER, STATS} if manifest.statistics else {INFER}
     if not needed <= model.graphs.keys():
         raise ConfigError(
-            f"the newest model on this board has no graph that predicts "
-            f"({manifest.arch} {manifest.tier}): set predict = true in device.toml "
-            "and let the board take part in another round"
+            f"the newest model on this board has no graph that predicts ({manifest.arch} "
+            f"{manifest.tier}): set predict = true in device.toml and let the board take "
+            "part in another round"
         )
     graph = open_session(
         model.graphs[INFER],
@@ -118,18 +166,23 @@ def open_model(config: DeviceConfig, model: StoredModel) -> tuple[Any, dict[str,
         threads=config.known_threads,
         leaves=False,
     )
-    fixed: dict[str, NDArray[Any]] = {}
-    for name, value in model.parameters.items():
-        fixed[parameter_input(name)] = value
-    fixed |= _own_statistics(config, model)
+    fixed = fixed_inputs(config, model)
     inputs = {port.name for port in graph.get_inputs()}
     return graph, {name: value for name, value in fixed.items() if name in inputs}
 
 
-def _own_statistics(config: DeviceConfig, model: StoredModel) -> Statistics:
-    """Measure the static batch norms on the board's own training samples.
+def fixed_inputs(config: DeviceConfig, model: StoredModel) -> dict[str, NDArray[Any]]:
+    """Return the inputs of the graphs that predict, except the samples."""
+    fixed: dict[str, NDArray[Any]] = {}
+    for name, value in model.parameters.items():
+        fixed[parameter_input(name)] = value
+    return fixed | own_statistics(config, model)
 
-    These are the samples that its evaluation takes, too.
+
+def own_statistics(config: DeviceConfig, model: StoredModel) -> Statistics:
+    """Measure the static batch norms of a model with its statistics graph on the board's samples.
+
+    Its evaluation uses the same samples.
     """
     if not model.manifest.statistics:
         return {}

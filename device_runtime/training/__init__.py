@@ -1,1 +1,1 @@
-"""Training on the board: data, backends, and what a task asks of them; nothing here knows MQTT."""
+"""Training on the board: data, backends and the work of a task; nothing here depends on MQTT."""

@@ -1,8 +1,8 @@
-"""Execution providers beside the CPU, or more of its threads: tried before a task trains on one.
+"""Tries execution providers and thread counts before a task trains on them.
 
-A trial trains a few steps of the step graph on made-up samples, on the CPU and on the provider,
-from the same weights. Its result is kept in a file by graph, runtime and provider. A provider that
-is wrong, broken or slow leaves the training to the CPU.
+A trial trains a few steps of the step graph on synthetic samples, on the CPU and on the provider,
+from the same weights. The result is saved in a file by graph, runtime and provider. If a provider
+is wrong, broken or slow, training uses the CPU.
 """
 
 import contextlib
@@ -21,37 +21,36 @@ from pydantic import RootModel, ValidationError
 from device_runtime.training.backends.runtime import CPU, offered
 from device_runtime.training.backends.session import TrainSession
 from device_runtime.training.epochs import made_up_steps
-from device_runtime.training.hooks import Hooks, Settled, TaskStopped
+from device_runtime.training.hooks import ChosenProvider, Hooks, TaskStopped
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import StorageError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import Manifest
 
 LIMIT = 3e-2
-"""Largest deviation of losses, parameters or states from the CPU's, as a share of what the steps
-have changed.
+"""Largest deviation of losses, parameters or states from the CPU's, as a share of their change.
 
-The same batches in another order, so summed in another order, deviate by 4e-6 at most in the zoo's
-models that were measured, and OpenVINO's gradients, which are wrong below a max-pool, by 1.4e-1 and
-more.
+If the same batches are summed in another order, the measured models of the zoo deviate by at most
+4e-6. OpenVINO's gradients, which are wrong below a max-pool, deviate by 1.4e-1 and more.
 """
 
-# of parameters, where states tell more: Adam makes whole steps of gradients that are zero but for
-# rounding
+# The limit for parameters if states are compared as well: Adam makes full steps for gradients that
+# are zero apart from rounding.
 _LOOSE = 3e-1
-_WORTH = 1.25  # times the CPU's speed, at least; less may be chance on a busy board
-_WORTH_OF_THREADS = 1.1  # the same of more threads, which cost no copies and no other numbers
-_STEPS = 5  # the first is not timed: a provider compiles and chooses kernels in it
+_WORTH = 1.25  # least speed compared with the CPU; a smaller gain may be chance on a busy board
+# the same for more threads, which need no copies and compute the same numbers
+_WORTH_OF_THREADS = 1.1
+_STEPS = 5  # the first step is not timed: a provider compiles and chooses kernels in it
 _KEPT = 64
 
 
 class Trial(FrozenModel):
-    """What was found of a provider.
+    """The result of a trial.
 
     Attributes:
-        fault: why it must not be used; empty where it may.
-        speed: its steps in the time of one of the CPU.
-        same_bits: whether its steps left what the CPU's left, to the last bit.
+        fault: why the provider must not be used; empty if it may.
+        speed: number of its steps in the time of one CPU step.
+        same_bits: whether its results equal the CPU's to the last bit.
     """
 
     fault: str = ""
@@ -59,7 +58,7 @@ class Trial(FrozenModel):
     same_bits: bool = False
 
     def __str__(self) -> str:
-        return self.fault or f"makes {self.speed:.2f} steps in the time of one of the CPU"
+        return self.fault or f"makes {self.speed:.2f} steps in the time of one CPU step"
 
 
 class Trials(RootModel[dict[str, Trial]]):
@@ -68,14 +67,14 @@ class Trials(RootModel[dict[str, Trial]]):
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What an operator wants tried.
+    """The providers and thread counts that an operator wants tried.
 
     Attributes:
-        path: file of the trials.
-        names: of providers, in order, as onnxruntime names them without ``ExecutionProvider`` at
-            the end; ``CPU:4`` is the CPU with four threads.
-        insist: take one although it is slower than the CPU.
-        threads: numbers of threads of the CPU, of which the fastest is taken where no provider is.
+        path: file that holds the trials.
+        names: names of providers, in order, as onnxruntime names them without the suffix
+            ``ExecutionProvider``; ``CPU:4`` is the CPU with four threads.
+        insist: use a provider even if it is slower than the CPU.
+        threads: thread counts of the CPU; if no provider is used, the fastest of them is.
     """
 
     path: Path
@@ -84,13 +83,13 @@ class Accelerators:
     threads: tuple[int, ...] = ()
 
     def known(self) -> Mapping[str, Trial]:
-        """Return what the file has; nothing where it is lost."""
+        """Return the trials in the file; none if it is lost."""
         with contextlib.suppress(OSError, ValidationError):
             return Trials.model_validate_json(self.path.read_bytes()).root
         return {}
 
     def note(self, key: str, trial: Trial | None) -> None:
-        """Keep a trial by graph, runtime and provider, or forget it."""
+        """Save a trial by graph, runtime and provider, or remove it."""
         trials = {name: old for name, old in self.known().items() if name != key}
         if trial is not None:
             trials[key] = trial  # the newest is the last
@@ -105,41 +104,41 @@ class Accelerators:
         batch: int,
         open_graph: Callable[[str], TrainSession],
         hooks: Hooks,
-    ) -> Settled:
-        """Return the first provider that is right and worth its while, by a known trial or a new.
+    ) -> ChosenProvider:
+        """Return the first provider that is correct and fast enough, by a saved or a new trial.
 
-        Else the CPU, with as many threads as are fastest.
+        If there is none, it is the CPU with the fastest number of threads.
 
         Args:
             graph: digest of the step graph, with the runtime.
-            manifest: of its artifact set.
+            manifest: manifest of its artifact set.
             batch: samples of a step.
-            open_graph: opens the graph on a provider, which it is called with.
+            open_graph: opens the graph on a given provider.
             hooks: may stop a trial.
 
         Raises:
-            TaskStopped: the hooks said so.
+            TaskStopped: a hook requested it.
         """
-        # Cached, so that the CPU's steps serve every provider that is tried.
+        # Cached, so that the CPU's steps serve all providers that are tried.
         take_steps = functools.cache(lambda name: _Steps(open_graph(name), manifest, batch, hooks))
         refused: list[str] = []
         present = offered()
         for name in self.names:
             if name.partition(":")[0] not in present:
                 refused.append(
-                    f"{name} is none of what this onnxruntime has ({', '.join(present)})"
+                    f"{name} is not a provider of this onnxruntime (it has {', '.join(present)})"
                 )
                 continue
             trial = self._trial(graph, name, take_steps)
             if not trial.fault and (self.insist or trial.speed >= _WORTH):
-                return Settled(name, f"it {trial}")
+                return ChosenProvider(name, f"it {trial}")
             refused.append(f"{name} {trial}")
         settled = self._fastest_threads(graph, take_steps)
-        return Settled(settled.provider, "; ".join([*refused, settled.why]).rstrip("; "))
+        return ChosenProvider(settled.provider, "; ".join([*refused, settled.why]).rstrip("; "))
 
-    def _fastest_threads(self, graph: str, take_steps: Callable[[str], "_Steps"]) -> Settled:
-        """Return the CPU with as many threads as are fastest, with one where more hardly pay."""
-        settled = Settled(CPU, "")
+    def _fastest_threads(self, graph: str, take_steps: Callable[[str], "_Steps"]) -> ChosenProvider:
+        """Return the CPU with the fastest number of threads; one if more gain too little."""
+        settled = ChosenProvider(CPU, "")
         fastest = _WORTH_OF_THREADS
         slower: list[str] = []
         for count in self.threads:
@@ -149,14 +148,14 @@ class Accelerators:
                 slower.append(f"{name} {trial}")
                 continue
             fastest = trial.speed
-            bits = "to the same bits" if trial.same_bits else "to other last bits"
-            settled = Settled(name, f"it {trial} with one thread, {bits}")
+            bits = "with the same bits" if trial.same_bits else "with different last bits"
+            settled = ChosenProvider(name, f"it {trial} with one thread, {bits}")
         if settled.provider == CPU:
-            return Settled(CPU, "; ".join(slower))
+            return ChosenProvider(CPU, "; ".join(slower))
         return settled
 
     def _trial(self, graph: str, name: str, take_steps: Callable[[str], "_Steps"]) -> Trial:
-        """Return the known trial of a provider, or a new one."""
+        """Return the saved trial of a provider, or a new one."""
         key = f"{graph} {name}"
         return self.known().get(key) or self._try(key, name, take_steps)
 
@@ -168,8 +167,8 @@ class Accelerators:
     ) -> Trial:
         expected = take_steps(CPU)
         trial = None
-        # If the trial takes the process down, this is what is known.
-        fatal = f"took the agent down in a trial; remove {self.path} to try it again"
+        # Saved first, as the result if the trial takes the process down.
+        fatal = f"crashed the agent in a trial; remove {self.path} to try it again"
         self.note(key, Trial(fault=fatal))
         try:
             steps = take_steps(name)
@@ -191,10 +190,10 @@ class _Steps:
     """The steps of a trial.
 
     Attributes:
-        seconds: of the fastest step but the first.
-        rows: losses, states after the first step, parameters after the last, each in one row.
-        changes: how much the steps have changed each of these.
-        limits: of their deviations, as shares of that.
+        seconds: seconds of the fastest step, excluding the first.
+        rows: losses, states after the first step, parameters after the last, one row each.
+        changes: how much the steps changed each of these.
+        limits: limits of their deviations, as shares of the changes.
     """
 
     def __init__(
@@ -210,40 +209,40 @@ class _Steps:
         for loss in islice(made_up_steps(session, manifest, batch), _STEPS):
             times.append(time.perf_counter())
             losses.append(loss)
-            if len(losses) in {2, _STEPS + 1}:  # after the first and after the last
+            if len(losses) in {2, _STEPS + 1}:  # after the first and after the last step
                 tensors.append((_row(session.parameters()), _row(session.states())))
             hooks.go_on()
         self.seconds = float(np.diff(times)[1:].min())
         (first_parameters, first_states), (last_parameters, last_states) = tensors
         loss_row = np.array(losses)
-        # States while the weights are still the CPU's to the last bits.
+        # States while the weights still equal the CPU's to the last bits.
         self.rows = (loss_row, first_states, last_parameters)
         self.changes = (loss_row, last_states - first_states, last_parameters - first_parameters)
         has_states = len(first_states) > 1
         self.limits = (LIMIT, LIMIT, _LOOSE if has_states else LIMIT)
 
     def equals(self, other: "_Steps") -> bool:
-        """Return whether another's steps left the same bits."""
+        """Return whether another trial's steps gave the same bits."""
         return all(map(np.array_equal, self.rows, other.rows))
 
     def deviation_of(self, other: "_Steps") -> str:
-        """Return what of another's steps is too far from these; empty if they agree."""
+        """Return the results of another trial that deviate too far; empty if they agree."""
         names = ("loss", "states", "parameters")
         for name, change, limit, expected, actual in zip(
             names, self.changes, self.limits, self.rows, other.rows, strict=True
         ):
             size = max(float(np.linalg.norm(change)), 1e-30)
             off = float(np.linalg.norm(actual - expected)) / size
-            if not off <= limit:  # so that no number is too far, too
+            if not off <= limit:  # written so that NaN counts as too far
                 return (
-                    f"computes wrong {name}: off by {off:.1e} of the CPU's change, "
-                    f"and {limit:.0e} is the limit"
+                    f"computes wrong {name}: the deviation is {off:.1e} of the CPU's change, "
+                    f"and the limit is {limit:.0e}"
                 )
         return ""
 
 
 def _row(tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return all numbers that gradients make, without counters; a copy."""
+    """Return a copy of all numbers that come from gradients, without counters."""
     numbers = [value for value in tensors.values() if value.shape and value.dtype.kind == "f"]
-    # A tensor in front, so that there is a row where there are no states.
+    # An empty tensor first, so that there is a row even without states.
     return np.concatenate([np.zeros(1, np.float32), *(value.ravel() for value in numbers)])

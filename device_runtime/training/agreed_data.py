@@ -1,8 +1,7 @@
-"""A board's samples as its files hold them, and the same as the fleet's contract wants them.
+"""A board's samples as its files hold them, and the same in the form of the fleet's contract.
 
-Only this module makes the second of the first, at an offer and after every reading of files that
-have changed, so that no task computes with labels and columns that the board has numbered for
-itself.
+Only this module converts them, at an offer and whenever changed files were read again, so that no
+task uses the board's own numbering of labels and columns.
 """
 
 from dataclasses import dataclass, replace
@@ -15,12 +14,12 @@ from fleet_protocol.messages import Instructions
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a task asks of the samples.
+class SampleRequirements:
+    """A task's requirements for the samples.
 
     Attributes:
-        contract: of the fleet; None where it has none.
-        own_labels: whether the board may number its labels in an order of its own, as a part of the
+        contract: contract of the fleet; None if it has none.
+        own_labels: whether the board may number its labels in its own order, because a part of the
             model stays on it.
     """
 
@@ -28,50 +27,49 @@ class Terms:
     own_labels: bool
 
     def apply(self, raw: DataSet) -> "AgreedData":
-        """Return the samples with labels and columns as the task wants them.
+        """Return the samples with labels and columns as the task requires.
 
         Args:
-            raw: as a reader gives them.
+            raw: the samples from the reader.
 
         Raises:
             MismatchError: they do not fit; the message names the label or the column, and says what
                 to change.
-            DataError: a file that holds them cannot be read any more.
+            DataError: a file that holds them can no longer be read.
         """
         return AgreedData(raw, reconcile(raw, self.contract, own_labels=self.own_labels), self)
 
 
-def terms_of(instructions: Instructions) -> Terms:
-    """Return what a task asks of the samples.
+def terms_of(instructions: Instructions) -> SampleRequirements:
+    """Return a task's requirements for the samples.
 
-    Where a part of the model stays on the board, what a label means may be the board's own
-    business.
+    If a part of the model stays on the board, the board may define what its labels mean.
     """
     contract = instructions.contract
     own_labels = bool(instructions.stays)
     if own_labels and contract is not None:
         contract = contract.model_copy(update={"labels": ()})
-    return Terms(contract, own_labels)
+    return SampleRequirements(contract, own_labels)
 
 
 @dataclass(frozen=True)
 class AgreedData:
-    """Samples in both forms; `Terms.apply` makes it.
+    """Samples in both forms; `SampleRequirements.apply` creates it.
 
     Attributes:
-        raw: as the reader gave them. The board keeps these, since another contract may want further
-            columns of them.
-        samples: the same as the terms want them, for everything that computes; `raw` itself where
-            nothing differs.
-        terms: what the task asks.
+        raw: the samples from the reader. The board keeps them, because another contract may need
+            further columns.
+        samples: the same in the form of the terms, for all computation; `raw` itself if they are
+            the same.
+        terms: the task's requirements.
     """
 
     raw: DataSet
     samples: DataSet
-    terms: Terms
+    terms: SampleRequirements
 
     def stamped(self, stamps: Stamps) -> "AgreedData":
-        """Return the same samples, of files whose state was read once more."""
+        """Return the same samples with a newer state of their files."""
         raw = replace(self.raw, stamps=stamps)
         samples = raw if self.samples is self.raw else replace(self.samples, stamps=stamps)
         return AgreedData(raw, samples, self.terms)

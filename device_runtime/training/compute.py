@@ -1,4 +1,4 @@
-"""One task from weights on disk to an update on disk."""
+"""Runs one task, from weights on disk to an update on disk."""
 
 import time
 from dataclasses import replace
@@ -14,10 +14,10 @@ _TIMED_STEPS = 5
 
 
 def compute(task: Task, setup: DeviceSetup, hooks: Hooks) -> FinishedUpdate:
-    """Do a task and keep its update.
+    """Run a task and save its update.
 
     Raises:
-        TaskStopped: the hooks said so.
+        TaskStopped: a hook requested it.
         DataError: the data does not fit the model.
         RefusedError: a self-test failed, or a loss, parameter or statistic is not finite, or the
             board lacks what the routine needs.
@@ -30,13 +30,14 @@ def compute(task: Task, setup: DeviceSetup, hooks: Hooks) -> FinishedUpdate:
 
 
 def time_step(task: Task, setup: DeviceSetup, hooks: Hooks) -> float:
-    """Return the seconds of a training step now, the median of a few that leave nothing.
+    """Return the current seconds per training step: the median of a few, whose results are dropped.
 
-    Raises what `compute` does.
+    Raises the errors of `compute`.
     """
     settings = {"steps": _TIMED_STEPS, "optimizer_state": "reset"}
     few_steps = task.instructions.train.model_copy(update=settings)
-    instructions = task.instructions.model_copy(update={"train": few_steps})
+    # A routine's private values change the result of training, but not the cost of a step.
+    instructions = task.instructions.model_copy(update={"train": few_steps, "settings": {}})
     began: list[float] = []
 
     def note_step() -> bool:  # called before every step
@@ -47,8 +48,8 @@ def time_step(task: Task, setup: DeviceSetup, hooks: Hooks) -> float:
     nothing_held_out = (training, np.zeros(0, np.int64))
     routine_of(instructions).run(
         replace(task, instructions=instructions),
-        replace(setup, parts=nothing_held_out),
+        replace(setup, parts=nothing_held_out, keeps_files=False),
         Hooks(hooks.report, note_step),
     )
-    # Of the last steps alone: the first warms a session up.
+    # Only of the last steps: the first ones warm the session up.
     return float(np.median(np.diff(began[-_TIMED_STEPS:])))

@@ -4,7 +4,7 @@ A result counts only if the samples did not change meanwhile.
 
 Before a task, changed files are read again; after it, the files are checked once more. If they
 changed meanwhile, the task is repeated on the new samples, a few times. New samples must fit the
-fleet's contract as the earlier ones did.
+fleet's contract, as the earlier ones did.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class DataSeen:
 
     Attributes:
         data: the board's current samples.
-        changed: the files that were read again because they had changed; empty for none.
+        changed: the files that were read again because they had changed; empty if none had.
     """
 
     data: AgreedData
@@ -46,14 +46,14 @@ def on_current_data(
     data: AgreedData,
     hooks: Hooks,
 ) -> _T:
-    """Run a task on samples that stay the same in their files from beginning to end.
+    """Run a task on samples whose files stay the same from beginning to end.
 
     Args:
-        work: what is done.
-        task: with what.
-        setup: what it is done with; whatever samples it has, `data` takes their place.
-        data: the board's samples, as the task's contract wants them.
-        hooks: are told of samples that were read again.
+        work: the function that runs the task.
+        task: its first argument.
+        setup: its second argument; `data` replaces its samples.
+        data: the board's samples in the form of the task's contract.
+        hooks: are called when samples were read again.
 
     Raises:
         MismatchError: the files changed, and their new samples do not fit the contract.
@@ -94,7 +94,7 @@ def on_current_data(
 def _current(data: AgreedData, hooks: Hooks) -> AgreedData:
     """Return the current samples of the board's files; call the hooks if they were read again.
 
-    The hooks are not called for samples that do not fit: the board keeps those it has, and the next
+    The hooks are not called for samples that do not fit: the board keeps its samples, and the next
     task checks again.
     """
     stamps = data.raw.stamps
@@ -105,7 +105,7 @@ def _current(data: AgreedData, hooks: Hooks) -> AgreedData:
     seen = None
     if changes:
         seen = DataSeen(data.terms.apply(_read_again(stamps.config, changes)), list_paths(changes))
-    elif stamps.young:  # they have aged, so their timestamps are enough from now on
+    elif stamps.young:  # The files are old enough by now for their timestamps to be enough.
         seen = DataSeen(data.stamped(later))
     if seen is None:
         return data
@@ -120,12 +120,12 @@ def _read_again(config: DataConfig, changes: tuple[str, ...]) -> DataSet:
         raise
     except (DataError, ConfigError) as error:
         raise DataChangedError(
-            f"{list_paths(changes)} changed, and cannot be used now: {error}; "
-            "the next task checks again"
+            f"{list_paths(changes)} changed, and cannot be used now: {error}; the next task "
+            "checks again"
         ) from error
 
 
 def _discard(result: object, setup: DeviceSetup) -> None:
-    """Remove the update of an attempt that does not count."""
+    """Delete the update of an attempt that does not count."""
     if isinstance(result, FinishedUpdate):
         setup.blobs.remove(result.update.digest)

@@ -1,6 +1,6 @@
 """Local training on a board: epochs of steps, and the test of a new graph before the first.
 
-Nothing here knows the agent, MQTT or the disk.
+Nothing here depends on the agent, MQTT or the disk.
 """
 
 import itertools
@@ -26,13 +26,13 @@ _SELF_TEST_SAMPLES = 2
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What training ended with; the parameters stay in the session.
+    """The result of training; the parameters stay in the session.
 
     Attributes:
-        steps: of the training.
+        steps: number of steps of the training.
         loss: mean of the last epoch, weighted by the labels that count.
-        seconds: time of the training alone.
-        mean_loss: of all steps, weighted likewise; None if it is not known.
+        seconds: time of the training only.
+        mean_loss: mean loss of all steps, weighted likewise; None if it is not known.
     """
 
     steps: int
@@ -50,13 +50,13 @@ def train(
     """Train for the epochs or steps of an offer.
 
     Args:
-        session: has the weights, and holds the result.
-        manifest: of the artifact set.
-        schedule: what is trained on, in which order.
-        hooks: are told of every epoch.
+        session: has the weights, and later the result.
+        manifest: manifest of the artifact set.
+        schedule: the samples, and their order.
+        hooks: are called after every epoch.
 
     Raises:
-        TaskStopped: the hooks said so.
+        TaskStopped: a hook requested it.
         DataError: no label of the training samples counts.
         RefusedError: the loss or a parameter is not finite.
     """
@@ -68,27 +68,34 @@ def train(
     mean = math.nan
     all_total = 0.0
     all_weight = 0
-    for planned in schedule.passes():
-        total = 0.0
-        weight = 0
-        for number, indices in enumerate(planned.batches):
-            hooks.go_on()
-            step_seed = schedule.step_seed(planned.epoch, number)
-            x, y = training_batch(data, indices, manifest.input_dtype, step_seed)
-            noise = draw_noise(manifest.noise, step_seed, len(indices))
-            loss = session.step(x, y, mask, settings.rate_at(step, schedule.steps), noise)
-            step += 1
-            # At once: all that follows would be lost, and hours on a slow board with it.
-            if not math.isfinite(loss):
-                raise loss_refused(loss, manifest, step_seed, step)
-            count = counted(y)
-            total = total + loss * count
-            weight = weight + count
-        mean = total / weight if weight else mean
-        all_total = all_total + total
-        all_weight = all_weight + weight
-        hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, mean))
-    # The loss is that before the last step, which may have spoilt what is sent.
+    keeping = session.keeping(
+        settings.batch_size,
+        len(schedule.chosen),
+        again=schedule.steps * settings.batch_size > len(schedule.chosen),
+        is_random=bool(data.augment),
+    )
+    with keeping:
+        for planned in schedule.passes():
+            total = 0.0
+            weight = 0
+            for number, indices in enumerate(planned.batches):
+                hooks.go_on()
+                step_seed = schedule.step_seed(planned.epoch, number)
+                x, y = training_batch(data, indices, manifest.input_dtype, step_seed)
+                noise = draw_noise(manifest.noise, step_seed, len(indices))
+                loss = session.step(x, y, mask, settings.rate_at(step, schedule.steps), noise)
+                step += 1
+                # Immediately: all further training would be lost, and hours of it on a slow board.
+                if not math.isfinite(loss):
+                    raise loss_refused(loss, manifest, step_seed, step)
+                count = counted(y)
+                total = total + loss * count
+                weight = weight + count
+            mean = total / weight if weight else mean
+            all_total = all_total + total
+            all_weight = all_weight + weight
+            hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, mean))
+    # The loss precedes the last step, which may have spoilt the parameters that are sent.
     check_parameters(session.parameters(), schedule.round, step)
     mean_loss = all_total / all_weight if all_weight else None
     return TrainResult(step, mean, time.monotonic() - started, mean_loss)
@@ -103,9 +110,9 @@ def loss_refused(
     """Return the refusal of a task whose loss is not finite."""
     return RefusedError(
         RefusalReason.FAILED,
-        f"the loss is {loss} in round {step_seed.round} at step {step} "
-        f"(epoch {step_seed.epoch + 1}) of {manifest.arch} {manifest.tier}; "
-        "lower the learning rate or look at the data",
+        f"the loss is {loss} in round {step_seed.round} at step {step} (epoch "
+        f"{step_seed.epoch + 1}) of {manifest.arch} {manifest.tier}; lower the learning rate "
+        "or examine the data",
     )
 
 
@@ -115,13 +122,13 @@ def check_parameters(
     step: int,
     whose: str = "",
 ) -> None:
-    """Check that training left every parameter finite.
+    """Check that every parameter is finite after training.
 
     Args:
-        parameters: by name.
-        round_number: for the message, as the step and `whose` they are.
-        step: number of the last one.
-        whose: empty where there is one model.
+        parameters: the parameters by name.
+        round_number: number of the round, for the message, like the step and `whose`.
+        step: number of the last step.
+        whose: empty if there is only one model.
 
     Raises:
         RefusedError: a parameter is not finite.
@@ -136,13 +143,13 @@ def check_parameters(
 
 
 def made_up_steps(session: TrainSession, manifest: Manifest, count: int) -> Iterator[float]:
-    """Yield the losses of steps without end on made-up samples, from made-up weights.
+    """Yield the losses of endless steps on synthetic samples, from synthetic weights.
 
     Both are always the same.
 
     Args:
-        session: whose parameters are overwritten.
-        manifest: of the artifact set.
+        session: session whose parameters are overwritten.
+        manifest: manifest of the artifact set.
         count: samples of a step.
     """
     draw = np.random.Generator(np.random.PCG64(0))
@@ -156,15 +163,15 @@ def made_up_steps(session: TrainSession, manifest: Manifest, count: int) -> Iter
     y: Targets = np.arange(math.prod(places), dtype=np.int64).reshape(places) % manifest.classes
     for step in itertools.count():
         if manifest.input_dtype == "float32":
-            x = draw.random(shape, np.float32)  # token 0 in a row that has tokens, too
+            x = draw.random(shape, np.float32)  # token 0 in a row of tokens, too
         if manifest.recipe.loss.target == "float32":
-            y = draw.random(places, np.float32)  # in [0, 1), which every loss takes
+            y = draw.random(places, np.float32)  # in [0, 1), which is valid for every loss
         noise = draw_noise(manifest.noise, StepSeed(0, 0, 0, step), count)
         yield session.step(x, y, np.ones(manifest.classes, np.float32), 0.01, noise)
 
 
 def self_test(session: TrainSession, manifest: Manifest) -> None:
-    """Take one step on made-up weights and samples.
+    """Take one step on synthetic weights and samples.
 
     A set that fails must not be used on this board. The parameters of the session are overwritten.
 
@@ -178,6 +185,6 @@ def self_test(session: TrainSession, manifest: Manifest) -> None:
         fault = f"parameter {broken[0]} not finite" if loss_is_finite else f"loss {loss}"
         raise RefusedError(
             RefusalReason.FAILED,
-            f"artifact set {manifest.arch} {manifest.tier} fails its self-test on this board: "
-            f"{fault} after one step",
+            f"artifact set {manifest.arch} {manifest.tier} fails its self-test on this "
+            f"board: {fault} after one step",
         )

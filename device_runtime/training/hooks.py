@@ -1,4 +1,4 @@
-"""How a running task talks to its caller: what it reports, and when it must stop."""
+"""How a running task communicates with its caller: its reports, and the request to stop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ class TaskStopped(Exception):  # noqa: N818 - no error: it was asked for
 
 @dataclass(frozen=True)
 class EpochReport:
-    """How far training is.
+    """Progress of training.
 
     Attributes:
         epoch: number of finished epochs.
-        epochs: of so many.
+        epochs: number of all epochs.
         step: number of finished steps.
         loss: mean of the last epoch, weighted by labels that count.
     """
@@ -27,18 +27,18 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class SelfTested:
-    """A train graph passed its self-test; graph and runtime are named as in the cache's index."""
+    """A training graph passed its self-test; names are those of the cache's index."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What computes the steps of a task that begins, now or anew.
+class ChosenProvider:
+    """The provider for the steps of a task that begins or begins again.
 
     Attributes:
-        provider: of onnxruntime.
-        why: that one.
+        provider: provider of onnxruntime.
+        why: the reason for that choice.
     """
 
     provider: str
@@ -47,11 +47,11 @@ class Settled:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a task calls while it runs; by default nobody listens and nobody stops it.
+    """Functions that a running task calls; the default ones do nothing and never stop it.
 
     Attributes:
-        report: called with an `EpochReport`, a `SelfTested`, or a `Settled` at a choice.
-        stopped: called before every step; true where nobody wants the result any more.
+        report: called with an `EpochReport`, a `SelfTested`, or a `ChosenProvider` at a choice.
+        stopped: called before every step; true if the result is no longer wanted.
     """
 
     report: Callable[[object], None] = lambda _report: None

@@ -1,6 +1,6 @@
-"""The labels of a board's samples: those that count, those that occur, and the mask of them.
+"""The labels of a board's samples: those that count, those that occur, and their mask.
 
-The mask is that of specification 1.5.
+Specification 1.5 defines the mask.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from fleet_protocol.targets import Targets, counted
 def present_labels(y: Targets, classes: int) -> NDArray[np.int64]:
     """Return the labels that occur, sorted.
 
-    Negative ones are none, and numbers are about every output of the model.
+    Negative labels are left out; for a regression the result is every output of the model.
     """
     # A regression has no labels: every output is trained.
     if y.dtype.kind == "f":
@@ -34,15 +34,15 @@ def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDAr
 
 
 def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
-    """Check that there is something to learn.
+    """Check that at least one label counts.
 
     Raises:
         DataError: no label of the training samples counts.
     """
     if not counted(data.y[chosen]):
         raise DataError(
-            f"{data.source}: every label of the {len(chosen)} training samples is negative; "
-            "none counts"
+            f"{data.source}: every label of the {len(chosen)} training samples is negative, "
+            "so none counts"
         )
 
 
@@ -51,7 +51,7 @@ def training_mask(
 ) -> NDArray[np.float32]:
     """Return the label mask of a training, ``[classes]``: 1 where the label counts.
 
-    Errors are those of `require_labels`.
+    The errors are those of `require_labels`.
     """
     require_labels(data, chosen)
     return label_mask(present_labels(data.y[chosen], classes), classes, masked=masked)

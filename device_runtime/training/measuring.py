@@ -1,4 +1,4 @@
-"""What a board measures of a model without changing it: batch norm statistics, and its accuracy.
+"""Measures a model without changing it: batch norm statistics, and its accuracy.
 
 The accuracy is that on held-out samples.
 """
@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.backends.session import ForwardSession
+from device_runtime.training.backends.forward import ForwardSession
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.schedule import Indices, TrainingSchedule, batches, training_batch
 from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
+from fleet_protocol.graph_parts import exit_keys
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import evaluation_of
@@ -25,16 +26,22 @@ STATS = "onnx/stats"
 INFER = "onnx/infer"
 
 
+def graphs_of_prediction(manifest: Manifest) -> tuple[str, ...]:
+    """Return the keys of the graphs that predict, of those that a set has."""
+    keys = (STATS, INFER, *exit_keys(manifest.graphs))
+    return tuple(key for key in keys if key in manifest.graphs)
+
+
 @dataclass(frozen=True)
 class HeldOut:
-    """Samples that a model is judged by.
+    """Samples on which a model is evaluated.
 
     Attributes:
         data: all samples of the board.
-        chosen: indices of the held-out ones.
-        batch_size: how many are judged at once.
+        chosen: indices of the held-out samples.
+        batch_size: number of samples evaluated at once.
         mask: label mask of the training, ``[classes]``.
-        statistics: of the model's static batch norms.
+        statistics: statistics of the model's static batch norms.
     """
 
     data: DataSet
@@ -59,8 +66,8 @@ def measure(
         batches.
 
     Raises:
-        TaskStopped: the hooks said so.
-        DataError: one sample only, whose unbiased variance does not exist.
+        TaskStopped: a hook requested it.
+        DataError: there is only one sample, which has no unbiased variance.
         RefusedError: a statistic is not finite.
     """
     check_measurable(schedule)
@@ -85,7 +92,7 @@ def check_measurable(schedule: TrainingSchedule) -> None:
     """Check that samples have batch norm statistics.
 
     Raises:
-        DataError: no batch has two of them, so there is no unbiased variance.
+        DataError: no batch has two samples, so there is no unbiased variance.
     """
     if not schedule.measurable:
         raise DataError(
@@ -98,7 +105,7 @@ def check_measurable(schedule: TrainingSchedule) -> None:
 def mean_statistics(
     sums: Mapping[str, NDArray[np.float64]], count: int, round_number: int
 ) -> Statistics:
-    """Return batch norm statistics from their sums over so many batches, at least 1.
+    """Return batch norm statistics from their sums over `count` batches, at least 1.
 
     Raises:
         RefusedError: one is not finite.
@@ -118,13 +125,13 @@ def evaluate(
     held_out: HeldOut,
     hooks: Hooks,
 ) -> Evaluation:
-    """Return loss and accuracy on held-out samples, of which at least one label counts.
+    """Return loss and accuracy on held-out samples; at least one label must count.
 
-    They are means over the labels that count, of which there is one per sample, or with a label per
-    token those that are not negative.
+    They are means over the labels that count: one per sample or, with a label per token, those that
+    are not negative.
 
     Raises:
-        TaskStopped: the hooks said so.
+        TaskStopped: a hook requested it.
     """
     data = held_out.data
     chosen = held_out.chosen
@@ -146,24 +153,24 @@ def judge(
 ) -> Evaluation | None:
     """Return loss and accuracy of a model on held-out samples.
 
-    Its norms take the board's own statistics.
+    Its norms use the board's own statistics.
 
     Args:
         open_graph: opens a graph of the model by its key.
-        manifest: of the model.
-        schedule: of the training samples, for the statistics.
-        held_out: what it is judged by.
+        manifest: manifest of the model.
+        schedule: schedule of the training samples, for the statistics.
+        held_out: the samples for the evaluation.
         hooks: may stop it.
 
     Returns:
-        None where no held-out label counts, the set has no evaluation graph, or the statistics
+        None if no held-out label counts, the set has no evaluation graph, or the statistics
         cannot be measured.
 
     Raises:
-        TaskStopped: the hooks said so.
+        TaskStopped: a hook requested it.
         RefusedError: a statistic is not finite.
     """
-    # A mean over no label would be no number, which no message carries.
+    # A mean over no label would be NaN, which no message can carry.
     if EVAL not in manifest.graphs or not counted(held_out.data.y[held_out.chosen]):
         return None
     statistics: Statistics = {}

@@ -1,7 +1,7 @@
-"""A model of the board's own: trained beside the one of an offer, it never leaves this board.
+"""The board's own model: trained beside the one of an offer, it never leaves this board.
 
-The operator puts a pair on the board: the step of both models, and what the board's own starts
-from. What the board keeps of it from round to round, `OwnModelFiles` holds.
+The operator copies a pair to the board: the step of both models, and the initial weights of the
+board's own. `OwnModelFiles` holds what the board keeps of it from round to round.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.pair_manifest import PairManifest, parse_pair_manifest
 
 MODEL = "model/"
-"""In front of the names of the model's parameters in the files between rounds."""
+"""Prefix of the names of the model's parameters in the files between rounds."""
 
 
 @dataclass(frozen=True)
 class OwnModel:
-    """Where a board's own model is.
+    """Where the board's own model is stored.
 
     Attributes:
-        folder: of the pair.
-        state_dir: where the model is kept between rounds.
-        kept_runs: of so many runs it is kept.
+        folder: folder of the pair.
+        state_dir: folder for the model between rounds.
+        kept_runs: number of runs for which it is kept.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class OwnModel:
 
     @property
     def files(self) -> OwnModelFiles:
-        """What is kept between rounds."""
+        """The files that are kept between rounds."""
         return OwnModelFiles(self.state_dir, self.kept_runs)
 
     def manifest(self) -> PairManifest:
@@ -47,15 +47,15 @@ class OwnModel:
 
         Raises:
             ConfigError: it cannot be read.
-            BlobError: it is no manifest of a pair.
+            BlobError: it is not the manifest of a pair.
         """
         return parse_pair_manifest(self._read("manifest.json"))
 
     def parameters(self, kept: KeptRound | None) -> dict[str, NDArray[Any]]:
-        """Return the model as a round left it, or as the set starts it.
+        """Return the model as a round left it, or else the initial one of the set.
 
         Raises:
-            RefusedError: what the round left is of another pair.
+            RefusedError: the round's file belongs to another pair.
             ConfigError: the set is not whole.
         """
         pair = self.manifest()
@@ -64,14 +64,14 @@ class OwnModel:
         return kept.under(MODEL, {spec.name: spec for spec in pair.own.parameters})
 
     def check(self) -> None:
-        """Check that every file of the pair that this board uses is there, as it was exported.
+        """Check that every file of the pair that this board uses is present and as exported.
 
         Raises:
-            ConfigError: one is not; the message names it.
-            BlobError: the manifest is none of a pair.
+            ConfigError: a file is not; the message names it.
+            BlobError: the manifest is not that of a pair.
         """
         pair = self.manifest()
-        # A set without these is whole, too: its model is then not judged.
+        # A set without these is whole, too: its model is then not evaluated.
         graphs = (pair.own.graphs.get(key) for key in (EVAL, STATS))
         for file in (pair.graph, pair.own_init, pair.adaptor, *graphs):
             if file is not None:
@@ -81,21 +81,21 @@ class OwnModel:
         """Return the content of a file of the pair.
 
         Raises:
-            ConfigError: it cannot be read, or is not what was exported.
+            ConfigError: it cannot be read, or differs from the export.
         """
         data = self._read(file.path, max(file.size, DOCUMENT_LIMIT))  # a longer one is damaged
         if not matches(data, file.digest):
             raise ConfigError(
-                f"[own_model] set: {self.folder / file.path} is damaged, or of another export "
-                "than the manifest beside it; copy the whole set to this board again"
+                f"[own_model] set: {self.folder / file.path} is damaged, or from a different"
+                " export from the manifest beside it; copy the whole set to this board again"
             )
         return data
 
     def path(self, file: FileSpec) -> Path:
-        """Return where a graph of the pair is.
+        """Return the path of a graph of the pair.
 
         Raises:
-            ConfigError: it is not there.
+            ConfigError: it is missing.
         """
         try:
             return path_within(self.folder, file.path)

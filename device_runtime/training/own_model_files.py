@@ -1,8 +1,8 @@
-"""What a board keeps of its own model from round to round: one file per round.
+"""Keeps the board's own model from round to round: one file per round.
 
-A round starts from the file of the latest round before it, so a task that is computed twice after a
-power cut gives the same result, and a restart loses nothing. Of a run two rounds are kept, and of
-runs the newest few: a run that ended cannot be told from one whose server is away.
+A round starts from the file of the latest round before it. So a task that is computed twice after a
+power cut gives the same result, and a restart loses nothing. Two rounds of a run are kept, and the
+newest few runs: a run that has ended looks the same as one whose server is offline.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from device_runtime.training.backends.swapping import Sized
+from device_runtime.training.backends.swapping import TensorDescription
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
@@ -28,20 +28,20 @@ _SUFFIX = ".safetensors"
 
 @dataclass(frozen=True)
 class KeptRound:
-    """What a round left: a file, and its content."""
+    """The file of a round, and its content."""
 
     path: Path
     tensors: Mapping[str, NDArray[Any]]
 
-    def under(self, prefix: str, expected: Mapping[str, Sized]) -> Tensors:
+    def under(self, prefix: str, expected: Mapping[str, TensorDescription]) -> Tensors:
         """Return the tensors under a prefix.
 
         Args:
-            prefix: in front of their names in the file.
-            expected: their shapes and types, by name without it.
+            prefix: prefix of their names in the file.
+            expected: their shapes and types, by name without the prefix.
 
         Raises:
-            RefusedError: one is missing or another one; the file is of another pair.
+            RefusedError: one is missing or differs; the file belongs to another pair.
         """
         tensors: Tensors = {}
         for name, sized in expected.items():
@@ -58,19 +58,19 @@ class KeptRound:
         self,
         name: str,
         state: str,
-        expected: Sized,
+        expected: TensorDescription,
     ) -> RefusedError:
         return RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"{self.path} is of another pair: {name} is {state} instead of {expected.dtype} "
-            f"{list(expected.shape)}; put the set that this run began with back into [own_model], "
-            "or delete the file to start anew",
+            f"{self.path} belongs to another pair: {name} is {state} instead of "
+            f"{expected.dtype} {list(expected.shape)}; put the set with which this run began "
+            "back into [own_model], or delete the file to begin again",
         )
 
 
 @dataclass(frozen=True)
 class _RoundFile:
-    """A file of the folder, by what its name says."""
+    """A file of the folder, described by its name."""
 
     run: str
     number: int  # of the round
@@ -82,19 +82,21 @@ class OwnModelFiles:
     """The files of all runs.
 
     Attributes:
-        folder: where they lie.
-        runs: of so many runs files are kept, the current one among them.
-        prefix: of their names.
+        folder: folder that contains them.
+        runs: number of runs whose files are kept, including the current one.
+        prefix: prefix of their names.
+        writes: whether `save` writes anything.
     """
 
     folder: Path
     runs: int = KEPT_RUNS
     prefix: str = "own-model-"
+    writes: bool = True
 
     def newest(self) -> KeptRound | None:
-        """Load what was written last, of any run; None where nothing is kept.
+        """Load the newest file, of any run; None if nothing is kept.
 
-        Raises what `load` does, and OSError.
+        Raises the errors of `load`, and OSError.
         """
         ages = [(file.path.stat().st_mtime, file.number, file.run) for file in self._files()]
         if not ages:
@@ -102,8 +104,15 @@ class OwnModelFiles:
         _age, number, run = max(ages)
         return self.load(run, number + 1)
 
+    def stamps(self) -> list[tuple[str, int]]:
+        """Return the names of all files with the times of their last change, in nanoseconds."""
+        names: list[tuple[str, int]] = []
+        for file in self._files():
+            names.append((file.path.name, file.path.stat().st_mtime_ns))
+        return sorted(names)
+
     def load(self, run: str, before: int) -> KeptRound | None:
-        """Load what the latest round of a run before a round left; None if there was none.
+        """Load the file of a run's latest round before a given one; None if there is none.
 
         Raises:
             StorageError: the file cannot be read.
@@ -119,7 +128,7 @@ class OwnModelFiles:
             raise storage_error("read", path, error) from error
         except BlobError as error:
             raise BlobError(
-                f"{path} is damaged; delete it to go on from the round before: {error}"
+                f"{path} is damaged; delete it to continue from the round before: {error}"
             ) from error
 
     def save(
@@ -128,22 +137,24 @@ class OwnModelFiles:
         number: int,
         tensors: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Keep what a round leaves, and remove what is not needed any more.
+        """Save a round's file, and remove files that are no longer needed.
 
         Raises:
-            StorageError: the disk is full; what was kept before is still there.
+            StorageError: the disk is full; the earlier files are intact.
         """
+        if not self.writes:
+            return
         path = self.folder / f"{self.prefix}{run}-{number}{_SUFFIX}"
-        # Before others go: on a full disk what was there is still there.
+        # Before others are removed: on a full disk the earlier files stay.
         write_atomically(path, encode_weights(tensors))
         for spare in self._spare(run, number):
             with contextlib.suppress(OSError):
                 spare.unlink()
 
     def load_tiers(self, run: str, before: int) -> dict[str, Tensors]:
-        """Load what `save_tiers` of the latest round before a round kept, by tier.
+        """Load what `save_tiers` saved in the latest round before a given one, by tier.
 
-        Arguments and errors are those of `load`.
+        The arguments and errors are those of `load`.
         """
         kept = self.load(run, before)
         tiers: dict[str, Tensors] = {}
@@ -160,9 +171,9 @@ class OwnModelFiles:
         number: int,
         tiers: Mapping[str, Mapping[str, NDArray[Any]]],
     ) -> None:
-        """Keep tensors of several tiers.
+        """Save tensors of several tiers.
 
-        Arguments and errors are those of `save`, with the tensors by tier.
+        The arguments and errors are those of `save`, with the tensors by tier.
         """
         named: Tensors = {}
         for tier, tensors in tiers.items():
@@ -173,15 +184,15 @@ class OwnModelFiles:
     def _files(self) -> Iterator[_RoundFile]:
         for path in self.folder.glob(f"{self.prefix}*{_SUFFIX}"):
             middle = path.name.removeprefix(self.prefix).removesuffix(_SUFFIX)
-            # From the right, as a run may have dashes in its id.
+            # From the right, because a run's id may contain dashes.
             run, _, number = middle.rpartition("-")
             if run and number.isdigit():
                 yield _RoundFile(run, int(number), path)
 
     def _spare(self, run: str, number: int) -> list[Path]:
-        """Return the files of old runs, and earlier ones of this run but the last before a round.
+        """Return the files of old runs, and this run's earlier ones except the last before a round.
 
-        From that one this round started, so it must stay until the round is over.
+        This round started from that file, so it must stay until the round is over.
         """
         by_run: dict[str, list[_RoundFile]] = {}
         written: dict[str, float] = {}  # when the newest file of a run was written

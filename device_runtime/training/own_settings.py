@@ -1,4 +1,4 @@
-"""The settings that a routine or a chooser has of its own.
+"""Reads the settings that belong to one routine or one rule.
 
 They are plain JSON in the offer, and a frozen value once read.
 """
@@ -19,8 +19,8 @@ def read_settings(model: type[ModelT], settings: Mapping[str, JsonValue], owner:
 
     Args:
         model: the schema.
-        settings: of the offer.
-        owner: for the message, as in ``routine train``.
+        settings: settings of the offer.
+        owner: owner for the message, as in ``routine train``.
 
     Raises:
         RefusedError: a key is unknown, missing or wrong; the message names it.

@@ -1,7 +1,7 @@
 """Trains the two models of a pair on the same batches.
 
-The losses are those of the paper: there is no label mask. Orders and random numbers are those of
-`device_runtime.training.schedule`, the own model's layers before the sent one's.
+The losses are those of the paper, without a label mask. Orders and random numbers are those of
+`device_runtime.training.schedule`; the own model's layers come before those of the sent model.
 """
 
 import math
@@ -23,12 +23,12 @@ from fleet_protocol.targets import counted
 
 @dataclass(frozen=True)
 class PairResult:
-    """What training ended with; the parameters and states stay in the session.
+    """The result of training; the parameters and states stay in the session.
 
     Attributes:
-        steps: of the training.
+        steps: number of steps of the training.
         losses: mean loss of each model in the last epoch, weighted by the labels that count.
-        seconds: time of the training alone.
+        seconds: time of the training only.
     """
 
     steps: int
@@ -46,14 +46,14 @@ def train_pair(
     """Train both models for the epochs or steps of an offer.
 
     Args:
-        session: both models; it holds the result.
-        manifest: of the pair.
-        schedule: what is trained on, in which order.
-        scalars: inputs of one number each, but for the learning rate.
-        hooks: are told the loss of the sent model.
+        session: both models, and later the result.
+        manifest: manifest of the pair.
+        schedule: the samples, and their order.
+        scalars: inputs of one number each, except the learning rate.
+        hooks: are called with the loss of the sent model.
 
     Raises:
-        TaskStopped: the hooks said so.
+        TaskStopped: a hook requested it.
         DataError: no label of the training samples counts.
         RefusedError: a loss or a parameter is not finite.
     """
@@ -88,13 +88,13 @@ def train_pair(
 
 
 def _check_losses(losses: tuple[float, ...], seed: StepSeed, step: int) -> None:
-    """Raise a RefusedError where a loss is not finite."""
+    """Raise a RefusedError if a loss is not finite."""
     if all(map(math.isfinite, losses)):
         return
     values = ", ".join(f"{loss} ({side})" for side, loss in zip(SIDES, losses, strict=True))
     raise RefusedError(
         RefusalReason.FAILED,
-        f"the losses of the board's own model and the one it was sent are {values} "
-        f"in round {seed.round} at step {step} (epoch {seed.epoch + 1}); "
-        "lower the learning rate or look at the data",
+        f"the losses of the board's own model and the sent one are {values} in round "
+        f"{seed.round} at step {step} (epoch {seed.epoch + 1}); lower the learning rate or "
+        "examine the data",
     )

@@ -1,7 +1,7 @@
-"""The way of a task through a board's samples: which are held out, in which order, what is drawn.
+"""A task's path through a board's samples: held-out samples, order, and random draws.
 
-Nothing here knows the agent, MQTT or the disk. Every order is a function of numbers in the offer
-and of the number of samples alone, so that a simulation reproduces a device bit by bit:
+Nothing here depends on the agent, MQTT or the disk. Every order is a function only of numbers in
+the offer and of the number of samples, so that a simulation reproduces a device bit by bit:
 
 - ``holdout_split(n, share)``: a permutation of ``n`` from ``PCG64(SeedSequence([n]))``; its first
   ``round(share * n)`` entries (at least one, at most ``n - 1``) are held out, both parts sorted. It
@@ -15,11 +15,11 @@ and of the number of samples alone, so that a simulation reproduces a device bit
   epoch.
   Evaluation draws nothing.
 - ``training_batch(...)``: the samples of a step. With ``augment`` in the board's ``[data]`` they
-  are changed at random, by what its entries draw in turn from ``PCG64(SeedSequence([seed, round,
-  epoch, step], spawn_key=(2,)))``; see `fleet_protocol.data.augment`.
-- a statistics task takes the order of epoch 0 and drops a last batch of one sample, whose unbiased
+  are changed at random: its entries draw in turn from ``PCG64(SeedSequence([seed, round, epoch,
+  step], spawn_key=(2,)))``; see `fleet_protocol.data.augment`.
+- a statistics task uses the order of epoch 0 and drops a last batch of one sample, whose unbiased
   variance is undefined (specification 1.6). Its samples are those of the steps of a training with
-  the same seed, changes included.
+  the same seed, including augmentation.
 """
 
 import functools
@@ -38,7 +38,7 @@ from fleet_protocol.targets import Targets
 
 Indices = NDArray[np.int64]
 
-# Keep what is drawn for a step apart from `sample_order`: without a key, [a, b, c] and [a, b, c, 0]
+# Keeps the draws of a step apart from `sample_order`: without a key, [a, b, c] and [a, b, c, 0]
 # seed alike.
 _NOISE = 1
 _AUGMENT = 2
@@ -46,10 +46,10 @@ _AUGMENT = 2
 
 @dataclass(frozen=True)
 class StepSeed:
-    """The numbers of a training step that all it draws at random follows from.
+    """The numbers of a training step from which all its random draws follow.
 
     Attributes:
-        seed: of the task.
+        seed: seed of the task.
         round: from 1.
         epoch: from 0.
         step: within the epoch, from 0.
@@ -61,7 +61,7 @@ class StepSeed:
     step: int
 
     def generator(self, key: int) -> np.random.Generator:
-        """Return a generator for one purpose, which the key stands for."""
+        """Return a generator for one purpose, which the key identifies."""
         sequence = np.random.SeedSequence(
             [self.seed, self.round, self.epoch, self.step], spawn_key=(key,)
         )
@@ -74,7 +74,7 @@ class Pass:
 
     Attributes:
         epoch: its number, from 0.
-        epochs: of so many.
+        epochs: number of all epochs.
         batches: indices of the samples of each step.
     """
 
@@ -83,9 +83,9 @@ class Pass:
     batches: tuple[Indices, ...]
 
 
-@functools.lru_cache(64)  # a simulation asks for those of its devices again and again
+@functools.lru_cache(64)  # a simulation calls it for its devices again and again
 def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
-    """Return which samples are trained on and which are held out (see the module's text).
+    """Return which samples are trained on and which are held out (see the module's docstring).
 
     Returns:
         Training and held-out indices, each sorted; with one sample, or share 0, nothing is held
@@ -102,7 +102,7 @@ def sample_order(
     epoch: int,
     n: int,
 ) -> Indices:
-    """Return the order of ``n`` training samples in one epoch (see the module's text)."""
+    """Return the order of ``n`` training samples in one epoch (see the module's docstring)."""
     sequence = np.random.SeedSequence([seed, round_number, epoch])
     return np.random.Generator(np.random.PCG64(sequence)).permutation(n)
 
@@ -116,7 +116,7 @@ def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
 def draw_noise(
     layers: Sequence[NoiseSpec], step_seed: StepSeed, count: int
 ) -> dict[str, NDArray[np.float32]]:
-    """Return what the layers draw in one training step (see the module's text).
+    """Return what the layers draw in one training step (see the module's docstring).
 
     Returns:
         Layer to float32 ``[count, *shape]`` in [0, 1).
@@ -125,7 +125,7 @@ def draw_noise(
     if not layers:
         return noise
     generator = step_seed.generator(_NOISE)
-    for layer in layers:  # in this order, which decides what each draws
+    for layer in layers:  # in this order, which determines what each draws
         noise[layer.name] = generator.random((count, *layer.shape), np.float32)
     return noise
 
@@ -133,7 +133,7 @@ def draw_noise(
 def training_batch(
     data: DataSet, indices: Indices, dtype: str, step_seed: StepSeed
 ) -> tuple[NDArray[Any], Targets]:
-    """Return samples and targets of one training step (see the module's text).
+    """Return samples and targets of one training step (see the module's docstring).
 
     Returns:
         New arrays ``[B, ...]``.
@@ -146,12 +146,12 @@ def training_batch(
 
 @dataclass(frozen=True)
 class TrainingSchedule:
-    """What one task trains on or measures, and in which order.
+    """The samples on which a task trains or measures, and their order.
 
     Attributes:
         data: all samples of the board.
         chosen: indices of the training samples.
-        settings: of the offer.
+        settings: settings of the offer.
         round: number of the round, from 1.
     """
 
@@ -179,10 +179,10 @@ class TrainingSchedule:
         return self.chosen[order]
 
     def step_seed(self, epoch: int, step: int) -> StepSeed:
-        """Return what a step of this task draws from."""
+        """Return the seed of a step of this task."""
         return StepSeed(self.settings.seed, self.round, epoch, step)
 
     @property
     def measurable(self) -> bool:
-        """Whether the samples have batch norm statistics: a variance takes two in a batch."""
+        """Whether the samples have batch norm statistics: a variance needs two in a batch."""
         return len(self.chosen) >= 2 and self.settings.batch_size >= 2

@@ -1,4 +1,4 @@
-"""One device's part in a round, and what it is done with, as frozen values."""
+"""One device's part in a round, and the setup that computes it, as frozen values."""
 
 import os
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from device_runtime.training.accelerators import Accelerators
 from device_runtime.training.backends import Sessions
+from device_runtime.training.kept_outputs import KeptOutputs
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.own_model_files import KEPT_RUNS, OwnModelFiles
 from device_runtime.training.schedule import TrainingSchedule, holdout_split
@@ -24,20 +25,22 @@ from fleet_protocol.noise import Draw
 
 @dataclass(frozen=True)
 class DeviceSetup:
-    """What a device computes with; the same for every task.
+    """The setup of a device's computations; the same for every task.
 
     Attributes:
         data: the samples.
-        blobs: files by their content.
+        blobs: files by their digest.
         backend: ``onnx`` or ``ort-training``.
-        threads: of a training step; 0 takes every core.
+        threads: threads of a training step; 0 uses every core.
         holdout: share of the samples kept for evaluation.
-        own_model: the board's own, None where it has none.
-        folder: where files lie between rounds, None where nothing can be kept.
-        sessions: opens the graphs; None opens each anew on `threads`.
+        own_model: the board's own model; None if it has none.
+        folder: folder for files between rounds; None if nothing can be kept.
+        sessions: opens the graphs; None opens each again on `threads`.
         parts: training and held-out indices to use instead of a split by `holdout`.
-        noise: random bytes for what hides the device's update.
+        noise: source of random bytes for the noise that hides the device's update.
         accelerators: what is tried for training steps beside the CPU; None for nothing.
+        kept_outputs: where outputs of frozen layers are kept between passes; None for nowhere.
+        keeps_files: whether what a task leaves between rounds is kept; not for one that is timed.
     """
 
     data: DataSet
@@ -51,6 +54,8 @@ class DeviceSetup:
     parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     noise: Draw = os.urandom
     accelerators: Accelerators | None = None
+    kept_outputs: KeptOutputs | None = None
+    keeps_files: bool = True
 
     @property
     def examples(self) -> int:
@@ -66,8 +71,8 @@ class DeviceSetup:
         """Return files kept between rounds.
 
         Args:
-            prefix: of their names, for what they are.
-            runs: of so many runs they are kept.
+            prefix: prefix of the files' names.
+            runs: number of runs whose files are kept.
 
         Raises:
             RefusedError: nothing can be kept here.
@@ -77,29 +82,29 @@ class DeviceSetup:
                 RefusalReason.UNSUPPORTED,
                 f"this device keeps no {prefix} files between rounds",
             )
-        return OwnModelFiles(self.folder, runs, f"{prefix}-")
+        return OwnModelFiles(self.folder, runs, f"{prefix}-", writes=self.keeps_files)
 
     @property
     def opening(self) -> Sessions:
-        """What opens the graphs."""
+        """The factory that opens the graphs."""
         return self.sessions or Sessions(self.threads)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One device's part in a round, with everything it names on disk.
+    """One device's part in a round, with all files that it names on disk.
 
     Attributes:
         run: its id.
         round: number of the round, from 1.
-        id: of the task.
-        version: number of the global version that the weights were cut from.
-        tier: of the sub-model.
-        instructions: of the offer.
-        manifest: of the artifact set.
+        id: id of the task.
+        version: number of the global version from which the weights were cut.
+        tier: tier of the sub-model.
+        instructions: instructions of the offer.
+        manifest: manifest of the artifact set.
         weights: the plan's slice of the global weights.
         tested: graphs that passed their self-test here, with the runtime.
-        fetch_seconds: from the offer to the weights on disk, for the metrics.
+        fetch_seconds: seconds from the offer to the weights on disk, for the metrics.
     """
 
     run: str
@@ -114,13 +119,13 @@ class Task:
     fetch_seconds: float = 0.0
 
     def schedule(self, setup: DeviceSetup) -> TrainingSchedule:
-        """Return what the task trains on, in which order."""
+        """Return the samples on which the task trains, and their order."""
         training, _held_out = setup.split()
         return TrainingSchedule(setup.data, training, self.instructions.train, self.round)
 
 
 def base_tensors(manifest: Manifest, blobs: BlobStore) -> dict[str, NDArray[Any]]:
-    """Return the frozen tensors of an artifact set, mapped and not read.
+    """Return the frozen tensors of an artifact set; they are mapped, not read.
 
     All graphs share one copy in the page cache.
 

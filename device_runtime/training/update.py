@@ -1,19 +1,20 @@
-"""The board's half of an update's way: what a routine computed becomes the blob that is sent.
+"""Turns a routine's result into the update that is sent: the board's part of the way.
 
-`finish` takes steps 1 to 4 in this order, and the agent step 5. Each works on what the step before
-returned, so the order decides what the server can learn and must not change:
+`finish` leaves out what the tier does not train, then takes steps 1 to 4 in this order, and the
+agent step 5. Each step takes the result of the previous one, so the order decides what the server
+can learn, and must not change:
 
-1. `hide` bounds the change and adds noise (local privacy), before anything of it is written down.
-2. `prepare_sum` turns the update into whole numbers for a secure sum.
-3. `encode` makes it smaller, and keeps what rounding took for the next update.
+1. `hide` bounds the change and adds noise (local privacy) before any of it is written to disk.
+2. `prepare_sum` turns the update into integers for a secure sum.
+3. `encode` makes it smaller, and keeps the rounding error for the next update.
 4. `seal` writes it to disk under its digest: the record of the task names it before it is sent.
-5. `mask` covers the sealed whole numbers, as soon as the cohort has dealt its shares. It needs
-   messages of the server, so the agent calls it while it uploads.
+5. `mask` masks the sealed integers as soon as the cohort has exchanged its shares. It needs
+  messages from the server, so the agent calls it during the upload.
 
-What an encoding loses in rounding is kept in a file, as what optimizers leave is, and added to the
+The rounding error of an encoding is kept in a file, like optimizer states, and added to the
 device's next update of the same run and tier: error feedback (Karimireddy, Rebjock, Stich and
-Jaggi, ICML 2019, https://arxiv.org/abs/1901.09847, algorithm 1). So in the long run nothing is lost
-but time.
+Jaggi, ICML 2019, https://arxiv.org/abs/1901.09847, algorithm 1). So in the long run nothing is
+lost; it is only delayed.
 """
 
 import contextlib
@@ -47,30 +48,30 @@ NewTensors = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class FinishedUpdate:
-    """An update on disk, with what is sent beside it."""
+    """An update on disk, with the values that are sent beside it."""
 
     update: BlobRef
     metrics: TaskMetrics
-    step_seconds: float | None  # mean time of a training step, None where nothing was trained
+    step_seconds: float | None  # mean time of a training step; None if nothing was trained
 
 
 def finish(task: Task, setup: DeviceSetup, result: Result) -> FinishedUpdate:
-    """Make the update of what a routine computed, and keep it on disk.
+    """Turn a routine's result into an update, and save it on disk.
 
     Args:
-        task: whose instructions say how the update travels.
-        setup: where blobs and files are kept.
+        task: its instructions define how the update is sent.
+        setup: setup of the device, with its blobs and files.
         result: the routine's tensors and measurements.
 
     Returns:
-        The sealed update, which `mask` covers later where it goes into a secure sum.
+        The sealed update; `mask` masks it later if it goes into a secure sum.
 
     Raises:
-        RefusedError: what was learnt cannot be encoded, or nothing can be kept here.
-        BlobError: the weights that were sent are damaged on disk.
+        RefusedError: the result cannot be encoded, or nothing can be kept here.
+        BlobError: the sent weights are damaged on disk.
         StorageError: the disk is full.
     """
-    tensors = hide(task, setup, result.tensors)
+    tensors = hide(task, setup, leave_out_frozen(task, result.tensors))
     tensors = prepare_sum(task, setup, tensors)
     tensors = encode(task, setup, tensors)
     update = seal(task, setup.blobs, tensors)
@@ -81,8 +82,14 @@ def finish(task: Task, setup: DeviceSetup, result: Result) -> FinishedUpdate:
     )
 
 
+def leave_out_frozen(task: Task, tensors: Tensors) -> Tensors:
+    """Return the tensors of an update without the parameters that the tier does not train."""
+    frozen = frozenset(task.manifest.frozen)
+    return {name: value for name, value in tensors.items() if name not in frozen}
+
+
 def hide(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
-    """Bound the change of an update, and add noise to every entry, where the task asks for it."""
+    """Bound the change of an update, and add noise to every entry, if the task requires it."""
     hiding = task.instructions.upload.hiding
     if hiding is None:
         return tensors
@@ -96,18 +103,18 @@ def hide(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
 
 
 def prepare_sum(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
-    """Return the change as whole numbers in one tensor, where the update goes into a secure sum."""
+    """Return the change as integers in one tensor, if the update goes into a secure sum."""
     summing = task.instructions.upload.summing
     if summing is None:
         return tensors
-    # It needs cryptography, which takes memory that other tasks of a small board keep.
+    # It needs cryptography, whose memory small boards need for other tasks.
     from fleet_protocol.secure_sum import whole_numbers  # noqa: PLC0415
 
     return {MASKED: whole_numbers(tensors, _sent_weights(task, setup), summing.clip)}
 
 
 def encode(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
-    """Return the change to what was sent, encoded; an update in fp32 travels whole."""
+    """Return the encoded change to the sent weights; an update in fp32 is sent whole."""
     upload = task.instructions.upload
     if upload.encoding == "fp32":
         return tensors
@@ -127,9 +134,9 @@ def encode(task: Task, setup: DeviceSetup, tensors: Tensors) -> Tensors:
 
 
 def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
-    """Write an update to disk as it travels, with its task in the metadata.
+    """Write an update to disk as it is sent, with its task in the metadata.
 
-    Nothing is sent before the blob is whole on disk: after a power cut the same bytes are sent.
+    It is sent only once the blob is whole on disk: after a power cut the same bytes are sent.
     """
     metadata = {
         "task": task.id,
@@ -148,10 +155,10 @@ def seal(task: Task, blobs: BlobStore, tensors: Tensors) -> BlobRef:
 
 
 def mask(blobs: BlobStore, update: BlobRef, member: "Member") -> BlobRef:
-    """Cover a sealed update with the masks of a secure sum, in a blob of its own.
+    """Mask a sealed update for a secure sum, in a separate blob.
 
-    An update is masked once: the caller records that it was, together with the new blob, and
-    removes the uncovered blob afterwards.
+    An update is masked once: the caller records that it was, together with the new blob, and then
+    removes the unmasked blob.
 
     Raises:
         BlobError: the update is damaged on disk.
@@ -170,12 +177,12 @@ def _sent_weights(task: Task, setup: DeviceSetup) -> Tensors:
 
 
 def _encode_with_feedback(task: Task, files: OwnModelFiles, change: NewTensors) -> Tensors:
-    """Encode a change with what earlier rounds lost, and keep what is lost now for the next.
+    """Encode a change plus the rounding error of earlier rounds; keep the new error for the next.
 
-    A residual is what an encoding took away: the change before it less the change that the server
-    decodes. Each tier has its own, because its entries are those of its units.
+    A residual is what an encoding lost: the change before encoding minus the change that the server
+    decodes. Each tier has a separate residual, because its entries are those of its units.
 
-    `change` is written over, so that memory holds no further copy of the model.
+    `change` is overwritten, so that memory holds no further copy of the model.
     """
     upload = task.instructions.upload
     residuals: dict[str, NewTensors] = {}
@@ -194,9 +201,9 @@ def _encode_with_feedback(task: Task, files: OwnModelFiles, change: NewTensors) 
 
 
 def _metrics(task: Task, setup: DeviceSetup, result: Result) -> TaskMetrics:
-    """Return what the server is told beside the update."""
+    """Return the metrics that the server receives beside the update."""
     instructions = task.instructions
-    # Where a part of the model stays, what a label means may be the board's own business.
+    # If a part of the model stays, the board may define what its labels mean.
     labels = () if instructions.stays else _present_labels(task, setup)
     metrics = TaskMetrics(
         examples=setup.examples,
@@ -208,11 +215,15 @@ def _metrics(task: Task, setup: DeviceSetup, result: Result) -> TaskMetrics:
         train_seconds=round(result.seconds, 3),
         resident_bytes=peak_resident_bytes(),
         evaluation=result.evaluation,
+        shared_evaluation=result.shared_evaluation,
     )
+    if not routine_of(instructions).tells_samples:
+        metrics = metrics.model_copy(update={"examples": None, "batches": None})
     if not instructions.upload.silent:
         return metrics
-    # The update is hidden, so nothing beside it may tell of single samples either.
-    untold = {"labels": (), "train_loss": None, "mean_loss": None, "evaluation": None}
+    # The update is hidden, so the values beside it must not reveal single samples either.
+    hidden = ("train_loss", "mean_loss", "evaluation", "shared_evaluation")
+    untold = {"labels": (), **dict.fromkeys(hidden)}
     return metrics.model_copy(update=untold)
 
 

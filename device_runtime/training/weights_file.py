@@ -1,6 +1,6 @@
-"""Weights from a file straight into the buffers they are trained in.
+"""Reads weights from a file straight into the buffers that train them.
 
-There is no second copy of them, however large the model.
+So no second copy of them is made, however large the model.
 """
 
 import json
@@ -32,12 +32,12 @@ def read_weights(
 
     Args:
         path: the file, verified by its digest before.
-        manifest: says which parameters.
+        manifest: lists the parameters.
         into: contiguous arrays of their shapes and types to read into; None for new ones.
 
     Raises:
         BlobError: the file has no readable header, or ends early.
-        RefusedError: a parameter is missing or has another shape or type than the manifest says.
+        RefusedError: a parameter is missing, or differs from the manifest in shape or type.
         StorageError: the file cannot be read.
     """
     weights: dict[str, Array] = {}
@@ -50,7 +50,7 @@ def read_weights(
                 array = np.empty(spec.shape, spec.dtype) if into is None else into[spec.name]
                 file.seek(start + int(entry["data_offsets"][0]))
                 if entry["dtype"] in _ENCODED:
-                    # Its scale is a tensor of its own, so the file is opened as a whole.
+                    # Its scale is a separate tensor, so the file is opened as a whole.
                     decoded = decoded or open_weights(path)
                     array[...] = decoded[spec.name]
                 else:
@@ -60,7 +60,7 @@ def read_weights(
                             f"the weights {path.name[:12]} end before parameter {spec.name}"
                         )
                 weights[spec.name] = array
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise BlobError(f"the weights {path.name[:12]} have a damaged header: {error}") from error
     except OSError as error:
         raise storage_error("read", path, error) from error
@@ -68,7 +68,7 @@ def read_weights(
 
 
 def _entry(header: Mapping[str, Any], spec: ParameterSpec, tier: str) -> Entry:
-    """Return what a header says of a parameter; a RefusedError where the manifest differs."""
+    """Return a header's entry for a parameter; raise RefusedError if the manifest differs."""
     entry = header.get(spec.name)
     shape = "nothing"
     if isinstance(entry, dict):
@@ -78,14 +78,14 @@ def _entry(header: Mapping[str, Any], spec: ParameterSpec, tier: str) -> Entry:
     if not isinstance(entry, dict) or shape != expected:
         raise RefusedError(
             RefusalReason.BAD_SHAPE,
-            f"parameter {spec.name} of {tier} is {shape} in the weights, "
-            f"{expected} in the manifest",
+            f"parameter {spec.name} of {tier} is {shape} in the weights, but {expected} in "
+            "the manifest",
         )
     return entry
 
 
 def _read_header(read: Callable[[int], bytes], path: Path) -> tuple[dict[str, Any], int]:
-    """Read the tensors that a file announces, and return them with the place of its data."""
+    """Read the tensors that a file lists, and return them with the offset of its data."""
     prefix = read(_PREFIX_BYTES)
     size = path.stat().st_size
     length = struct.unpack("<Q", prefix)[0] if len(prefix) == _PREFIX_BYTES else size

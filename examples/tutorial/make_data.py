@@ -12,9 +12,11 @@ HERE = Path(__file__).parent
 if __name__ == "__main__":
     digits = load_dataset("digits")
     (HERE / "data").mkdir(exist_ok=True)
-    for name, part in zip(
+    for name, samples in zip(
         ("attic", "barn", "cellar"), dirichlet(digits.train_y, 3, 1.0, seed=7), strict=True
     ):
-        np.savez(HERE / "data" / f"{name}.npz", x=digits.train_x[part], y=digits.train_y[part])
-        print(f"{name}: {len(part)} samples")
+        np.savez(
+            HERE / "data" / f"{name}.npz", x=digits.train_x[samples], y=digits.train_y[samples]
+        )
+        print(f"{name}: {len(samples)} samples")
     np.savez(HERE / "data" / "test.npz", x=digits.test_x, y=digits.test_y)

@@ -25,6 +25,7 @@ from fleet_protocol.data.sources import PythonData as PythonData
 from fleet_protocol.data.stamps import REPLACING, list_paths, stamps_of
 from fleet_protocol.data.tables import read_csv
 from fleet_protocol.errors import DataChangedError, DataError
+from fleet_protocol.manifest import SampleSizes
 
 _READS = 3
 """Attempts to read a source whose files change meanwhile, before it is refused."""
@@ -42,12 +43,12 @@ def load_data(
     labelled: bool = True,
     given: Arrays | None = None,
 ) -> DataSet:
-    """Read a source, again for a few times if its files change meanwhile.
+    """Read a source; try again a few times if its files change meanwhile.
 
     Args:
         config: the source, with absolute paths.
-        labelled: whether to read labels; else the source is arrays, a table or one image, and the
-            labels of the result mean nothing.
+        labelled: whether to read labels; otherwise the source is arrays, a table or one image, and
+            the labels of the result have no meaning.
         given: samples and targets that are used instead of the source's files.
 
     Raises:
@@ -58,6 +59,7 @@ def load_data(
     """
     if given is not None:
         return _make(config, (*given, NO_FACTS), labelled=labelled)
+    # The state of the files before they are read, which must still hold afterwards.
     before = stamps_of(config, labelled=labelled)
     for _ in range(_READS):
         failure: Exception | None = None
@@ -68,11 +70,13 @@ def load_data(
         if isinstance(failure, MemoryError):
             failure = DataError(f"the samples of {_source_of(config)} do not fit into memory")
         after = before.current()
+        # An error of a file that changed says nothing about the data.
         changes = before.changes(after)
         if not changes and failure is not None:
             raise failure
         if not changes:
             return replace(data, stamps=before)
+        # The next attempt starts from the newest state.
         before = after
     raise DataChangedError(
         f"{list_paths(changes)} changed during each of {_READS} attempts to read it, so it is "
@@ -112,13 +116,17 @@ def _make(
     if labelled:
         y, outputs = join_arrays(source, targets)
     else:
+        # Without labels there is one meaningless label for each sample, so that both have one
+        # length.
         y, outputs = np.zeros(x.shape[:1], np.int64), {}
     if config.limit is not None and x.ndim and y.ndim:
         x = _first_rows(x, config.limit)
         y = _first_rows(y, config.limit)
+    # Functions need the array itself, and may keep it, so the samples leave their file.
     for name in config.transforms:
         x = unmapped(apply_function(name, np.asarray(x)))
     settings = {key: getattr(config, key) for key in _DATASET_KEYS}
+    # Only a flat table still has the columns that the file has.
     if x.ndim == 2 and x.shape[1] == len(facts.columns):
         _check_column_figures(source, settings, facts.columns)
     data = make_dataset(
@@ -127,15 +135,16 @@ def _make(
         np.asarray(y),
         **settings,
     )
+    # A function reads columns by place, so they can no longer change their order.
     facts = replace(facts, columns_by_place=bool(config.transforms and facts.columns))
-    return replace(data, parts=(inputs, outputs), facts=facts)
+    return replace(data, sample_sizes=SampleSizes(inputs, outputs), facts=facts)
 
 
 def _check_column_figures(source: str, settings: Mapping[str, Any], columns: Sequence[str]) -> None:
     """Check that a table has as many columns as `mean` and `std` have values.
 
     Raises:
-        DataError: it has not; the message names the columns of the table.
+        DataError: it does not; the message names the columns of the table.
     """
     for key in ("mean", "std"):
         figures = settings[key]

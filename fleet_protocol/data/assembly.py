@@ -39,8 +39,9 @@ def make_dataset(  # noqa: PLR0913  (options by keyword)
 
     Raises:
         DataError: the data is empty, lengths differ, types are wrong, labels are outside their
-            range, values are not finite, or samples with changes for images are no images.
+            range, values are not finite, or samples with changes for images are not images.
     """
+    # First, because all further steps assume equal lengths.
     _check_arrays(source, x, y)
     targets = _make_targets(source, y)
     if shape is not None:
@@ -48,8 +49,7 @@ def make_dataset(  # noqa: PLR0913  (options by keyword)
     if classes is not None:
         if targets.dtype.kind == "f":
             raise DataError(
-                f"labels in {source} are not whole numbers; leave `classes` out where they are "
-                "targets"
+                f"labels in {source} are not whole numbers; leave `classes` out if they are targets"
             )
         check_labels(source, targets.astype(np.int64, copy=False), classes)
     _check_finite(source, x)
@@ -83,7 +83,7 @@ def make_dataset(  # noqa: PLR0913  (options by keyword)
 def join_arrays(
     source: str, value: Samples | Mapping[str, NDArray[Any]]
 ) -> tuple[Samples, Mapping[str, int]]:
-    """Return several arrays of the same samples as one, with the numbers of each by its name.
+    """Return several arrays of the same samples as one, with the number of values of each by name.
 
     Args:
         source: where they came from, for messages.
@@ -98,6 +98,7 @@ def join_arrays(
     """
     if not isinstance(value, Mapping):
         return value, {}
+    # An array without axes has no samples.
     counts = {name: len(array) if array.ndim else 0 for name, array in value.items()}
     if len(set(counts.values())) != 1:
         raise DataError(
@@ -107,6 +108,7 @@ def join_arrays(
     for name, array in value.items():
         # Not -1, which fails for arrays without samples.
         flat[name] = array.reshape(len(array), math.prod(array.shape[1:]))
+    # Whole numbers among fractions become float32, as one row has one type.
     is_whole = all(array.dtype.kind in "biu" for array in flat.values())
     dtype = np.int64 if is_whole else np.float32
     joined = np.concatenate([array.astype(dtype) for array in flat.values()], 1)
@@ -153,6 +155,7 @@ def _make_targets(source: str, y: NDArray[Any]) -> Targets:
         raise DataError(
             f"the target of sample {row} in {source} is not finite as float32; clean the data"
         )
+    # NaN was refused above; float64 does not hold all larger whole numbers.
     is_whole = (y == np.floor(y)) & (np.abs(y) < _EXACT_FLOAT64)
     return y.astype(np.int64) if is_whole.all() else y.astype(np.float32)
 
@@ -187,6 +190,7 @@ def _check_finite(source: str, x: Samples) -> None:
     if not np.issubdtype(x.dtype, np.floating):
         return
     start = 0
+    # In blocks, because samples may stay on disk.
     for block in iterate_blocks(x):
         is_finite = _finite_as_float32(block)
         if not is_finite.all():
@@ -199,7 +203,8 @@ def _check_finite(source: str, x: Samples) -> None:
 
 
 def _finite_as_float32(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which values are finite and stay so as float32."""
+    """Return which values are finite and remain finite as float32."""
+    # NaN compares as false, so it counts as not finite.
     return np.asarray(np.abs(values) <= np.finfo(np.float32).max)
 
 

@@ -13,18 +13,18 @@ MOST_PIXELS = 178_956_970
 """Pixels beyond which Pillow opens no image."""
 
 LONGEST_LINE = 16 * 2**20
-"""Most characters of one line of a table."""
+"""Greatest number of characters in one line of a table."""
 
 
 class ReadBounds(FrozenModel):
     """The most that a reader takes.
 
     Attributes:
-        pixels: of one image, before `size` makes it smaller.
-        samples: of the whole source, and lines of a table.
-        columns: of a table.
-        bytes: of the samples in memory, unpacked; by default the memory that is free when they are
-            read. A large ``.npy`` file stays on disk.
+        pixels: largest number of pixels of one image, before `size` reduces it.
+        samples: largest number of samples in the whole source, and of lines in a table.
+        columns: largest number of columns in a table.
+        bytes: largest size in bytes of the unpacked samples in memory; by default, the memory that
+            is free when the samples are read. A large ``.npy`` file stays on disk.
     """
 
     pixels: int = Field(default=50_000_000, ge=1, le=MOST_PIXELS)

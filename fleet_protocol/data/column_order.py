@@ -26,6 +26,7 @@ def order_columns(data: DataSet, contract: ContractTerms) -> DataSet:
     Raises:
         MismatchError: a column is missing or has no name, or a token is beyond the vocabulary.
     """
+    # Tokens have no names, so this comes first.
     _check_tokens(data, contract)
     names = data.column_names
     if not names:
@@ -41,7 +42,7 @@ def order_columns(data: DataSet, contract: ContractTerms) -> DataSet:
 
 
 def _check_tokens(data: DataSet, contract: ContractTerms) -> None:
-    several_inputs = bool(data.parts[0])
+    several_inputs = bool(data.sample_sizes.inputs)
     if contract.tokens is None or data.x.dtype.kind not in "iu" or several_inputs:
         return
     for start in range(0, len(data.x), _CHECK_ROWS):
@@ -82,6 +83,7 @@ def _missing_column(data: DataSet, name: str) -> str:
             f"{text}: the file has it, and `columns` in [data] of device.toml leaves it out; "
             "name it there"
         )
+    # A difference only in upper and lower case is likely a typing error.
     for similar in (*names, *left_out):
         if similar.casefold() == name.casefold():
             return f"{text}; {similar!r} is spelled differently: rename it in the file to {name!r}"
@@ -97,6 +99,7 @@ def _select_columns(
     is_shaped = data.x.ndim != 2
     has_column_figures = bool(data.mean.ndim or data.std.ndim)
     is_subset = len(order) != len(data.column_names)
+    # A function or a shape reads the columns in the order of the file, so they cannot change.
     if data.facts.columns_by_place or (is_shaped and (has_column_figures or is_subset)):
         raise MismatchError(
             f"{data.source} has columns other than the fleet's, or in another order, and "
@@ -106,6 +109,7 @@ def _select_columns(
     flat = data.x.reshape(len(data.x), -1)[:, order]
     return replace(
         data,
+        # Figures by column move with the columns.
         x=flat.reshape(data.x.shape) if is_shaped else flat,
         mean=_select(data.mean, order),
         std=_select(data.std, order),

@@ -36,9 +36,11 @@ def find_problems(data: DataSet, fleet: DataSummary | None = None) -> tuple[Data
         data: a board's samples.
         fleet: the fleet's contract, if known.
     """
+    # Without the fleet, samples can only be compared with themselves.
     own_findings = inspect(data, fleet)
     if fleet is None:
         return own_findings
+    # Both sides are summarised in the same way, or their figures would differ.
     own = summarise(data, tokens=are_tokens(fleet))
     return (*own_findings, *compare(own, fleet, data.column_names))
 
@@ -57,13 +59,15 @@ def compare(
         Another shape, scale of all values or type, as the only finding; else columns in another
         order, columns with another scale, and distant means.
     """
+    # Figures of samples with another shape cannot be compared.
     if own.shape != fleet.shape:
         return (_shape(own, fleet),)
     if own.groups != fleet.groups or min(_values(own), _values(fleet)) < _LEAST_VALUES:
         return ()
-    pair = Pair.of(own, fleet, columns)
+    pair = Pair.from_summaries(own, fleet, columns)
     common_scale = _scale_of_all(pair)
     if common_scale is not None:
+        # Then every group differs, and nothing more can be learnt from them.
         return (common_scale,)
     if are_tokens(fleet) and not own.whole:
         return (_dtype(own, fleet),)
@@ -95,11 +99,12 @@ def _dtype(own: DataSummary, fleet: DataSummary) -> DataFinding:
 
 def _scale_of_all(pair: Pair) -> DataFinding | None:
     """Return a finding if most groups are many times larger or smaller than the fleet's."""
+    # Sparse columns, such as indicators, have deviations that depend on few samples.
     spread = pair.vary & pair.fleet.dense
     counted = spread if spread.any() else pair.vary
     if not counted.any():
         return None
-    # The median: a few groups with another scale are findings of their own.
+    # The median: a few groups with another scale are separate findings.
     times = float(np.median(pair.deviations[counted]))
     if 1 / MUCH < times < MUCH:
         return None
@@ -108,6 +113,7 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
     fleet_lowest = float(pair.fleet.lowest.min())
     fleet_highest = float(pair.fleet.highest.max())
     remedy = _AS_OTHERS
+    # With a common lowest value of 0, a factor explains the difference.
     if own_lowest == fleet_lowest == 0.0:
         remedy = f"multiply `scale` in [data] by {fleet_highest / own_highest:.4g}"
     ratio = f"{times:.3g} times larger" if times > 1 else f"{1 / times:.3g} times smaller"
@@ -120,10 +126,11 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
 
 def _by_group(pair: Pair) -> Iterator[DataFinding]:
     """Yield the findings of single columns or channels."""
-    # Both must grow, since a few outliers change the range alone.
+    # Both must grow, because a few outliers change only the range.
     up = np.minimum(pair.deviations, pair.ranges)
     down = np.minimum(1 / pair.deviations, 1 / pair.ranges)
     scaled = (up >= VERY_MUCH) | (down >= VERY_MUCH) | ((up >= MUCH) & pair.fleet.dense)
+    # Each group beside the same group of the fleet.
     distances = np.diagonal(pair.distances)
     places = _match_columns(pair, scaled | (distances >= ELSEWHERE))
     moved = places != np.arange(len(places))
@@ -132,6 +139,7 @@ def _by_group(pair: Pair) -> Iterator[DataFinding]:
     with_other_scale = np.flatnonzero(scaled & ~moved).tolist()
     if with_other_scale:
         yield _scale(pair, with_other_scale)
+    # A column with another scale or place has a distant mean because of that.
     far_off = np.flatnonzero((distances >= FAR) & ~scaled & ~moved).tolist()
     if far_off:
         yield _mean(pair, far_off, distances)
@@ -148,6 +156,7 @@ def _match_columns(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
     # A single column cannot have changed places.
     if pair.noun != "column" or misfits.sum() < 2:
         return own_places
+    # Columns that look right may stay, or move if another column needs their place.
     allowed = pair.alike | np.diag(~misfits)
     # A column that does not look like itself must not stay at its place.
     allowed[misfits, misfits] = False
@@ -161,6 +170,7 @@ def _match_columns(pair: Pair, misfits: NDArray[np.bool_]) -> NDArray[np.int64]:
         ):
             return own_places
     places = np.empty(count, np.int64)
+    # `holders` has columns by place, and the result places by column.
     places[list(holders.values())] = list(holders)
     return places
 
@@ -171,7 +181,7 @@ def _find_place(
     """Give a column a possible place, and move the column there to another.
 
     Args:
-        column: of the board.
+        column: column of the board.
         allowed: which columns may be at which places.
         holders: columns by their places; changed here.
         tried: places that were tried for this column or the columns it moves.
@@ -180,6 +190,7 @@ def _find_place(
         Whether there is a place.
     """
     candidates = np.flatnonzero(allowed[column]).tolist()
+    # Free places first, because they end the search.
     free_first = sorted(candidates, key=lambda place: place in holders)
     for place in free_first:
         if place in tried:
@@ -210,8 +221,9 @@ def _order(pair: Pair, places: NDArray[np.int64]) -> DataFinding:
     more = f", and {hidden} more" if hidden > 0 else ""
     return DataFinding(
         "order",
-        f"columns are in another order than the fleet's: {', '.join(descriptions[:NAMED])}{more}; "
-        "list them in `columns` of [data], in the order of the other boards",
+        "columns are in a different order from the fleet's:"
+        f" {', '.join(descriptions[:NAMED])}{more}; list them in `columns` of [data],"
+        " in the order of the other boards",
     )
 
 

@@ -36,6 +36,7 @@ def complete_contract(data: DataSet, terms: ContractTerms = NO_CONTRACT) -> Data
         "summary": summarise(data, tokens=terms.tokens is not None),
     }
     try:
+        # Validated again, because names come from a file.
         return DataContract.model_validate(dict(terms) | update)
     except ValidationError as error:
         raise ConfigError(f"{data.source}: {problems(error, 'the names')}") from error
@@ -62,6 +63,7 @@ def reconcile(
             do.
     """
     contract = contract or NO_CONTRACT
+    # Columns come first: the checks below see samples as the model takes them.
     data = order_columns(data, contract)
     _check_shape(data, contract)
     data = order_labels(data, contract, own_labels=own_labels)
@@ -88,8 +90,9 @@ def _check_shape(data: DataSet, contract: ContractTerms) -> None:
 
 
 def _check_filled(data: DataSet, contract: ContractTerms) -> None:
-    """Check that missing values were replaced by the number of the fleet's rule."""
+    """Check that missing values were replaced with the fleet's number."""
     filled = data.facts.filled
+    # Without columns in the contract, samples have no rule for missing values.
     if filled is None or not contract.columns or contract.missing == filled:
         return
     if contract.missing is None:
@@ -110,6 +113,7 @@ def _check_range(data: DataSet, contract: ContractTerms) -> None:
     if contract.range is None:
         return
     allowed_lowest, allowed_highest = contract.range
+    # In the same form as the range: scaled and shifted.
     summary = summarise(data, tokens=contract.tokens is not None)
     lowest = min(summary.lowest)
     highest = max(summary.highest)

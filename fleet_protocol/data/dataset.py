@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.data.augment import apply_function, crop, flip
+from fleet_protocol.data.augment import apply_function, box_crop, crop, flip
 from fleet_protocol.data.facts import NO_FACTS, SourceFacts, shape_remedy
 from fleet_protocol.data.file_rows import FileRows, Samples, iterate_blocks
 from fleet_protocol.data.stamps import REPLACING, Stamps, list_paths
 from fleet_protocol.errors import DataChangedError, DataError
-from fleet_protocol.manifest import NO_PARTS, Manifest, Parts
+from fleet_protocol.manifest import UNNAMED, Manifest, SampleSizes
 from fleet_protocol.targets import Targets, fit_targets
 
 _IMAGES = 4  # dimensions of a set of images: sample, channels, height, width
@@ -34,7 +34,8 @@ class DataSet:
         augment: random changes to the samples of a training step; see
             `fleet_protocol.data.augment`.
         black: a black pixel among the raw samples, broadcast against one sample.
-        parts: numbers of each input and of each target, in order, where the source names several.
+        sample_sizes: numbers of each input and of each target, in order, where the source names
+            several.
         facts: what the source provides besides the numbers, such as names.
         stamps: the state of its files when they were read; None if it was not read from files.
 
@@ -50,7 +51,7 @@ class DataSet:
     std: NDArray[np.float32]
     augment: tuple[str, ...] = ()
     black: NDArray[np.float32] = field(default_factory=lambda: np.zeros((), np.float32))
-    parts: Parts = NO_PARTS
+    sample_sizes: SampleSizes = UNNAMED
     facts: SourceFacts = NO_FACTS
     stamps: Stamps | None = field(default=None, repr=False, compare=False)
 
@@ -65,6 +66,7 @@ class DataSet:
     @property
     def _image_changes(self) -> list[str]:
         """The changes that are built in for images, without functions of the user."""
+        # A function of the user may take samples of any shape.
         return [name for name in self.augment if ":" not in name]
 
     def __len__(self) -> int:
@@ -114,6 +116,7 @@ class DataSet:
         """
         if isinstance(self.x, FileRows) or isinstance(other.x, FileRows):
             return False
+        # The cheap differences first.
         own_form = (self.scale, self.x.dtype, self.y.dtype)
         if own_form != (other.scale, other.x.dtype, other.y.dtype):
             return False
@@ -122,7 +125,7 @@ class DataSet:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def batches(self, size: int, dtype: str) -> Iterator[tuple[NDArray[Any], Targets]]:
-        """Yield all samples in order, in batches as of `batch`; the last may be smaller."""
+        """Yield all samples in order, in batches like those of `batch`; the last may be smaller."""
         for first in range(0, len(self), size):
             yield self.batch(slice(first, first + size), dtype)
 
@@ -130,11 +133,12 @@ class DataSet:
         """Return samples and targets ``[B, ...]`` in new arrays, as a graph takes them.
 
         Args:
-            indices: of the samples.
+            indices: indices of the samples.
             dtype: ``float32`` for normalised samples, ``int64`` for samples as they are.
         """
         rows = self.x[indices]
         if dtype == "float32":
+            # A copy as float32, which normalisation then changes in place.
             return self._normalise(rows.astype(np.float32)), self.y[indices]
         return rows.astype(np.int64), self.y[indices]
 
@@ -153,6 +157,8 @@ class DataSet:
                 x = crop(x, self.normal_black, generator)
             elif name == "flip":
                 x = flip(x, generator)
+            elif name == "box-crop":
+                x = box_crop(x, generator)
             else:
                 x = apply_function(name, x, generator)
         return x
@@ -179,17 +185,19 @@ class DataSet:
         """Return the same samples with their targets as a model's loss takes them.
 
         Args:
-            manifest: of the model.
-            labelled: whether the targets have a meaning; else they stay as they are.
+            manifest: manifest of the model.
+            labelled: whether the targets have a meaning; otherwise they are not changed.
 
         Raises:
-            DataError: the model cannot take these samples: another shape, labels that it does not
-                have, numbers where it wants labels, or values that are no tokens.
+            DataError: the samples do not fit the model: they have another shape, labels that it
+                does not have, numbers instead of labels, or values that are not tokens.
         """
         x = self.x
-        check_parts(self.source, self.parts, manifest.parts)
+        check_sample_sizes(self.source, self.sample_sizes, manifest.sample_sizes)
         has_same_size = math.prod(x.shape[1:]) == math.prod(manifest.input_shape)
-        if manifest.parts[0] and has_same_size:  # a model of several inputs takes flat samples
+        if (
+            manifest.sample_sizes.inputs and has_same_size
+        ):  # a model of several inputs takes flat samples
             x = x.reshape(len(x), -1)
         self._check_samples(x, manifest.input_shape, manifest.input_dtype)
         y = fit_targets(self.source, self.y, manifest) if labelled else self.y
@@ -227,10 +235,10 @@ class DataSet:
             )
 
 
-def check_parts(
+def check_sample_sizes(
     source: str,
-    parts: Parts,
-    wanted: Parts,
+    sizes: SampleSizes,
+    wanted: SampleSizes,
 ) -> None:
     """Check that named inputs and targets are those that a model takes, in its order.
 
@@ -238,7 +246,7 @@ def check_parts(
 
     Args:
         source: where the data came from, for messages.
-        parts: numbers of each input and of each target in the data.
+        sizes: numbers of each input and of each target in the data.
         wanted: numbers of those of the model.
 
     Raises:
@@ -247,16 +255,17 @@ def check_parts(
     kinds = ("inputs", "targets")
     for kind, own, model in zip(
         kinds,
-        parts,
+        sizes,
         wanted,
         strict=True,
     ):
+        # A single array has no names to compare, so it passes.
         if own and list(own.items()) != list(model.items()):
             raise DataError(
-                f"{source} has the {kind} {_list_parts(own)}; name {_list_parts(model)}, "
+                f"{source} has the {kind} {_list_sizes(own)}; name {_list_sizes(model)}, "
                 "in this order"
             )
 
 
-def _list_parts(parts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({size})" for name, size in parts.items()) or "one array"
+def _list_sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({size})" for name, size in sizes.items()) or "one array"

@@ -22,14 +22,14 @@ class SourceFacts:
         labels_said: whether the user named them in this order, as `labels` in ``[data]`` does; else
             the reader has sorted the names in the data, or the fleet's contract has named them.
         labels_nameable: whether labels are numbers without names, and `labels` in ``[data]`` could
-            name them, as in a table. Of arrays it cannot.
+            name them, as in a table. For arrays it cannot.
         columns: names of the columns of a table, in the order of the samples; empty where there are
             none. A column without a name has an empty one.
         columns_left_out: names of further columns of the table, which `columns` in ``[data]``
             leaves out.
         columns_by_place: whether a function of the user's got the columns in this order, so that
             they can no longer change places.
-        filled: the number that stands where a value was missing; None where none was.
+        filled: the number that replaced missing values; None if no value was missing.
         left_out: how many files or folders were passed over, by kind.
     """
 
@@ -45,13 +45,14 @@ class SourceFacts:
     @property
     def labels_digest(self) -> str | None:
         """SHA-256 of the labels in the user's order; None if the user set no order."""
+        # An order that the reader chose is not a statement of the user.
         if not self.labels_said:
             return None
         return hashlib.sha256(json.dumps(self.labels).encode()).hexdigest()
 
     @property
     def left_out_text(self) -> str:
-        """What was left out, for messages; empty if nothing was."""
+        """Description of everything that was left out, for messages; empty if nothing was."""
         return ", ".join(f"{count} {kind}" for kind, count in sorted(self.left_out.items()))
 
 
@@ -63,6 +64,7 @@ def shape_remedy(own: Sequence[int], wanted: Sequence[int]) -> str:
         wanted: shape that it should have.
     """
     transform = "change the samples by a function in `transforms` of [data]"
+    # Reshaping is enough if no number is added or lost.
     if math.prod(own) == math.prod(wanted):
         return f"set shape = {[*wanted]} in [data], or move axes by a function in `transforms`"
     if len(own) == len(wanted) == 1:
@@ -95,13 +97,14 @@ def label_place(
     """Return the label that a number in a file means if `labels` in ``[data]`` names the labels.
 
     Args:
-        number: as the file has it.
+        number: the label's number in the file.
         labels: names of the labels 0, 1, ...
         where: the place in the file, for messages.
 
     Raises:
-        DataError: none of the names has this number.
+        DataError: no name has this number.
     """
+    # Also refuses fractions.
     if number not in range(len(labels)):
         raise DataError(
             f"{where} has the label {number:g}, and `labels` in [data] names the numbers 0 to "

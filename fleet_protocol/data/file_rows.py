@@ -37,6 +37,7 @@ class _Descriptor:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Not inherited: a worker process would keep a file open that its parent has closed.
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.number)
         self._at_first = os.fstat(self.number)
@@ -52,6 +53,7 @@ class _Descriptor:
 
         Another file may have replaced its name.
         """
+        # For the open file, not the name, which may lead to another file by now.
         first = self._at_first
         now = os.fstat(self.number)
         if (first.st_size, first.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
@@ -72,6 +74,7 @@ class _Descriptor:
                 count = os.preadv(self.number, [buffer[done:]], offset + done)
             except OSError as error:
                 raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
+            # Reading past the end gives nothing instead of an error, and would loop here for ever.
             if not count:
                 raise DataChangedError(
                     f"{self.path} is shorter than when it was opened: it has {self.size} bytes, "
@@ -173,6 +176,7 @@ class FileRows:
     def _rows(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
         """Read rows by their numbers, ``[K, ...]``."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        # As bytes, so that the file is read right into the array that is returned.
         values = np.empty(len(numbers) * row_bytes, np.uint8)
         if values.size:
             breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
@@ -258,10 +262,12 @@ def read_npy(path: Path, bounds: ReadBounds | None = None) -> Samples:
     source = _opened(path)
     with os.fdopen(os.dup(source.number), "rb") as file:
         version = np.lib.format.read_magic(file)
+        # Version 3 is for names of fields beyond Latin letters, which samples do not have.
         if version not in _HEADERS:
             raise ValueError(f"it has version {version} of the format, for names of fields")
         shape, fortran, dtype = _HEADERS[version](file)
         offset = file.tell()
+    # They would be unpickled, and a pickle may run any code.
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     needed = offset + math.prod(shape) * dtype.itemsize
@@ -293,7 +299,7 @@ def read_npy(path: Path, bounds: ReadBounds | None = None) -> Samples:
 
 
 def _is_large(size: int) -> bool:
-    """Return whether so many bytes stay in their file."""
+    """Return whether this many bytes stay in their file."""
     return size > MEMORY_BYTES and size > MEMORY_SHARE * free_bytes()
 
 
@@ -305,11 +311,12 @@ def _opened(path: Path) -> _Descriptor:
 
 
 def unmapped(array: NDArray[Any]) -> Samples:
-    """Return the same values without a mapped file; an array that is not mapped stays as it is.
+    """Return the same values without a mapped file; an array that is not mapped is not changed.
 
     Raises:
         DataError: its file cannot be read.
     """
+    # A function of the user may return a part of a mapped array, in any order of axes.
     root, mapped = _mapping(array)
     if not mapped:
         return array

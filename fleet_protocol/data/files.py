@@ -15,18 +15,20 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 @contextmanager
-def decoding(path: Path, kind: str) -> Iterator[None]:
+def decoding(path: Path, kind: str, remedy: str = "copy it again") -> Iterator[None]:
     """Name the file in whatever error a decoder raises, because a damaged file may cause any.
 
     Args:
-        path: of the file that is decoded.
+        path: path of the file that is decoded.
         kind: what the file should be, as in ``an image``.
+        remedy: what to do about a damaged one.
 
     Raises:
         DataError: the decoder failed.
     """
     try:
         yield
+    # Errors of Shoal name the file already.
     except ShoalError:
         raise
     except Exception as error:
@@ -36,7 +38,7 @@ def decoding(path: Path, kind: str) -> Iterator[None]:
         if isinstance(error, MemoryError):
             raise DataError(f"{path} does not fit into memory: {reason}") from error
         raise DataError(
-            f"{path} is not {kind}, or is truncated or damaged: {reason}; copy it again"
+            f"{path} is not {kind}, or is truncated or damaged: {reason}; {remedy}"
         ) from error
 
 
@@ -47,6 +49,7 @@ def open_file(path: Path) -> IO[bytes]:
         DataError: it cannot be read.
     """
     try:
+        # By its content, not by its name.
         with path.open("rb") as file:
             packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
         if packed:
@@ -68,13 +71,13 @@ def table_rows(
         text = io.TextIOWrapper(
             raw,
             "utf-8-sig",
-            errors="replace",
             newline="",
         )
         lines = csv.reader(_bounded_lines(text, path), delimiter=delimiter)
         most_lines = bounds.samples + 1  # with a header
         for row in lines:
             # Empty lines count too: a packed file may have any number of them.
+            # More lines than samples may have only a header in addition.
             if lines.line_num > most_lines:
                 bounds.check(path, "samples", lines.line_num - 1)
             if len(row) > bounds.columns:
@@ -86,7 +89,18 @@ def table_rows(
 def _bounded_lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
     """Yield the lines of a text; a packed file may have one that fills the memory."""
     most = LONGEST_LINE
-    while line := text.readline(most + 1):
+    while True:
+        try:
+            # One character more than allowed shows a longer line without reading it.
+            line = text.readline(most + 1)
+        except UnicodeDecodeError as error:
+            # Replaced characters would give two names one form.
+            raise DataError(
+                f"{path} is not UTF-8 text: it has the byte 0x{error.object[error.start]:02x}; "
+                "save it as UTF-8 (in a spreadsheet program as CSV UTF-8)"
+            ) from None
+        if not line:
+            return
         if len(line) > most:
             raise DataError(
                 f"{path} has a line of more than {most:,} characters, so it is damaged, or "

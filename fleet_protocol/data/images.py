@@ -45,6 +45,7 @@ _SYSTEM_FOLDERS = {
 _HIDDEN = "hidden files or folders"
 _SYSTEM = "system folders"
 _EMPTY = "folders without images"
+_LINKS = "links to folders below a label"
 _LOOSE = "images outside label folders"
 _NO_IMAGE = "files that are not images"
 _ORIENTATION = 274  # EXIF tag: how the camera was held
@@ -201,7 +202,7 @@ def _list_by_folder(config: ImagesData) -> _Listing:
             f"{config.path} has a folder {unknown[0]!r} that `labels` does not list: add it, or "
             "move it away"
         )
-    # A label without a folder is no error: a board of a fleet may have no images of it.
+    # A label may have no folder: a board of a fleet may lack images of it.
     images: list[tuple[Path, int]] = []
     for number, name in enumerate(labels):
         images += [(path, number) for path in by_name.get(name, ())]
@@ -215,6 +216,7 @@ def _images_by_label(config: ImagesData, left_out: Counter[str]) -> dict[str, li
     listed = {plain_name(name) for name in config.labels or ()}
     for entry in sorted(config.path.iterdir()):
         name = plain_name(entry.name)
+        _check_text(entry)
         if not entry.is_dir():
             left_out.update(_reason_to_skip(entry.name, in_label_folder=False))
         elif name not in listed and _is_foreign_folder(entry.name):
@@ -228,6 +230,16 @@ def _images_by_label(config: ImagesData, left_out: Counter[str]) -> dict[str, li
     return by_name
 
 
+def _check_text(path: Path) -> None:
+    """Check that a name is text, because messages and labels carry it."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{quoted(path.name)} in {path.parent} is not a name in UTF-8; rename it"
+        ) from None
+
+
 def _images_below(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
     """Yield the images in a folder and in the folders below it.
 
@@ -236,7 +248,9 @@ def _images_below(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
         own_folders = []
         for name in folders:
-            if _is_foreign_folder(name):
+            if Path(place, name).is_symlink():
+                left_out[_LINKS] += 1
+            elif _is_foreign_folder(name):
                 left_out[_foreign_kind(name)] += 1
             else:
                 own_folders.append(name)

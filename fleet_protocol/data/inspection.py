@@ -1,4 +1,4 @@
-"""Finds what looks wrong in samples by themselves: constant columns, an index, the answer."""
+"""Finds faults in samples without comparison: constant columns, an index, the answer."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.data.summary import MOST_GROUPS, DataSummary, are_tokens, drawn_rows
 
 MOST_LOOKED_AT = 4096
-"""Most samples that are examined."""
+"""Greatest number of samples that are examined."""
 NAMED = 3
 """Columns that a sentence names; further ones are counted."""
 
@@ -22,14 +22,14 @@ _LEAST_INDEX_ROWS = 5  # for a column whose name already marks it as an index
 _INDEX_NAMES = frozenset({"", "index", "unnamed: 0"})
 _SAME = 0.999  # correlation above which two columns of numbers count as equal
 _CHANCE = 20.0  # n random whole numbers below n * n / 20 are all different once in e**10 times
-_FILLER = 0.1  # share of the other columns' values above which a value stands for nothing
+_FILLER = 0.1  # share of the other columns' values above which a value means nothing
 
 Kind = Literal["constant", "index", "answer", "shape", "dtype", "scale", "mean", "order"]
 
 
 @dataclass(frozen=True)
 class DataFinding:
-    """One thing that looks wrong in samples.
+    """A possible fault in samples.
 
     Attributes:
         kind: the kind of finding.
@@ -76,6 +76,7 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
     if table is None or len(table.rows) < _LEAST_INDEX_ROWS:
         return ()
     answers = _answers(table)
+    # A column that gives the answer away is one finding, not two.
     counting = [column for column in _counting(table) if column not in answers]
     constant = _constant(table, data, fleet)
     return tuple(
@@ -144,6 +145,7 @@ def _table(data: DataSet) -> _Table | None:
     columns = math.prod(data.x.shape[1:])
     if data.x.ndim > 2 or not 1 <= columns <= MOST_LOOKED_AT:
         return None
+    # A bounded number of values, however wide the samples are.
     rows = drawn_rows(len(data), min(MOST_LOOKED_AT, _MOST_VALUES // columns))
     targets: NDArray[Any] = data.y[rows].reshape(len(rows), -1)
     are_labels = data.y.dtype.kind != "f"
@@ -151,6 +153,7 @@ def _table(data: DataSet) -> _Table | None:
         targets = targets[:, :0]  # a language model has its input tokens as targets
     return _Table(
         x=data.x[rows].astype(np.float64).reshape(len(rows), columns),
+        # More targets than groups would not be compared either.
         y=targets[:, :MOST_GROUPS].astype(np.float64),
         rows=rows,
         labels=are_labels,
@@ -163,7 +166,9 @@ def _answers(table: _Table) -> tuple[int, ...]:
     if len(table.rows) < _LEAST_ROWS:
         return ()
     answers: set[int] = set()
+    # Each target of a sample by itself.
     for target in table.y.T:
+        # A constant target determines nothing.
         if target.min() == target.max():
             continue
         equal = _correlation(table.x, target) > _SAME
@@ -179,21 +184,24 @@ def _correlation(x: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray
     target_offsets = target - target.mean()
     norms = np.sqrt(np.square(x_offsets).sum(0) * np.square(target_offsets).sum())
     products = np.abs(target_offsets @ x_offsets)
+    # Divided by infinity, a constant column gets 0.
     return np.asarray(products / np.where(norms > 0, norms, np.inf))
 
 
 def _one_to_one(x: NDArray[np.float64], labels: NDArray[np.float64]) -> Iterator[int]:
     """Yield columns with one value per label and one label per value, if each label is frequent."""
-    known, label_places = np.unique(labels, return_inverse=True)
-    if len(known) * 2 > len(labels):
+    classes, label_places = np.unique(labels, return_inverse=True)
+    # With nearly as many labels as samples, any column would match.
+    if len(classes) * 2 > len(labels):
         return
     for place, column in enumerate(x.T):
         values, value_places = np.unique(column, return_inverse=True)
-        if len(values) != len(known):
+        if len(values) != len(classes):
             continue
-        # As many pairs as labels: each value goes with one label only.
-        pairs = np.unique(value_places * len(known) + label_places)
-        if len(pairs) == len(known):
+        # There must be as many pairs as labels: each value belongs to only one label.
+        # Every pair of value and label has one number.
+        pairs = np.unique(value_places * len(classes) + label_places)
+        if len(pairs) == len(classes):
             yield place
 
 
@@ -216,8 +224,10 @@ def _counts_rows(column: NDArray[np.float64], rows: NDArray[np.int64]) -> bool:
     if count < _LEAST_ROWS:
         return False
     span = column.max() - column.min()
+    # Random numbers below this span would have collisions.
     if span <= max(count, count**2 / _CHANCE):
         return True
+    # The numbers of an index grow like those of the drawn rows.
     return bool((column - column[0] == rows - rows[0]).all())
 
 

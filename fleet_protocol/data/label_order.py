@@ -24,7 +24,7 @@ def order_labels(
 
     Args:
         data: samples with or without names of labels.
-        contract: of the fleet.
+        contract: contract of the fleet.
         own_labels: whether a source may number its labels in its own order if the contract has no
             names for them.
 
@@ -48,6 +48,7 @@ def order_labels(
     facts = replace(data.facts, labels=contract.labels, labels_said=False)
     if names == contract.labels:
         return replace(data, facts=facts)
+    # Only labels that occur: the file may list more.
     unknown = sorted(present_names(data) - set(contract.labels))
     if unknown:
         raise MismatchError(
@@ -56,6 +57,7 @@ def order_labels(
             "[contract] labels of fleet.toml"
         )
     places = {name: place for place, name in enumerate(contract.labels)}
+    # -1 for a name without samples, which no label refers to.
     new_numbers = np.array([places.get(name, -1) for name in names], np.int64)
     # Negative labels mark what does not count, and stay.
     return replace(data, y=np.where(data.y >= 0, new_numbers[data.y], data.y), facts=facts)
@@ -66,7 +68,7 @@ def check_own_labels(data: DataSet, manifest: Manifest) -> None:
 
     Args:
         data: samples after `reconcile`; if the fleet's contract names labels, nothing is checked.
-        manifest: of the model.
+        manifest: manifest of the model.
 
     Raises:
         MismatchError: it names more or fewer.
@@ -77,9 +79,9 @@ def check_own_labels(data: DataSet, manifest: Manifest) -> None:
         return
     raise MismatchError(
         f"`labels` in [data] of device.toml names {len(names)} labels for {data.source} "
-        f"({list_names(names)}), and {manifest.arch} {manifest.tier} has {manifest.classes} "
-        f"classes: name all labels of the model in its order, {PLACEHOLDERS}, or say them for all "
-        "boards in [contract] of fleet.toml"
+        f"({list_names(names)}), but {manifest.arch} {manifest.tier} has {manifest.classes} "
+        f"classes: name all labels of the model in its order, {PLACEHOLDERS}, or set them "
+        "for all boards in [contract] of fleet.toml"
     )
 
 
@@ -96,6 +98,7 @@ def _check_numbers(data: DataSet, contract: ContractTerms) -> None:
     They are not if the fleet's names are these numbers in their places. Neither are those of an
     array, which cannot have names, if the fleet's names could not be its numbers.
     """
+    # The fleet's names may be "0", "1", ... in their order.
     places = [str(place) for place in range(len(contract.labels))]
     if not contract.labels or [*contract.labels] == places or data.y.dtype.kind == "f":
         return

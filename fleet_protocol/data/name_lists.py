@@ -1,5 +1,6 @@
 """Lists names of labels and columns in messages."""
 
+import json
 from collections.abc import Sequence
 
 _SHOWN = 12  # names in a sentence
@@ -14,6 +15,12 @@ def list_names(names: Sequence[str]) -> str:
 
 def toml_list(names: Sequence[str]) -> str:
     """Return names as a TOML list; of very many only the first."""
-    quoted = ['"{}"'.format(name.replace('"', '\\"')) for name in names[:_COPIED]]
+    quoted = list(map(_quoted, names[:_COPIED]))
     more = ", ..." if len(names) > _COPIED else ""
     return f"[{', '.join(quoted)}{more}]"
+
+
+def _quoted(name: str) -> str:
+    """Return a name as a basic string of TOML."""
+    # JSON escapes the same characters in the same way, except for DEL.
+    return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -24,7 +24,7 @@ class Figures:
     deviation: NDArray[np.float64]
 
     @classmethod
-    def of(cls, summary: DataSummary) -> "Figures":
+    def from_summary(cls, summary: DataSummary) -> "Figures":
         """Convert the figures of a summary to arrays."""
         figures = (summary.lowest, summary.highest, summary.mean, summary.deviation)
         return cls(*(np.array(figure) for figure in figures))
@@ -57,7 +57,7 @@ class Pair:
     names: tuple[str, ...]
 
     @classmethod
-    def of(
+    def from_summaries(
         cls,
         own: DataSummary,
         fleet: DataSummary,
@@ -65,10 +65,11 @@ class Pair:
     ) -> "Pair":
         """Pair two summaries with the same groups."""
         nouns = {"columns": "column", "channels": "channel", "all": ""}
+        # Names by group exist only if every column is a group.
         names = tuple(columns) if len(columns) == len(own.mean) else ()
         return cls(
-            Figures.of(own),
-            Figures.of(fleet),
+            Figures.from_summary(own),
+            Figures.from_summary(fleet),
             nouns[own.groups],
             names,
         )
@@ -76,11 +77,12 @@ class Pair:
     @property
     def vary(self) -> NDArray[np.bool_]:
         """Groups with more than one value on both sides."""
+        # A constant group has no deviation to compare.
         return (self.own.range > 0) & (self.fleet.range > 0)
 
     @property
     def deviations(self) -> NDArray[np.float64]:
-        """The board's deviations in units of the fleet's, 1 where either has none."""
+        """The board's deviations in units of the fleet's; 1 if either has no deviation."""
         return _quotient(self.own.deviation, self.fleet.deviation, self.vary)
 
     @property
@@ -92,6 +94,7 @@ class Pair:
     def distances(self) -> NDArray[np.float64]:
         """Distances between the board's means and the fleet's, in units of the larger deviation."""
         apart = np.abs(self.own.mean[:, None] - self.fleet.mean)
+        # The larger one, so that a group with few values does not seem far away.
         largest = np.maximum(self.own.deviation[:, None], self.fleet.deviation)
         return _quotient(
             apart,

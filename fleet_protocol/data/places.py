@@ -1,6 +1,6 @@
 """Names the table of a source in messages about it.
 
-Readers write of a board's table ``[data]``, but servers and simulations have tables of their own.
+Readers name a board's table ``[data]``, but servers and simulations have other tables.
 """
 
 import re
@@ -14,10 +14,10 @@ _BOARD_TABLE = re.compile(r"\[data\](?: of device\.toml)?")
 
 @contextmanager
 def naming_table(table: str) -> Iterator[None]:
-    """Let errors of a source name the table that its user has written.
+    """Make errors of a source name the table in which its user has written it.
 
     Args:
-        table: as the user finds it, such as ``[data.train] of sim.toml``.
+        table: name of the table for the user, such as ``[data.train] of sim.toml``.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Describes what of samples is read by position although the fleet's contract has names."""
+"""Describes which parts of samples are read by position although the fleet's contract has names."""
 
 from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms
@@ -7,11 +7,11 @@ from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms
 def describe_positions(
     data: DataSet, contract: ContractTerms | None, *, own_labels: bool = False
 ) -> str:
-    """Describe what of samples is read by position although the contract has names for it.
+    """Describe which parts of samples are read by position although the contract names them.
 
     Args:
-        data: as a reader returns it.
-        contract: of the fleet; None if it has none.
+        data: the samples from a reader.
+        contract: contract of the fleet; None if it has none.
         own_labels: whether the labels matter only to this board.
 
     Returns:
@@ -27,5 +27,5 @@ def describe_positions(
     clauses = []
     for kind, names in by_position:
         range_text = f"0 is {names[0]!r}, {len(names) - 1} is {names[-1]!r}"
-        clauses.append(f"{kind} are taken by position ({range_text})")
+        clauses.append(f"{kind} are assigned by position ({range_text})")
     return ", and ".join(clauses)

@@ -18,6 +18,7 @@ from fleet_protocol.data.sources import IdxData, NpzData, PythonData
 from fleet_protocol.errors import BlobError, DataError
 from fleet_protocol.foreign_archives import Bounds, open_archive
 from fleet_protocol.foreign_files import quoted
+from fleet_protocol.python_files import refusing_exits
 
 ArrayOrNamed = Samples | Mapping[str, NDArray[Any]]
 """One array ``[N, ...]``, or several by name."""
@@ -26,6 +27,7 @@ Arrays = tuple[ArrayOrNamed, ArrayOrNamed]
 """Samples and targets."""
 
 _IDX_DTYPES = {
+    # The codes of types in the header, and numpy's names; all big-endian.
     0x08: ">u1",
     0x09: ">i1",
     0x0B: ">i2",
@@ -46,12 +48,13 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
         labelled: whether to read targets, too; else they are empty.
 
     Raises:
-        DataError: a file or an array is missing, or holds something else than plain arrays.
+        DataError: a file or an array is missing, or contains something other than plain arrays.
     """
     loaded = _load_numpy(config.path, config.bounds)
     if isinstance(loaded, np.lib.npyio.NpzFile):
         with loaded:
             return _read_archive(config, loaded, labelled=labelled)
+    # Only samples are needed, and an .npy file has nothing else.
     if not labelled:
         return loaded, {}
     if config.y_path is None:
@@ -65,7 +68,7 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
 
 
 def read_idx(config: IdxData) -> Arrays:
-    """Read a pair of IDX files; errors as of `read_idx_file`."""
+    """Read a pair of IDX files; errors as in `read_idx_file`."""
     bounds = config.bounds
     return read_idx_file(config.path, bounds), read_idx_file(config.labels, bounds)
 
@@ -84,6 +87,7 @@ def read_idx_file(path: Path, bounds: ReadBounds | None = None) -> NDArray[Any]:
             raise DataError(f"{path} is not an IDX file: it starts with {zeros:#06x} {code:#04x}")
         shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
         dtype = np.dtype(_IDX_DTYPES[code])
+        # Announced, not read yet: a damaged header must not fill the memory.
         size = math.prod(shape) * dtype.itemsize
         bounds.check_bytes(path, size)
         # One byte more shows that there are others; a packed file may have any number of them.
@@ -107,8 +111,9 @@ def read_python(config: PythonData) -> Arrays:
     """
     function = user_function(config.entry_point)
     try:
-        result = function(**config.options)
-    # A message of the user's own stays as it is.
+        with refusing_exits():
+            result = function(**config.options)
+    # The user's own message is kept.
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -141,10 +146,17 @@ def _load_numpy(path: Path, bounds: ReadBounds) -> Any:
                 f"{path} is the beginning of an archive: it is copied in part, or still being "
                 "written"
             )
+        # An .npy file may stay on disk, so it has its own reader.
         if start == _NPY_MAGIC:
             return read_npy(path, bounds)
-        if is_archive:
-            _check_archive(path, bounds)
+        if not is_archive:
+            # np.load takes anything else for Python objects, and advises to load them.
+            raise DataError(
+                f"{path} is not {_NUMPY_FILE}, or is truncated or damaged; copy it again, or save "
+                "the arrays with numpy.savez"
+            )
+        # np.load would unpack an array before its size is known.
+        _check_archive(path, bounds)
         return np.load(path, allow_pickle=False)
 
 
@@ -178,12 +190,13 @@ def _read_archive(
         x = {key: _array_in(archive, key, config.path) for key in x_keys}
         y = {key: _array_in(archive, key, config.path) for key in y_keys}
     samples: ArrayOrNamed = x if len(x) > 1 else x[x_keys[0]]
+    # Without labels there are no keys, and the result is empty.
     targets: ArrayOrNamed = y if len(y) != 1 else y[y_keys[0]]
     return samples, targets
 
 
 def _array_in(archive: Any, key: str, path: Path) -> NDArray[Any]:
-    """Return an array of an archive; numpy returns the bytes of a member that is none."""
+    """Return an array of an archive; for a member that is not one, numpy returns bytes."""
     array = archive[key]
     if not isinstance(array, np.ndarray):
         raise DataError(f"{quoted(key)} in {path} is not an array; save it with numpy.savez")

@@ -39,14 +39,15 @@ def read_samples(
         source: the board's own data. Its scale, mean, deviation, transforms and bounds apply to
             every file; its names of arrays and columns, its channels and its size apply to a file
             of its kind.
-        manifest: of the model.
-        contract: of the fleet, whose order the columns of a table are put into.
+        manifest: manifest of the model.
+        contract: contract of the fleet, whose order the columns of a table are put into.
 
     Raises:
-        DataError: the file is not what its ending says, or holds other samples than the model
-            takes.
+        DataError: the file does not match its extension, or contains samples that do not fit the
+            model.
         ConfigError: Pillow is not installed.
     """
+    # Arrays of a request count as an .npy file.
     path = samples if isinstance(samples, Path) else Path("request.npy")
     input_shape = tuple(manifest.input_shape)
     file_source = _source_of(path, source, input_shape)
@@ -54,13 +55,15 @@ def read_samples(
     is_flat_table = isinstance(file_source, CsvData) and len(input_shape) == 1
     update = {
         "path": path,
-        "shape": None if manifest.parts[0] or is_flat_table else input_shape,
+        # The model's shape, unless its inputs are laid flat or its columns are still to be chosen.
+        "shape": None if manifest.sample_sizes.inputs or is_flat_table else input_shape,
+        # Samples for predictions have no labels, changes or limit.
         "classes": None,
         "augment": (),
         "limit": None,
     }
-    given: Arrays | None = None if isinstance(samples, Path) else (samples, {})
-    data = load_data(file_source.model_copy(update=update), labelled=False, given=given)
+    arrays: Arrays | None = None if isinstance(samples, Path) else (samples, {})
+    data = load_data(file_source.model_copy(update=update), labelled=False, given=arrays)
     return order_columns(data, contract or NO_CONTRACT).fit_to(manifest, labelled=False)
 
 
@@ -73,16 +76,19 @@ def _source_of(
     shared = {key: getattr(source, key) for key in _SHARED_KEYS}
     suffix = path.suffix.lower()
     if suffix in {".npz", ".npy"}:
+        # The board's own source may name arrays or columns, so it is used for files of its kind.
         return source if isinstance(source, NpzData) else NpzData(path=path, **shared)
     if suffix in {".csv", ".gz"}:
         return source if isinstance(source, CsvData) else CsvData(path=path, **shared)
     if suffix not in IMAGE_SUFFIXES:
-        raise DataError(f"{path} is none of .npz, .npy, .csv and an image; convert it")
+        raise DataError(f"{path} is not .npz, .npy, .csv or an image; convert it")
     if isinstance(source, ImagesData):
         return source
+    # An image of a model without channels or height has 1 of each.
     *_, channels, height, width = (1, 1, *input_shape)
     return ImagesData(
         path=path,
+        # Pillow reads grey and colour images only.
         channels=3 if channels == 3 else 1,
         size=(height, width),
         **shared,
@@ -97,6 +103,7 @@ def read_request(path: Path) -> Any:
     """
     try:
         if path.suffix == ".npy":
+            # Text, because requests are JSON.
             return {"npy": base64.b64encode(path.read_bytes()).decode()}
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -112,6 +119,7 @@ def print_predictions(
         predictions = [dict(row) for row in rows]
         print(json.dumps({"model": dict(model), "predictions": predictions}, indent=2))
         return
+    # Standard output has only the predictions.
     print_line(", ".join(f"{key} {value}" for key, value in model.items()), error=True)
     for number, row in enumerate(rows):
         text = f"{row['label']} ({row['share']:.1%})" if "label" in row else f"{row}"

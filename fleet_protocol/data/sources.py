@@ -1,49 +1,64 @@
 """Sources of data, a frozen model for each kind.
 
-They are the table ``[data]`` of a board, ``[evaluation.data]`` of a server, and those of a
+They are the table ``[data]`` of a board, ``[evaluation.data]`` of a server, and the tables of a
 simulation.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import Self
 
 from fleet_protocol.data.augment import Augment, FunctionName, file_of, relocated
 from fleet_protocol.data.bounds import ReadBounds
+from fleet_protocol.data.facts import plain_name
 from fleet_protocol.frozen import FiniteJson, FrozenModel
+
+
+def _check_different(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that no two names are the same."""
+    for name, count in Counter(map(plain_name, names)).items():
+        if count > 1:
+            raise ValueError(f"the name {name!r} is listed {count} times; list it once")
+    return names
+
+
+Names = Annotated[tuple[str, ...], AfterValidator(_check_different)]
+"""Names of labels in their order, all different."""
 
 PerChannel = float | tuple[float, ...]
 Positive = Annotated[float, Field(gt=0)]
 
 
 class Source(FrozenModel):
-    """What every source has.
+    """The settings of every source.
 
     A sample becomes ``(x * scale - mean) / std`` when it is put into a batch; in memory it keeps
-    the type it came with.
+    its original type.
 
     Attributes:
-        shape: shape of one sample to give to flat or squeezed samples, as in ``[1, 28, 28]``.
-        scale: factor of every value.
-        mean: subtracted after scaling; a number, or one per column of a table or channel of an
-            image (the first axis of a sample).
-        std: divides last; a number, or one per column or channel.
-        classes: number of labels, checked when the data is read; without it labels are checked when
-            a task names a model.
-        transforms: functions of yours, ``file.py:function``, through which all samples go in this
-            order when they are
-            read: each takes an array ``[N, ...]`` and returns one of as many samples.
-        augment: random changes to the samples of every training step, in this order, never to those
-            that are
-            evaluated: ``crop`` (images, at a random place after a padding by 4 black pixels),
-                ``flip`` (every other one mirrored), or a function of yours that takes a batch as
-                the model does, and numpy's generator of the step, from which alone it may draw.
-        black: a black pixel as the source has it, before scaling; a number, or one per channel.
-        limit: use only the first samples; None for all.
-        bounds: the most that is read; what exceeds them is refused.
+        shape: shape of one sample, such as ``[1, 28, 28]``; needed if the file has flat samples, or
+            samples without axes of size 1.
+        scale: factor by which every value is multiplied.
+        mean: number that is subtracted after scaling: one number, or one per column of a table or
+            per channel of an image (the first axis of a sample).
+        std: number by which the values are divided last: one number, or one per column or channel.
+        classes: number of labels, checked when the data is read. Without this number, labels are
+            checked when a task names a model.
+        transforms: your functions, as ``file.py:function``, which are applied to all samples, in
+            this order, when the samples are read. Each function takes an array ``[N, ...]``, and
+            returns an array with the same number of samples.
+        augment: random changes to the samples of training steps, in this order; evaluations use
+            unchanged samples. ``crop`` pads an image by 4 black pixels, and crops it at a random
+            place. ``flip`` mirrors an image with probability 1/2. ``box-crop`` enlarges a random
+            box of an image to the size of the image. Your own function takes a batch in the model's
+            form and the step's numpy generator, which is the only permitted source of randomness.
+        black: value of a black pixel in the source, before scaling: one number, or one per channel.
+        limit: number of samples to use, from the start of the data; None for all.
+        bounds: limits of what is read; a source that exceeds them is refused.
     """
 
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
@@ -86,10 +101,11 @@ class NpzData(Source):
 
     Attributes:
         path: an ``.npz`` file, or an ``.npy`` file with the samples.
-        y_path: an ``.npy`` file with the labels, needed beside an ``.npy`` file.
-        x_key: name of the samples in an ``.npz`` file; for a model of several inputs their names,
-            in its order.
-        y_key: name of the labels in it; for a loss of several targets likewise.
+        y_path: an ``.npy`` file with the labels; required if ``path`` is an ``.npy`` file.
+        x_key: name of the samples in an ``.npz`` file; for a model with several inputs, the names
+            of the inputs' arrays, in the model's order.
+        y_key: name of the labels in an ``.npz`` file; for a loss with several targets, the names of
+            the targets' arrays.
     """
 
     kind: Literal["npz"] = "npz"
@@ -103,24 +119,24 @@ class ImagesData(Source):
     """A folder with one folder of images per label; needs the extra ``images``.
 
     Attributes:
-        path: the folder; each folder in it that holds images, at any depth, is a label. Hidden
-            folders, those of the system (``@eaDir``, ``lost+found``) and those without images are
-            left out.
-        labels: names of the folders in the order of the labels. Without it the fleet's contract
-            sets the order; if there is no contract (on a server, in a simulation), folders are
-            sorted by name.
-        targets: instead of folders a table without header: the file of an image, from ``path``,
-            then its number or numbers. Where a number is a label, ``labels`` says its name, as for
-            a table.
-        size: height and width to resize to, by Pillow's bicubic filter; None where all images have
-            one size.
-        channels: 1 for grey, 3 for colour.
-        scale: factor of every value; pixels are 0 to 255.
+        path: folder of the images. Each folder in it, at any depth, that contains images stands for
+            a label. Hidden folders, system folders (``@eaDir``, ``lost+found``) and folders without
+            images are left out.
+        labels: names of the folders in the order of the labels. Without this list, the fleet's
+            contract sets the order; if there is no contract (on a server or in a simulation), the
+            folders are sorted by name.
+        targets: a table without a header, to use instead of folders. Each line names the file of an
+            image, relative to ``path``, and then the number or numbers to learn for this image. If
+            the number is a label, ``labels`` gives its name, as for a table.
+        size: height and width to which images are resized, with Pillow's bicubic filter; None if
+            all images have the same size.
+        channels: number of channels: 1 for grey, 3 for colour.
+        scale: factor by which every value is multiplied; the values of pixels are 0 to 255.
     """
 
     kind: Literal["images"] = "images"
     path: Path
-    labels: tuple[str, ...] | None = None
+    labels: Names | None = None
     targets: Path | None = None
     size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
     channels: Literal[1, 3] = 3
@@ -131,19 +147,21 @@ class CsvData(Source):
     """A table with one sample per line.
 
     Attributes:
-        path: the file, plain or ``.gz``.
-        label_column: name (with a header) or number, from 0, of the column with the label or number
-            to learn.
-        label_columns: several of them, instead of one: a target of several numbers, or of labels
-            that hold or do not.
-        columns: columns to use, in order; by default all but the label.
-        delimiter: between the fields.
+        path: file of the table, plain or ``.gz``.
+        label_column: column with the label or number to learn: its name (if there is a header), or
+            its number, counted from 0.
+        label_columns: several columns to learn instead of one: a target of several numbers, or
+            several labels that are each true or false.
+        columns: columns to use as inputs, in this order; by default, all columns except those to
+            learn.
+        delimiter: character between the fields.
         header: whether the first line names the columns.
-        labels: names in the order of the labels. The column may have these names, or numbers, of
-            which 0 means the first name. Without it names are as for images, and numbers are
-            refused where the fleet's labels have names.
-        missing: number that stands for a missing value of a column that is read; None refuses a
-            table that has one.
+        labels: names of the labels, in order. The column may contain these names, or numbers, where
+            0 stands for the first name. Without this list, the order of the names follows the same
+            rules as for folders of images, and numbers are refused if the fleet's labels have
+            names.
+        missing: number that replaces missing values in the columns that are read. With None, a
+            table with missing values is refused.
     """
 
     kind: Literal["csv"] = "csv"
@@ -153,7 +171,7 @@ class CsvData(Source):
     columns: tuple[str | int, ...] | None = None
     delimiter: str = Field(default=",", min_length=1, max_length=1)
     header: bool = True
-    labels: tuple[str, ...] | None = Field(default=None, min_length=1)
+    labels: Names | None = Field(default=None, min_length=1)
     missing: float | None = None
 
     @model_validator(mode="after")
@@ -167,9 +185,9 @@ class IdxData(Source):
     """Two IDX files, as MNIST comes; plain or ``.gz``.
 
     Attributes:
-        path: the samples.
-        labels: the labels.
-        scale: factor of every value; pixels are 0 to 255.
+        path: file with the samples.
+        labels: file with the labels.
+        scale: factor by which every value is multiplied; the values of pixels are 0 to 255.
     """
 
     kind: Literal["idx"] = "idx"
@@ -182,8 +200,8 @@ class PythonData(Source):
     """The user's own loader.
 
     Attributes:
-        entry_point: ``file.py:function``; the function returns ``(x, y)`` as numpy arrays, several
-            as a dictionary.
+        entry_point: the function that loads the data, as ``file.py:function``. It returns ``(x,
+            y)`` as numpy arrays, or as dictionaries of several arrays.
         options: keyword arguments of the function.
     """
 

@@ -14,11 +14,11 @@ from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import FrozenModel
 
 MOST_ROWS = 10_000
-"""Most samples that are examined; of more, this many are drawn evenly."""
+"""Greatest number of samples that are examined; of more, this many are drawn evenly."""
 MOST_VALUES = 2**24
-"""Most values that are examined; of large samples fewer are drawn, but at least one."""
+"""Greatest number of values that are examined; of large samples, fewer samples are examined."""
 MOST_GROUPS = 256
-"""Most columns or channels with separate figures.
+"""Greatest number of columns or channels with separate figures.
 
 With more, all values share one row of figures.
 """
@@ -43,15 +43,17 @@ class DataSummary(FrozenModel):
 
     Attributes:
         shape: shape of one sample.
-        dtype: type of the values in the source, before any change.
+        dtype: element type of the values in the source, before any transformation.
         rows: number of samples in the data.
         drawn: number of samples that were examined.
-        groups: what a group is.
-        whole: whether all values that a model sees are whole numbers.
+        groups: which values are summarised together: those of each column, those of each channel,
+            or all values.
+        whole: whether all values that the model receives are whole numbers.
         lowest: lowest value of each group.
         highest: highest value of each group.
         mean: mean of each group.
-        deviation: standard deviation of each group (squares are divided by the number of values).
+        deviation: standard deviation of each group (the sum of squares is divided by the number of
+            values).
     """
 
     shape: Annotated[tuple[_Size, ...], Field(max_length=32)]
@@ -137,7 +139,7 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
             f"{data.source} holds {len(data)} samples of shape {list(shape)}, which have no value"
         )
     groups, kind = _grouping(shape)
-    # Fractions are no tokens, and must be seen as they are.
+    # Fractions are not tokens, and must be seen as they are.
     are_whole = (tokens and data.x.dtype.kind in "biu") or _is_plain(data)
     figures = _RunningFigures(groups)
     rows = drawn_rows(len(data), MOST_VALUES // max(1, math.prod(shape)))

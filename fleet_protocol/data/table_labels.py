@@ -11,6 +11,8 @@ from fleet_protocol.data.facts import label_place, plain_name
 from fleet_protocol.errors import DataError
 
 _SHOWN_CHARACTERS = 40  # of a field in a message
+# What programs write for a missing value, in lower case. Words such as none are often labels.
+_MISSING = frozenset({"nan", "na", "n/a", "<na>", "#n/a", "null"})
 
 
 @dataclass
@@ -57,6 +59,11 @@ class LabelColumn:
         name: str,
         where: str,
     ) -> None:
+        if name.lower() in _MISSING and name not in names:
+            raise DataError(
+                f"{where} has the label {name!r}, which stands for a missing value: leave the line "
+                "out, or list all labels in [data]: labels = [...]"
+            )
         if self.listed is None and is_number(name):
             raise DataError(
                 f"{where} has the label {name!r}, a number, but earlier lines have names such as "
@@ -66,6 +73,7 @@ class LabelColumn:
             raise DataError(
                 f"{where} has the label {name!r}, which `labels` in [data] does not list"
             )
+        # A new name gets the next place.
         self.numbers.append(names.setdefault(name, len(names)))
 
     def _are_numbers(self, first: str) -> bool:
@@ -73,6 +81,7 @@ class LabelColumn:
 
         If listed names are numbers, the labels are these names.
         """
+        # Listed numbers are names: `labels = ["3", "1"]` renumbers them.
         return is_number(first) and not any(map(is_number, self.listed or ()))
 
     def _listed_places(self) -> dict[str, int]:
@@ -88,6 +97,7 @@ class LabelColumn:
             return numbers, self.listed
         if self.names is None:
             return numbers, ()
+        # Sorted, so that boards with the same labels number them in the same way.
         ordered = tuple(sorted(self.names))
         rank = {name: place for place, name in enumerate(ordered)}
         new_places = np.array([rank[name] for name in self.names], np.float64)

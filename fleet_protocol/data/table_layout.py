@@ -1,5 +1,6 @@
 """Finds the meaning of the columns of a table: targets, inputs, or neither."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from fleet_protocol.errors import DataError
 _MISSING = frozenset(
     {"", "nan", "na", "n/a", "<na>", "#n/a", "null", "none", "nil", "?", "-", "missing"}
 )
+_DELIMITERS = (";", "\t", "|", ",")  # that programs write between fields
 _SHOWN = 12  # names in a message
 
 Row = tuple[int, list[str]]
@@ -82,8 +84,10 @@ def read_layout(
             len(fields),
             labelled=labelled,
         )
+        # The line was read to look at it, and is a sample.
         return layout, chain([first], rows)
     names = tuple(map(plain_name, fields))
+    # The second line shows whether the first one is a header.
     second = next(rows, None)
     _check_header(config, names, None if second is None else second[1])
     layout = _make_layout(
@@ -125,6 +129,13 @@ def _make_layout(
                 f"{config.path}: column {names[place] if names else place} is a label and is "
                 "listed in `columns`, so a model would read the answer; remove it from `columns`"
             )
+    for place, count in Counter(inputs).items():
+        if count > 1:
+            raise DataError(
+                f"{config.path}: `columns` in [data] lists column "
+                f"{names[place] if names else place} {count} times; list it once"
+            )
+    # Unused columns may share a name.
     if names is not None:
         _check_repeated(config, [names[place] for place in {*targets, *inputs}])
     return TableLayout(
@@ -143,6 +154,7 @@ def _target_places(
     columns = config.label_columns or (config.label_column,)
     if not labelled:
         # A table for predictions may have no labels.
+        # Columns may be named or numbered.
         existing = (*(names or ()), *range(width))
         columns = tuple(column for column in columns if column in existing)
     return tuple(
@@ -181,11 +193,22 @@ def _find_place(
     name = plain_name(column)
     if names is None or name not in names:
         existing = ", ".join(names[:_SHOWN]) if names else "no header"
-        raise DataError(
-            f"{config.path} has no column {column!r} (it has {existing}); check `label_column`, "
-            "`columns`, `delimiter`, `header`"
-        )
+        remedy = "check `label_column`, `columns`, `delimiter`, `header`"
+        delimiter = _other_delimiter(names or ())
+        if delimiter is not None:
+            remedy = f"set delimiter = {json.dumps(delimiter)} in [data]"
+        raise DataError(f"{config.path} has no column {column!r} (it has {existing}); {remedy}")
     return list(names).index(name)
+
+
+def _other_delimiter(names: Sequence[str]) -> str | None:
+    """Return what seems to separate the names of a header that was read as a single name."""
+    if len(names) != 1:
+        return None
+    for delimiter in _DELIMITERS:
+        if delimiter in names[0]:
+            return delimiter
+    return None
 
 
 def _check_header(
@@ -205,6 +228,7 @@ def _check_header(
     if _has_configured_name(config, names):
         return
     numbers = [name for name in names if is_number(name)]
+    # As pandas writes a table whose columns have no names.
     if numbers == [str(place) for place in range(len(numbers))]:
         return
     # A next line of another length says nothing about the columns.

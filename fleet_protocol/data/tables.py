@@ -46,12 +46,15 @@ def read_csv(
         if not labelled:
             continue
         if config.label_columns is None:
+            # One column may hold names.
             labels.add(row[layout.targets[0]], where)
             continue
+        # Several columns are numbers.
         for place in layout.targets:
             target_numbers.append(parse_label_number(row[place], where))
     if not inputs.values:
         raise DataError(f"{config.path} is empty: it holds no line of data")
+    # The buffer is used without a copy.
     x = np.frombuffer(inputs.values, np.float32).reshape(-1, len(layout.inputs))
     x, filled = _fill_missing(
         config,
@@ -68,6 +71,7 @@ def read_csv(
     facts = replace(
         facts,
         labels=label_names,
+        # Only an order that the user has set counts as one.
         labels_said=listed is not None,
         labels_nameable=not label_names,
     )
@@ -78,10 +82,10 @@ class _Inputs:
     """The inputs of the lines that were read, within the bound of bytes.
 
     Args:
-        config: of the table.
+        config: configuration of the table.
 
     Attributes:
-        values: of all lines, one line after the other.
+        values: values of all lines, one line after the other.
         lines: the number of each line.
     """
 
@@ -96,6 +100,7 @@ class _Inputs:
         """Add the inputs of a line; raise a DataError beyond the bound."""
         self.values.extend(numbers)
         self.lines.append(line)
+        # Checked after each line, so that the bound is exceeded by one line at most.
         if len(self.values) > self._most_values:
             size = len(self.values) * self.values.itemsize
             self._config.bounds.check_bytes(self._config.path, size)
@@ -152,6 +157,7 @@ def _fill_missing(
     Returns:
         The samples, and that number; None if no value is missing.
     """
+    # NaN marks a missing value until here.
     missing = np.isnan(x)
     if not missing.any():
         return x, None
@@ -163,4 +169,5 @@ def _fill_missing(
             f"({int(missing.sum())} such values): set `missing` in [data] to the number that "
             "replaces them, on every board and the server, or leave those lines out"
         )
+    # The type of the samples stays float32.
     return np.where(missing, np.float32(config.missing), x), config.missing

@@ -12,7 +12,7 @@ from fleet_protocol.data.summary import DataSummary
 from fleet_protocol.frozen import FrozenModel
 
 MOST_BYTES = 64 * 1024
-"""Most bytes of all names.
+"""Greatest size of all names together, in bytes.
 
 Every offer carries the contract, and hosted brokers limit a packet to 128 kB.
 """
@@ -54,11 +54,11 @@ class ContractTerms(FrozenModel):
     An empty or None value sets nothing.
 
     Attributes:
-        labels: names in the order of the model's labels 0, 1, ...
-        columns: names of the columns of a table in the order of the model's inputs.
-        tokens: size of the vocabulary; every token is below it.
-        range: lowest and highest value as the model sees them.
-        missing: number that replaces a missing value of a column.
+        labels: names of the model's labels, in the order 0, 1, ...
+        columns: names of a table's columns, in the order of the model's inputs.
+        tokens: size of the vocabulary; every token is a number below this size.
+        range: lowest and highest value of the samples, in the form that the model receives.
+        missing: number that replaces a missing value in a column.
     """
 
     labels: tuple[Title, ...] = ()
@@ -86,7 +86,8 @@ class DataContract(ContractTerms):
     """The fleet's definition of a sample, as boards receive it.
 
     Attributes:
-        summary: figures of the server's own samples as the model sees them; None if it has none.
+        summary: figures of the server's own samples, as the model sees them; None if the server has
+            no samples.
     """
 
     summary: DataSummary | None = None
@@ -99,5 +100,6 @@ def read_contract(folder: Path) -> DataContract | None:
     """Read the contract in a board's state folder; None if there is no readable one."""
     try:
         return DataContract.model_validate_json((folder / CONTRACT_FILE).read_bytes())
+    # A board without a readable contract waits for the next offer.
     except (OSError, ValidationError):
         return None

@@ -1,1 +1,1 @@
-"""Graphs before they run: read within bounds, and compared with what the exporter writes."""
+"""Checks graphs before they run: reads them within bounds, compares them with the exporter's."""

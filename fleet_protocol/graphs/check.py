@@ -44,9 +44,9 @@ def check_graph(
         leaves_board: whether its outputs leave the board; then they must not expose single samples.
 
     Raises:
-        RefusedError: the graph is not in the manifest, has other inputs or outputs than the
-            manifest says, has operators or fields that the exporter does not write, or returns its
-            batch.
+        RefusedError: the graph is not in the manifest, its inputs or outputs differ from the
+            manifest's, it has operators or fields that the exporter does not write, or it returns
+            its batch.
     """
     _on_view(data, lambda view: _check(view, specs, leaves_board))
 
@@ -73,12 +73,12 @@ def check_structure(data: memoryview) -> Graph:
         RefusedError: it has others, or is malformed.
     """
     if len(data) > GRAPH_LIMIT_BYTES:
-        raise _unsafe(f"a graph of {len(data)} bytes; {GRAPH_LIMIT_BYTES} are the most")
+        raise _unsafe(f"a graph of {len(data)} bytes; at most {GRAPH_LIMIT_BYTES} are allowed")
     graph = read_model(data)
     if graph.ir_version not in IR_VERSIONS:
         raise _unsafe(
-            f"a graph of IR version {graph.ir_version}; "
-            f"{IR_VERSIONS[0]} to {IR_VERSIONS[-1]} are read"
+            f"a graph of IR version {graph.ir_version}; versions {IR_VERSIONS[0]} to "
+            f"{IR_VERSIONS[-1]} are supported"
         )
     # onnxruntime-training also lists operator sets that no node uses, so unknown sets are not
     # refused here. `_check_nodes` refuses a node whose set is unknown.
@@ -114,8 +114,8 @@ class _GraphFile:
     """A file that has the digest of its specification, which decides what is found in it.
 
     Attributes:
-        spec: of the file.
-        leaves_board: as of `_check`.
+        spec: specification of the file.
+        leaves_board: see `_check`.
         data: its bytes. Two files of one specification are equal.
     """
 
@@ -160,7 +160,7 @@ def _compare_ports(
     specified = [(spec.name, spec.dtype, spec.shape) for spec in specs]
     if actual == specified:
         return
-    text = f"the {what} are not as the manifest says"
+    text = f"the {what} differ from the manifest's"
     for port, spec in zip(actual, specified, strict=False):
         if port != spec:
             text = f"{text}: {port[0]!r}"
@@ -195,7 +195,7 @@ def _check_nodes(
     sizes = {**outer_sizes, **graph.largest}
     names = {*outer_names, *graph.constants, *(port.name for port in graph.inputs)}
     if len(names) != len(outer_names) + len(graph.constants) + len(graph.inputs):
-        raise _unsafe("two inputs or constants of a graph have one name")
+        raise _unsafe("two inputs or constants of a graph have the same name")
     for node in graph.nodes:
         _check_operator(node)
         _check_inputs(node, names)
@@ -204,7 +204,7 @@ def _check_nodes(
             _check_body(node, node.body, names, sizes)
         outputs = [name for name in node.outputs if name]
         if len(set(outputs)) < len(outputs) or not names.isdisjoint(outputs):
-            raise _unsafe(f"a node {node.op_type} makes a value that is there already")
+            raise _unsafe(f"a node {node.op_type} makes a value that exists already")
         # Only now: a node must not read its own outputs.
         names.update(outputs)
     for port in graph.outputs:

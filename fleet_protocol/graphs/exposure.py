@@ -7,6 +7,7 @@ conservative: they may call a harmless output exposed, but the exporter writes n
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet_protocol.graph_parts import is_kept_input
 from fleet_protocol.graphs.model import Graph, Node
 from fleet_protocol.graphs.operators import (
     CONTRACTIONS,
@@ -20,7 +21,7 @@ from fleet_protocol.graphs.operators import (
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a value may contain."""
+    """Possible contents of a value."""
 
     bare: bool  # entries of it may be entries of the batch, or one to one functions of them
     model: bool  # it depends on parameters
@@ -34,9 +35,10 @@ _NEITHER = _Kind(bare=False, model=False)
 def is_sample_input(name: str) -> bool:
     """Return whether an input of a graph belongs to the samples.
 
-    These are ``x`` and ``y``, and the label mask, which follows from the device's labels.
+    These are ``x`` and ``y``, the label mask, which follows from the device's labels, and the
+    values that frozen layers compute from the samples.
     """
-    return name in {"x", "y", "mask"}
+    return name in {"x", "y", "mask"} or is_kept_input(name)
 
 
 def exposed_outputs(graph: Graph, batch: Iterable[str]) -> tuple[str, ...]:
@@ -126,7 +128,7 @@ def _has_batch(inputs: Sequence[_Kind]) -> bool:
 
 
 def _has_mixed(inputs: Sequence[_Kind]) -> bool:
-    """Return whether the batch has only come into an input by a contraction with parameters."""
+    """Return whether the batch reaches an input only through a contraction with parameters."""
     return any(kind.met and not kind.bare for kind in inputs)
 
 

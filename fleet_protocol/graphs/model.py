@@ -1,4 +1,4 @@
-"""Reads what a board checks of an ONNX model, without the onnx package.
+"""Reads those parts of an ONNX model that a board checks, without the onnx package.
 
 A graph inside a node is read only as the body of a loop, and contains no further graphs.
 """
@@ -17,7 +17,7 @@ from fleet_protocol.graphs.wire import Message, Raw, floats, numbers, read, text
 
 NODES_LIMIT = 200_000
 EMPTY_LIMIT = 2**24
-"""Most rows of an empty constant.
+"""Greatest number of rows of an empty constant.
 
 It costs nothing to store, but a loop over its rows would not end.
 """
@@ -99,7 +99,7 @@ def _malformed(what: str) -> RefusedError:
 
 def _message(value: Raw) -> memoryview:
     if isinstance(value, int):
-        raise _malformed("a number stands where a message should")
+        raise _malformed("a number is where a message should be")
     return value
 
 
@@ -118,7 +118,7 @@ def _single_message(message: Message, name: str) -> memoryview:
 def _read_small(values: list[Raw], what: str) -> int:
     """Return a number of at most 31 bits.
 
-    A reader that cuts a larger number off would take it for another one.
+    A reader that truncates a larger number would mistake it for another one.
     """
     value = next(numbers(values), 0)
     if not 0 <= value < 2**31:
@@ -132,7 +132,7 @@ def _read_opsets(model: Message) -> dict[str, int]:
         opset = read(data, fields.OPSET, "an operator set")
         domain = text(opset["domain"])
         if domain in versions:
-            raise _malformed("two operator sets have one name")
+            raise _malformed("two operator sets have the same name")
         versions[domain] = _read_small(opset["version"], "a version")
     return versions
 
@@ -140,15 +140,18 @@ def _read_opsets(model: Message) -> dict[str, int]:
 def _read_graph(data: memoryview, *, loops: bool) -> Graph:
     """Read a graph; `loops` says whether it may contain loops."""
     graph = read(data, fields.GRAPH, "the graph")
+    text(graph["name"])
+    for value in _messages(graph["value_info"]):
+        text(read(value, fields.VALUE, "a value")["name"])
     node_count = len(graph["node"])
     if node_count > NODES_LIMIT:
-        raise _malformed(f"it has {node_count} nodes; {NODES_LIMIT} are the most")
+        raise _malformed(f"it has {node_count} nodes; at most {NODES_LIMIT} are allowed")
     names = set()
     largest = {}
     for initializer in _messages(graph["initializer"]):
         constant = _read_constant(initializer, "an initializer")
         if constant.name in names:
-            raise _malformed("two initializers have one name")
+            raise _malformed("two initializers have the same name")
         names.add(constant.name)
         if constant.largest is not None:
             largest[constant.name] = constant.largest
@@ -165,6 +168,7 @@ def _read_graph(data: memoryview, *, loops: bool) -> Graph:
 
 def _read_node(data: memoryview, *, loops: bool) -> Node:
     node = read(data, fields.NODE, "a node")
+    text(node["name"])
     if max(len(node["input"]), len(node["output"])) > _NAMES_LIMIT:
         raise _malformed(f"a node has more than {_NAMES_LIMIT} inputs or outputs")
     op_type = text(node["op_type"])
@@ -197,6 +201,8 @@ def _read_attribute(
 ) -> Graph | None:
     """Check an attribute of a node, and return the graph if it is the body of a loop."""
     attribute = read(data, fields.ATTRIBUTE, "an attribute")
+    for name in (*attribute["name"], *attribute["s"], *attribute["strings"]):
+        text([name])
     kind = _read_small(attribute["type"], "the type of an attribute")
     is_graph = kind == fields.GRAPH_ATTRIBUTE
     is_misplaced = is_graph and not has_body

@@ -1,8 +1,8 @@
-"""Operators that the exporter writes, and what each kind of them does to its inputs.
+"""Operators that the exporter writes, and the effect of each kind on its inputs.
 
 An operator keeps the entries of its inputs unless it is a contraction or a reduction, whose results
-are sums over many products or entries. A selector decides by one of its inputs which entries of the
-others are taken.
+are sums over many products or entries. A selector uses one of its inputs to decide which entries of
+the others are taken.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _GRADIENTS = """
 AveragePoolGrad GatherElementsGrad GatherGrad LeakyReluGrad LogSoftmaxGrad_13 MaxPoolGrad ReluGrad
 Scale SigmoidGrad SoftmaxGrad_13 TanhGrad
 """
-# The other ones of these add products up.
+# The other operators here add products.
 _MIXING_GRADIENTS = "ConvGrad FusedMatMul LayerNormalizationGrad"
 _CONTRACTIONS = "Conv ConvTranspose Gemm MatMul"
 _REDUCTIONS = "ArgMax ArgMin ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum"
@@ -26,7 +26,7 @@ _MOVING = """
 AveragePool Concat CumSum Expand Flatten Gather GatherElements Identity MaxPool Pad Range Reshape
 Scan ScatterElements Shape Size Slice Split Squeeze Tile TopK Transpose Unsqueeze
 """
-# onnxruntime-training gives these two gradients no operator set of their own.
+# onnxruntime-training gives these two gradients no separate operator set.
 _GRADIENTS_IN_ONNX = "MaxPoolGrad AveragePoolGrad"
 
 OPERATORS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -40,7 +40,7 @@ OPERATORS: Mapping[str, frozenset[str]] = MappingProxyType(
 """Operators by their operator set; the empty name is ONNX's own."""
 
 OPSETS: Mapping[str, range] = MappingProxyType({"": range(13, 23), "com.microsoft": range(1, 2)})
-"""Versions of each operator set that a board reads."""
+"""Versions of each operator set that a board supports."""
 
 CONTRACTIONS = frozenset(f"{_CONTRACTIONS} {_MIXING_GRADIENTS}".split())
 REDUCTIONS = frozenset(_REDUCTIONS.split())

@@ -1,4 +1,4 @@
-"""Finds how many tokens a graph has: the rows of the tables that its samples choose from."""
+"""Finds the vocabulary size of a graph: the rows of the tables that its samples select from."""
 
 from pathlib import Path
 
@@ -23,15 +23,15 @@ _KEEPING = frozenset(
 
 
 def read_vocabulary(path: Path) -> int | None:
-    """Return the vocabulary of a graph's file; errors are those of `read_model` and of the file."""
+    """Return the vocabulary of a graph's file; errors as in `read_model` and for the file."""
     return vocabulary_of(read_model(memoryview(path.read_bytes())))
 
 
 def vocabulary_of(graph: Graph) -> int | None:
-    """Return how many rows the smallest table has that tokens are looked up in.
+    """Return how many rows the smallest table has in which tokens are looked up.
 
     Returns:
-        The number of tokens; None where no input of the graph is such a table.
+        The number of tokens; None if no input of the graph indexes such a table.
     """
     rows = {port.name: port.shape[0] for port in graph.inputs if port.shape}
     # Values that are tokens of the samples.
@@ -53,5 +53,5 @@ def vocabulary_of(graph: Graph) -> int | None:
 
 
 def _replaces_small(node: Node, small_ones: set[str]) -> bool:
-    """Return whether a node replaces only what is below a bound, as the exporter does negatives."""
+    """Return whether a node replaces only values below a bound, such as negative ones."""
     return node.op_type == "Where" and node.inputs[0] in small_ones

@@ -1,8 +1,8 @@
-"""Reads protocol buffers field by field within bounds, for files that a stranger may have written.
+"""Reads protocol buffers field by field within bounds, for files from untrusted sources.
 
-Nothing is copied or allocated by a declared size, nothing recurses, and whatever two readers could
-take differently is refused: groups, numbers longer than their type, a single field that is given
-twice, a field that is not expected.
+Nothing is copied or allocated by a declared size, and nothing recurses. Everything that two readers
+could interpret differently is refused: groups, numbers longer than their type, a single field that
+occurs twice, an unexpected field.
 """
 
 import struct
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.foreign_files import is_seen, quoted
 
 NUMBER = 0
 BYTES = 2
@@ -20,7 +21,7 @@ _LONGEST_NUMBER = 10  # bytes
 _FLOAT = struct.Struct("<f")
 
 Raw = int | memoryview
-"""A number as it stands in the file, or a view of the bytes of anything else."""
+"""A number as written in the file, or a view of the bytes of anything else."""
 
 Message = dict[str, list[Raw]]
 """The values of each field, in the order of the file."""
@@ -28,12 +29,12 @@ Message = dict[str, list[Raw]]
 
 @dataclass(frozen=True)
 class Field:
-    """What a message may carry under one number."""
+    """The allowed content of a message under one number."""
 
-    name: str  # key in the message that is read
+    name: str  # key of the field in the result
     wire: int  # `NUMBER`, `BYTES` or `FLOAT`
-    many: bool = False  # whether it may be given more than once
-    packed: bool = False  # whether several numbers may also come in one sequence of bytes
+    many: bool = False  # whether it may occur more than once
+    packed: bool = False  # whether several numbers may also be in one sequence of bytes
 
 
 def read(
@@ -45,14 +46,14 @@ def read(
 
     Args:
         data: the message.
-        fields: fields that it may carry, by number.
+        fields: allowed fields, by number.
         what: name of the message in an error.
 
     Returns:
         Values of every field by its name; bytes are views of `data`.
 
     Raises:
-        RefusedError: it is cut off, or carries something else; here and below.
+        RefusedError: it is truncated, or contains anything else; here and below.
     """
     message: Message = {field.name: [] for field in fields.values()}
     position = 0
@@ -99,19 +100,25 @@ def floats(values: list[Raw]) -> Iterator[float]:
     """Yield the numbers of a repeated float field, packed or not."""
     for value in values:
         if isinstance(value, int) or len(value) % _FLOAT.size:
-            raise _malformed("a list of floats is cut off")
+            raise _malformed("a list of floats is truncated")
         for (number,) in _FLOAT.iter_unpack(value):
             yield number
 
 
 def text(values: list[Raw], default: str = "") -> str:
-    """Return the UTF-8 text of a single field."""
+    """Return the UTF-8 text of a single field, without control characters.
+
+    onnxruntime writes the names of a graph to standard error, where they could move the cursor.
+    """
     if not values:
         return default
     try:
-        return str(memoryview(values[0]), "utf-8")  # type: ignore[arg-type]
+        value = str(memoryview(values[0]), "utf-8")  # type: ignore[arg-type]
     except (UnicodeDecodeError, TypeError) as error:
         raise _malformed("a name is not UTF-8") from error
+    if not is_seen(value):
+        raise _malformed(f"the name {quoted(value)} has control characters")
+    return value
 
 
 def _malformed(what: str) -> RefusedError:
@@ -122,7 +129,7 @@ def _malformed(what: str) -> RefusedError:
 
 
 def _read_number(data: memoryview, start: int) -> tuple[int, int]:
-    """Return an unsigned number of base 128, lowest digit first, and the position after it."""
+    """Return an unsigned number in base 128, lowest digit first, and the position after it."""
     value = 0
     for digit in range(_LONGEST_NUMBER):
         position = start + digit

@@ -1,6 +1,6 @@
 """Statements that the operator of a fleet signs with Ed25519 (RFC 8032).
 
-A certificate says which key a member has, and what it may sign.
+A certificate states which key a member has, and what it may sign.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from fleet_protocol.messages.bounds import Count
 from fleet_protocol.messages.values import Name
 
 SIGNATURE_BYTES = 64
-CERTIFICATE_LIMIT = 1024  # bytes, signature included
+CERTIFICATE_LIMIT = 1024  # bytes, including the signature
 
 
 class SignedStatement(FrozenModel):
-    """A statement of an operator; the purpose keeps a signature from serving another kind."""
+    """A statement of an operator; the purpose prevents the use of a signature for another kind."""
 
     purpose: ClassVar[bytes]
 
@@ -37,13 +37,13 @@ class Certificate(SignedStatement):
 
     Attributes:
         role: ``server`` speaks for the fleet, a ``device`` for itself.
-        name: of the device, or ``server``.
+        name: name of the device, or ``server``.
         key: public key, 32 bytes in hexadecimal.
-        serial: grows with every certificate the operator issues; of a server's, an older one is
-            refused by whoever has seen a newer one.
-        expires: seconds since 1970 after which the server takes nothing more; 0 for never.
-        sealing: X25519 key to which is sealed what is for it alone, 32 bytes in hexadecimal: of a
-            server updates, of a device the key of its group.
+        serial: grows with every certificate that the operator issues; an older one of the server is
+            refused by members that have seen a newer one.
+        expires: seconds since 1970 after which the server accepts nothing more; 0 for never.
+        sealing: X25519 key, 32 bytes in hexadecimal, to which data only for the member is sealed:
+            updates for a server, the key of its group for a device.
     """
 
     purpose: ClassVar[bytes] = b"shoal-certificate-1\0"
@@ -58,6 +58,7 @@ class Certificate(SignedStatement):
 
     def outlives(self, other: "Certificate") -> bool:
         """Return whether this certificate ends later than another."""
+        # 0 stands for never, so it outlives every date.
         return other.expires != 0 and (self.expires == 0 or self.expires > other.expires)
 
 
@@ -76,6 +77,7 @@ class Revocations(SignedStatement):
 
 def issue(statement: SignedStatement, operator: Ed25519PrivateKey) -> bytes:
     """Sign a statement, and return the signature of 64 bytes followed by the statement."""
+    # The purpose is signed but not sent, so a signature of one kind verifies for no other.
     text = statement.to_bytes()
     return operator.sign(statement.purpose + text) + text
 
@@ -86,6 +88,7 @@ def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
     Raises:
         RefusedError: it is malformed, or another operator has signed it.
     """
+    # Before the signature, which costs time.
     if not SIGNATURE_BYTES < len(data) <= CERTIFICATE_LIMIT:
         raise RefusedError(RefusalReason.FORGED, f"a certificate of {len(data)} bytes")
     return read_signed(Certificate, data, operator)
@@ -105,6 +108,7 @@ def read_signed(
     text = data[SIGNATURE_BYTES:]
     name = kind.__name__.lower()
     try:
+        # The signature first: nothing of an unsigned text is parsed.
         operator.verify(signature, kind.purpose + text)
         return kind.model_validate_json(text)
     except InvalidSignature as error:

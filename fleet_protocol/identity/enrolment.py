@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
@@ -20,11 +21,12 @@ _OTHERS_BITS = 0o077  # of a file's mode: rights of the group and of everybody
 REVOKED_DIGITS = 2**21  # of a signed list of revocations in hexadecimal: some 40,000 names
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=4096)]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+SignedRevocations = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=REVOKED_DIGITS)]
 Pem = Annotated[str, Field(max_length=16_384)]
 
 
 class Enrolment(FrozenModel):
-    """The identity of a member; who has this file can act as the member."""
+    """The identity of a member; anyone who has this file can act as the member."""
 
     format: Literal[1] = 1  # of this file
     fleet: Name
@@ -34,12 +36,12 @@ class Enrolment(FrozenModel):
     operator: Key  # public key that vouches for every member, 32 bytes in hexadecimal
     certificate: Hex  # signed by the operator; see `fleet_protocol.identity.certificate`
     key: Key  # private key of this member, 32 bytes in hexadecimal
-    # Private keys that open what is sealed to it: its own, and a server's previous one.
+    # Private keys that open data sealed to it: its own, and a server's previous one.
     sealing: tuple[Key, ...] = ()
     token: str = Field(max_length=200)  # password at the broker; the login is the name
-    # Certificate of the fleet's own authority, which vouches for the broker; None without TLS.
+    # Certificate of the fleet's authority, which vouches for the broker; None without TLS.
     ca: Pem | None = None
-    tls_certificate: Pem | None = None  # client certificate for brokers that ask for one
+    tls_certificate: Pem | None = None  # client certificate for brokers that require one
     tls_key: Pem | None = None
 
     def address(self, folder: Path, broker: str | None = None) -> BrokerAddress:
@@ -71,17 +73,19 @@ class Enrolment(FrozenModel):
 
 
 class Papers(FrozenModel):
-    """What an operator has signed since a member was enrolled; nothing of it is secret.
+    """The operator's statements since a member's enrolment; none of them is secret.
 
     Attributes:
-        revoked: what counts for nothing; see `fleet_protocol.identity.certificate.Revocations`.
-        certificate: that ends later, for the same keys.
-        release: a runtime that the member is to take; see
-            `fleet_protocol.identity.release.Release`.
-        heard: number of the release with which the server has heard the member, its own word.
+        revoked: the revoked certificates; see `fleet_protocol.identity.certificate.Revocations`.
+        certificate: a new certificate for the same keys, with a later expiry; None if there is
+            none.
+        release: the runtime that the member should install; see
+            `fleet_protocol.identity.release.Release`. None if there is none.
+        heard: number of the release that the member has on trial; it confirms that the server
+            received a message from this release. Only the server adds this number.
     """
 
-    revoked: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=REVOKED_DIGITS)]
+    revoked: SignedRevocations
     certificate: Hex | None = None
     release: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2**14)] | None = None
     heard: Count | None = None
@@ -91,11 +95,11 @@ def read_enrolment(path: Path, role: str = "") -> Enrolment:
     """Read the file of ``shoal enroll`` or ``shoal init``.
 
     Args:
-        path: of the file.
-        role: that it must have; empty for any.
+        path: path of the file.
+        role: role that it must have; empty for any.
 
     Raises:
-        ConfigError: the file is another one, has another role, or others may read it.
+        ConfigError: the file is of another kind, has another role, or others may read it.
     """
     try:
         with path.open("rb") as file:
@@ -105,14 +109,14 @@ def read_enrolment(path: Path, role: str = "") -> Enrolment:
         raise ConfigError(f"cannot read the enrolment {path}: {error.strerror}") from error
     if os.name == "posix" and mode & _OTHERS_BITS:
         raise ConfigError(
-            f"others may read the enrolment {path}, which holds a key: chmod 600 {path}"
+            f"others may read the enrolment {path}, which holds a key: chmod 600 {quote(str(path))}"
         )
     try:
         enrolment = Enrolment.model_validate_json(data)
     except ValidationError as error:
         problem = problems(error, "the file", 1)
         raise ConfigError(
-            f"{path} is no enrolment of this version: {problem}; make one with `shoal enroll`"
+            f"{path} is not an enrolment of this version: {problem}; make one with `shoal enroll`"
         ) from error
     if role not in {"", enrolment.role}:
         raise ConfigError(
@@ -128,11 +132,11 @@ def write_secret(
     *,
     durable: bool = False,
 ) -> None:
-    """Write a file that only its owner may read, replacing an existing one at once.
+    """Write a file that only its owner may read, atomically replacing an existing one.
 
     Args:
-        path: of the file; its folder is made for the owner.
-        content: of the file.
+        path: path of the file; its folder is created for the owner only.
+        content: content of the file.
         durable: whether it must survive a power cut, as with `replacing`.
 
     Raises:
@@ -160,7 +164,7 @@ def _write_certificates(folder: Path, texts: Mapping[str, str | None]) -> dict[s
 def _has_content(path: Path, text: str) -> bool:
     try:
         return path.read_bytes() == text.encode()
-    except OSError:  # a file of another user is replaced
+    except OSError:  # another user's file is replaced
         return False
 
 

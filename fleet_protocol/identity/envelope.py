@@ -1,6 +1,6 @@
-"""Signed envelopes of messages: who sent them, on which topic, and in which order.
+"""Signed envelopes of messages: they prove the sender, the topic and the order.
 
-Every message travels in an envelope; chunks have `fleet_protocol.identity.chunks`. All integers are
+Every message is sent in an envelope; chunks have `fleet_protocol.identity.chunks`. All integers are
 big-endian:
 
     bytes  content
@@ -60,11 +60,11 @@ class Signer:
     """Puts messages of a member into envelopes.
 
     Args:
-        enrolment: of the member.
-        session: its number, which is larger than those of all sessions before.
+        enrolment: enrolment of the member.
+        session: its number, which is larger than those of all earlier sessions.
 
     Attributes:
-        certificate: of the member; a renewed one has the same key.
+        certificate: certificate of the member; a renewed one has the same key.
     """
 
     def __init__(self, enrolment: Enrolment, session: int) -> None:
@@ -83,9 +83,9 @@ class Signer:
         """Return the signed envelope of a message.
 
         Args:
-            topic: on which it will be published.
+            topic: topic on which it will be published.
             payload: the message.
-            farewell: whether it is published when the member has gone.
+            farewell: whether it is published after the member has disconnected.
         """
         certificate = self.certificate
         head = _HEAD.pack(_MAGIC, farewell, next(self._counters), len(certificate))
@@ -97,8 +97,8 @@ class Verifier:
     """Opens envelopes, and refuses forged, repeated and misplaced messages.
 
     Args:
-        enrolment: of the member that receives the messages.
-        replay_guard: counters of the messages that were received.
+        enrolment: enrolment of the member that receives the messages.
+        replay_guard: counters of the received messages.
         revoked: whether a certificate is revoked.
     """
 
@@ -113,6 +113,7 @@ class Verifier:
         self._replay_guard = replay_guard
         self._revoked = revoked
         operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(enrolment.operator))
+        # Verified once for each certificate: members send the same one with every message.
         self._read_certificate = functools.lru_cache(_KNOWN_CERTIFICATES)(
             lambda data: read_certificate(data, operator)
         )
@@ -127,20 +128,23 @@ class Verifier:
         """Verify a message.
 
         Args:
-            topic: on which it arrived.
-            envelope: of the message.
-            retained: whether the broker had kept it, so that it may be the newest one again.
+            topic: topic on which it arrived.
+            envelope: envelope of the message.
+            retained: whether the broker had stored it, so that it may be the newest one again.
 
         Raises:
             RefusedError: with `FORGED`, `REPLAYED` or `REVOKED`.
         """
         if len(envelope) < _HEAD.size or not envelope.startswith(_MAGIC):
-            raise RefusedError(RefusalReason.FORGED, f"a message on {topic} that nobody has signed")
+            raise RefusedError(RefusalReason.FORGED, f"a message on {topic} without a signature")
         _, kind, counter, certificate_bytes = _HEAD.unpack_from(envelope)
         certificate_end = _HEAD.size + certificate_bytes
         start = certificate_end + SIGNATURE_BYTES
+        # The sizes are bounded before anything is cut out or verified.
         if kind > 1 or certificate_bytes > CERTIFICATE_LIMIT or len(envelope) < start:
-            raise RefusedError(RefusalReason.FORGED, f"a message on {topic} in a broken envelope")
+            raise RefusedError(
+                RefusalReason.FORGED, f"a message on {topic} in a malformed envelope"
+            )
         head = envelope[: _HEAD.size]
         certificate = envelope[_HEAD.size : certificate_end]
         signature = envelope[certificate_end:start]
@@ -156,13 +160,13 @@ class Verifier:
     def verify_signature(
         self, certificate: bytes, signature: bytes, signed: bytes, what: str
     ) -> Certificate:
-        """Return the certificate of the member who signed something.
+        """Return the certificate of a signer.
 
         Args:
             certificate: signed by the operator.
-            signature: of the member.
-            signed: what the signature is of.
-            what: name of it in an error.
+            signature: signature of the member.
+            signed: the bytes that the signature covers.
+            what: description for an error.
 
         Raises:
             RefusedError: with `FORGED`.
@@ -173,7 +177,7 @@ class Verifier:
         except InvalidSignature as error:
             raise RefusedError(
                 RefusalReason.FORGED,
-                f"{what} whose signature is not that of {signer.name}",
+                f"{what} with a signature that is not from {signer.name}",
             ) from error
         return signer
 
@@ -186,7 +190,7 @@ class Verifier:
         if signer.fleet != self._fleet or not _may_send(self._topics.parse(topic), signer):
             raise RefusedError(
                 RefusalReason.FORGED,
-                f"a message on {topic}, where {signer.role} {signer.name} has nothing to say",
+                f"a message on {topic}, where {signer.role} {signer.name} may not send",
             )
         if self._revoked(signer):
             raise RefusedError(
@@ -206,9 +210,9 @@ class Verifier:
 def _signed_bytes(
     topic: str, head: bytes, certificate: bytes, payload: bytes | memoryview
 ) -> bytes:
-    """Return what the signature of an envelope is of."""
+    """Return the bytes that the signature of an envelope covers."""
     place = topic.encode()
-    # The length keeps a topic from running into the header.
+    # The length separates the topic from the header.
     length = struct.pack(">H", len(place))
     return b"".join((_PURPOSE, length, place, head, certificate, chunk_digest(payload)))
 
@@ -216,10 +220,11 @@ def _signed_bytes(
 def _may_send(topic: Topic | None, signer: Certificate) -> bool:
     """Return whether a member may send on a topic.
 
-    Devices send under their own name, and chunks of updates; everything else comes from the server.
+    Devices send under their own name, and chunks of updates; the server sends everything else.
     """
     match topic:
         case None:
+            # A topic that is not one of this fleet.
             return False
         case DeviceTopic(device, "status" | "profile" | "reply"):
             return signer.role == "device" and signer.name == device

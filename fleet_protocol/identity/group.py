@@ -1,8 +1,8 @@
-"""The key under which blobs go to all devices of a fleet, and how it reaches each of them.
+"""The key under which blobs are sent to all devices of a fleet, and its distribution.
 
 Each epoch has its own key, and a new epoch begins whenever a device is no longer a member. The
 server sends it to each device, sealed to the device's key, on a topic of the device, where the
-broker keeps it:
+broker retains it:
 
     bytes  content
     4      number of the epoch, big-endian
@@ -24,12 +24,12 @@ from fleet_protocol.identity.sealing import seal, unseal
 from fleet_protocol.topics import Topics
 
 _EPOCH = struct.Struct(">I")
-_EPOCHS_KEPT = 2  # chunks of the previous epoch are still on their way when it changes
+_EPOCHS_KEPT = 2  # chunks of the previous epoch are still in transit when it changes
 _SERVER = "server"
 
 
 class Group(NamedTuple):
-    """The devices that read what the server sends to all.
+    """The devices that can read what the server sends to all.
 
     Attributes:
         epoch: counts from 1, and grows whenever a device is no longer a member.
@@ -45,7 +45,7 @@ class Group(NamedTuple):
 class DeviceNotices:
     """Chooses which devices still need the group's key or the operator's papers.
 
-    Each device gets each of them once for every change and every connection.
+    Each device receives each of them once for every change and every connection.
     """
 
     def __init__(self, topics: Topics) -> None:
@@ -76,27 +76,27 @@ class DeviceNotices:
                 self._sent_papers[name] = payload
 
     def forget_device(self, name: str) -> None:
-        """Send everything again to a device that has connected anew.
+        """Send everything again to a device that has reconnected.
 
-        Somebody may have replaced the messages that the broker keeps for it.
+        Somebody may have replaced the messages that the broker retains for it.
         """
         self._sent_keys.pop(name, None)
         self._sent_papers.pop(name, None)
         self._last_papers = None
 
     def forget_all(self) -> None:
-        """Send everything again to all devices: the broker may have lost what it kept."""
+        """Send everything again to all devices: the broker may have lost its retained messages."""
         self._sent_keys = {}
         self._sent_papers = {}
         self._last_papers = None
 
 
 class KnownKeys:
-    """The keys of others that a member has received: the server's, and those of the group.
+    """The keys that a member has received: the server's, and those of the group.
 
     Args:
-        enrolment: of the member.
-        path: file in which the keys survive a restart, since the broker need not send them again;
+        enrolment: enrolment of the member.
+        path: file in which the keys survive a restart, because the broker need not send them again;
             None for a member that need not remember.
 
     Attributes:
@@ -133,7 +133,9 @@ class KnownKeys:
             RefusedError: it is not sealed to this member.
         """
         if len(payload) < _EPOCH.size:
-            raise RefusedError(RefusalReason.BAD_SEAL, f"no key of a group on {topic}")
+            raise RefusedError(
+                RefusalReason.BAD_SEAL, f"a message on {topic} that is not a group key"
+            )
         key = unseal(payload[_EPOCH.size :], self._enrolment.sealing, topic)
         (epoch,) = _EPOCH.unpack_from(payload)
         self._save(str(epoch), key.hex())
@@ -141,7 +143,7 @@ class KnownKeys:
     def _save(self, name: str, key: str) -> None:
         if self._keys.get(name) == key:
             return
-        # The newest entry is the last one. The order of arrival decides which epochs stay, since
+        # The newest entry is the last one. The order of arrival decides which epochs stay, because
         # the epochs of a new fleet begin with low numbers.
         keys = dict(self._keys)
         keys.pop(name, None)

@@ -1,4 +1,4 @@
-"""A member of a fleet that is connected: its enrolment, and what it needs to sign and verify."""
+"""A connected member of a fleet: its enrolment, and everything to sign and verify messages."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -21,16 +21,19 @@ class Member:
         folder: private folder for counters and keys.
         remembers: whether counters, keys and the operator's statements survive a restart, as on a
             board.
+        saves_counters: whether each counter survives a restart, in a file that only this process
+            writes, as on a server.
         revoked: whether the certificate of another member is revoked.
         papers: statements of the operator for devices, by name.
-        members: names of the devices that are members; None if that is not known.
-        group: readers of what this member sends to all devices, with their key; None if everybody
-            reads it.
+        members: names of the devices that are members; None if unknown.
+        group: readers of this member's messages to all devices, with their key; None if everybody
+            can read them.
     """
 
     enrolment: Enrolment
     folder: Path
     remembers: bool = False
+    saves_counters: bool = False
     revoked: "Callable[[Certificate], bool]" = lambda _: False
     papers: Callable[[], Mapping[str, bytes]] = dict
     members: Callable[[], Collection[str] | None] = lambda: None

@@ -1,8 +1,8 @@
-"""Statements of the operator since a member was enrolled: renewals, revocations and releases.
+"""The operator's statements since a member was enrolled: renewals, revocations and releases.
 
-A server carries these papers and cannot make any of them: only the operator extends a certificate
-or revokes one, and the counter of the list of revocations never goes back. The enrolment file does
-not change. The papers lie in a file beside it, so that a power cut costs at worst a repetition by
+A server forwards these papers and cannot make any of them: only the operator extends a certificate
+or revokes one, and the counter of the list of revocations never decreases. The enrolment file does
+not change. The papers are in a file beside it, so that a power cut costs at worst a repetition by
 the broker.
 """
 
@@ -30,7 +30,7 @@ class Membership:
     """The state of a member according to the operator's newest papers.
 
     Args:
-        enrolment: of the member, as it was issued.
+        enrolment: enrolment of the member, as it was issued.
         path: file in which the newest papers survive a restart.
     """
 
@@ -53,6 +53,7 @@ class Membership:
         """Whether this member's own enrolment was revoked, or replaced by a newer one."""
         return self.revoked(self.certificate)
 
+    # An older serial than the list allows: revoked, or replaced by a newer enrolment.
     def revoked(self, certificate: Certificate) -> bool:
         """Return whether a certificate is revoked, as far as is known."""
         return certificate.serial < self.revocations.since.get(certificate.name, 0)
@@ -61,20 +62,22 @@ class Membership:
         """Verify papers, store them, and apply them to this member.
 
         Raises:
-            RefusedError: with `MALFORMED`, `FORGED`, or `REPLAYED` for a list before the one that
-                is known.
+            RefusedError: with `MALFORMED`, `FORGED`, or `REPLAYED` for a list older than the known
+                one.
             StorageError: they cannot be stored; nothing has changed.
         """
         papers = _read_papers(data)
+        # Both are checked before either takes effect.
         revocations = self._newer_revocations(papers)
         enrolment = self._renewed_enrolment(papers)
         is_renewed = enrolment is not self.enrolment
+        # Stored first, so that papers that took effect survive a restart.
         if is_renewed or revocations != self.revocations:
             newest = Papers(revoked=papers.revoked, certificate=enrolment.certificate)
             write_atomically(self._path, newest.to_bytes())
         self.enrolment = enrolment
         self.revocations = revocations
-        # A bad release must not prevent a renewal or a revocation.
+        # An invalid release must not prevent a renewal or a revocation.
         release_data = bytes.fromhex(papers.release or "")
         release = read_signed(Release, release_data, self._operator) if release_data else None
         heard = papers.heard or 0
@@ -94,8 +97,8 @@ class Membership:
         if revocations.fleet != current.fleet or revocations.counter <= current.counter:
             raise RefusedError(
                 RefusalReason.REPLAYED,
-                f"revocations {revocations.counter} of fleet {revocations.fleet}, where "
-                f"{current.counter} are known",
+                f"revocations {revocations.counter} of fleet {revocations.fleet} are older "
+                f"than the known {current.counter}",
             )
         return revocations
 
@@ -105,7 +108,7 @@ class Membership:
             return self.enrolment
         old = self.certificate
         new = read_certificate(bytes.fromhex(papers.certificate), self._operator)
-        # Only the end may differ: another certificate is that of another enrolment.
+        # Only the end may differ: any other difference means another enrolment.
         differs_in_end_only = old == new.model_copy(update={"expires": old.expires})
         if not differs_in_end_only or not new.outlives(old):
             return self.enrolment

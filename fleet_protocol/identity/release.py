@@ -15,18 +15,18 @@ MOST_SETS = 16
 
 
 class Release(SignedStatement):
-    """A runtime, or artifact sets that take the place of those of the run in progress.
+    """A runtime, or artifact sets that replace those of the run in progress.
 
     Attributes:
-        number: grows with each release; a board that has had one in hand takes none with a lower
-            number.
-        builds: by `board_kind` board, a tar.gz of the files below opt/shoal/lib.
-        sets: by tier, a manifest; its graphs are fetched by the digests in it.
-        expires: seconds since 1970 after which no board takes it; 0 for never.
+        number: number of the release, which grows with each release. A board refuses a release with
+            a lower number than the highest that it knows.
+        builds: by `board_kind`, a tar.gz of the files below opt/shoal/lib.
+        sets: a manifest, by tier; its graphs are fetched by the digests in it.
+        expires: time after which no board accepts the release, in seconds since 1970; 0 for never.
     """
 
     purpose: ClassVar[bytes] = b"shoal-release-1\0"
-    run: ClassVar[str] = "release"  # what a request for its chunks names, as the next two
+    run: ClassVar[str] = "release"  # a request for its chunks names this and the next two values
     task: ClassVar[str] = "release"
     round: ClassVar[int] = 1
 
@@ -44,7 +44,7 @@ class Release(SignedStatement):
 
 
 def board_kind(machine: str = "", python: str = "") -> str:
-    """Return the name of a kind of boards, which run the same builds.
+    """Return the name of a kind of board; all boards of a kind run the same builds.
 
     Args:
         machine: as in ``uname -m``; empty for this machine.

@@ -1,4 +1,4 @@
-"""Seals data that only its reader opens, with X25519 (RFC 7748) and ChaCha20-Poly1305 (RFC 8439).
+"""Seals data for one reader, with X25519 (RFC 7748) and ChaCha20-Poly1305 (RFC 8439).
 
     bytes  content
     4      magic "SHS2"
@@ -6,7 +6,7 @@
     ...    sealed data, 16 bytes longer
 
 Keys of ciphers are derived from a secret by HKDF-SHA256 (RFC 5869), and bound to their purpose. The
-key of a seal serves once, so its nonce is zero. The topic of the data is authenticated with it.
+key of a seal is used once, so its nonce is zero. The topic of the data is authenticated with it.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def agreed_key(
     """Return the key for one purpose of two members who know each other's public keys.
 
     Raises:
-        ValueError: the keys agree on nothing (RFC 7748, section 6.1).
+        ValueError: the keys are not valid for a key agreement (RFC 7748, section 6.1).
     """
     return derive_key(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
@@ -88,15 +88,17 @@ def seal(
     """Seal a few bytes.
 
     Args:
-        data: what to seal.
+        data: the bytes to seal.
         recipient: public key of the reader, 32 bytes in hexadecimal.
         place: topic on which the seal is sent.
         key: private key of this seal, which gives the same seal again; without one a new key is
-            made. A key serves for one seal only.
+            made. A key is used for one seal only.
     """
     own = private_key(key or new_key())
     reader = bytes.fromhex(recipient)
+    # The reader needs the public key, so it is sent with the seal.
     public = own.public_key().public_bytes_raw()
+    # Both public keys are in the derivation, so the seal is bound to its reader.
     cipher = ChaCha20Poly1305(agreed_key(own, reader, _PURPOSE + public + reader))
     return _MAGIC + public + cipher.encrypt(_NONCE, data, place.encode())
 
@@ -111,21 +113,23 @@ def unseal(
     Args:
         data: the seal.
         keys: private keys, 32 bytes in hexadecimal each.
-        place: topic on which the seal came.
+        place: topic on which the seal arrived.
 
     Raises:
-        RefusedError: it is sealed to none of these keys, or for another place, or was changed.
+        RefusedError: it is not sealed to one of these keys, is sealed for another place, or was
+            changed.
     """
     public = data[len(_MAGIC) : _START]
     sealed = data[_START:]
+    # Data of another format is tried with no key.
     candidates = keys if data.startswith(_MAGIC) else ()
     for key in map(private_key, candidates):
         reader = key.public_key().public_bytes_raw()
-        # It may be sealed to another key, or have a public key on which nothing can be agreed.
+        # It may be sealed to another key, or have an invalid public key.
         with contextlib.suppress(InvalidTag, ValueError):
             cipher = ChaCha20Poly1305(agreed_key(key, public, _PURPOSE + public + reader))
             return cipher.decrypt(_NONCE, sealed, place.encode())
     raise RefusedError(
         RefusalReason.BAD_SEAL,
-        f"what was sealed for {place} does not open with the keys that are here",
+        f"data sealed for {place} does not open with this member's keys",
     )

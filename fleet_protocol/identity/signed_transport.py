@@ -1,7 +1,7 @@
 """A transport that signs and seals what a member sends, and opens what it receives.
 
-What goes to all devices is sealed to their group, and what goes to the server is sealed to the
-server; senders and receivers of messages need not know of it.
+Data for all devices is sealed to their group, and data for the server to the server; senders and
+receivers of messages need not know about it.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from fleet_protocol.identity.chunks import (
     MissingKeyError,
     shared_topic,
 )
+from fleet_protocol.identity.counter_file import CounterFile
 from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import DeviceNotices, Group, KnownKeys
@@ -43,11 +44,11 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
     """Opens messages on their way into the owner's inbox; refused ones arrive as `Rejected`.
 
     Args:
-        inbox: of the owner.
-        enrolment: of the member.
-        verifier: of messages.
-        keys: that the member has received.
-        notices: that the member has sent to devices.
+        inbox: inbox of the owner.
+        enrolment: enrolment of the member.
+        verifier: verifier of messages.
+        keys: keys that the member has received.
+        notices: notices that the member sends to devices.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
         self._chunks = ChunkVerifier(enrolment, verifier, keys)
         self._keys = keys
         self._notices = notices
-        # Chunks that came before their key: brokers keep only the order of a single topic.
+        # Chunks that arrived before their key: brokers keep only the order within a single topic.
         self._waiting: deque[Received] = deque()
 
     def put(
@@ -80,7 +81,7 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
         if isinstance(item, Connected):
             self._notices.forget_all()
         if isinstance(item, Received) and not item.payload:
-            return  # somebody had the broker forget a message, or checks access rules
+            return  # somebody deleted a retained message, or checks access rules
         if not isinstance(item, Received):
             self._inbox.put(item, block, timeout)
             return
@@ -104,7 +105,7 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
             opened = self._verifier.open(message.topic, message.payload, retained=message.retained)
             self._keys.record_signer(opened.signer)
         if isinstance(topic, DeviceTopic) and topic.channel == "profile" and not message.retained:
-            self._notices.forget_device(topic.device)  # it has connected anew
+            self._notices.forget_device(topic.device)  # it has connected again
         if message.topic == self._papers_topic:
             membership = self._keys.membership
             return None if membership is None else membership.accept(opened.payload)
@@ -122,7 +123,7 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
             self.put(chunk)
 
     def _delay(self, chunk: Received, error: MissingKeyError) -> Event | None:
-        """Keep a chunk until its key arrives; of too many chunks, reject the oldest."""
+        """Keep a chunk until its key arrives; if there are too many, reject the oldest."""
         self._waiting.append(chunk)
         if len(self._waiting) <= SEND_WINDOW:
             return None
@@ -134,10 +135,10 @@ class SignedTransport:
 
     Args:
         inner: transport with an `OpeningInbox`.
-        member: that sends.
-        signer: of its messages.
-        keys: that it has received.
-        notices: that it sends to devices.
+        member: member that sends.
+        signer: signer of its messages.
+        keys: keys that it has received.
+        notices: notices that it sends to devices.
     """
 
     authentic = True
@@ -170,17 +171,17 @@ class SignedTransport:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker is there now."""
+        """Whether the broker is connected now."""
         return self._inner.connected
 
     @property
     def wire(self) -> WireCount:
-        """Bytes exchanged so far, envelopes included."""
+        """Bytes exchanged so far, including envelopes."""
         return self._inner.wire
 
     @property
     def packet_bytes(self) -> int:
-        """Size of the largest packet that the broker takes."""
+        """Size of the largest packet that the broker accepts."""
         return self._inner.packet_bytes
 
     def connect(self, timeout_seconds: float = 30.0) -> None:
@@ -277,6 +278,7 @@ def open_signed(  # noqa: PLR0913  (options by keyword)
     replay_guard = ReplayGuard(
         folder / "heard.json" if member.remembers else None,
         patient=enrolment.role == "device",
+        counter_file=CounterFile(folder / "heard.counters") if member.saves_counters else None,
     )
     keys = KnownKeys(enrolment, folder / "keys.json" if member.remembers else None)
     notices = DeviceNotices(Topics(enrolment.fleet))
@@ -287,7 +289,7 @@ def open_signed(  # noqa: PLR0913  (options by keyword)
     # The session is saved before anything is signed in it.
     signer = Signer(enrolment, next_session(folder / "session.json"))
     verifier = Verifier(enrolment, replay_guard, revoked)
-    # A broker lets a client take over a client id, so a part of it is a secret.
+    # A broker lets a client take over a client id, so part of the id is secret.
     secret_suffix = chunk_digest(enrolment.token.encode()).hex()[:16]
     inner = open_transport(
         address,
@@ -331,7 +333,7 @@ def _reject(
     reason: RefusalReason,
     error: Exception,
 ) -> Rejected:
-    """Return a refusal without a traceback, whose frames would hold the payload."""
+    """Return a refusal without a traceback, whose frames would keep the payload."""
     return Rejected(topic, RefusedError(reason, str(error)))
 
 

@@ -1,6 +1,6 @@
 """The messages of the protocol: frozen values, JSON on the wire, validated on arrival.
 
-Control messages are small and readable with ``mosquitto_sub``; tensors travel as chunks
+Control messages are small and readable with ``mosquitto_sub``; tensors are sent as chunks
 (``blobs``). Every message carries the schema version, the fleet and a sequence number; task
 messages carry run, round and task as well.
 """

@@ -1,6 +1,6 @@
-"""Bounds of the values in messages, which a stranger may have written.
+"""Bounds of the values in messages, which may come from an untrusted source.
 
-Values are checked where a message is parsed, so that no code that uses them need check them.
+Values are checked where a message is parsed, so that the code that uses them need not check them.
 """
 
 from typing import Annotated
@@ -9,11 +9,11 @@ from pydantic import AfterValidator, Field
 
 from fleet_protocol.errors import single_line
 
-_EXACT = 2**53  # every whole number up to here is a float, too
+_EXACT = 2**53  # every whole number up to here is exact as a float
 
 LEAST_CHUNK_BYTES = 1024
 MOST_CHUNK_BYTES = 16 * 1024 * 1024
-DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers cap a packet at 128 kB
+DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers limit a packet to 128 kB
 CHUNKS_LIMIT = 2**20  # of a blob: 96 GiB in chunks of the default size
 
 Count = Annotated[int, Field(ge=0, le=_EXACT)]
@@ -38,7 +38,7 @@ Word = Annotated[str, Field(max_length=200), AfterValidator(single_line)]
 """An id, a version, a state."""
 
 Text = Annotated[str, Field(max_length=8000), AfterValidator(single_line)]
-"""A reason for people to read."""
+"""A reason, as text for people."""
 
 
 FINDING_CHARACTERS = 1000

@@ -12,13 +12,13 @@ SCHEMA_VERSION = 8  # 8: offers may carry the data contract, and refusals have r
 
 
 class Message(FrozenModel):
-    """What every message carries.
+    """The fields that every message has.
 
-    What its topic or its task says need not be said again, but must not differ.
+    Fields that follow from the topic or the task may be left out, but must not differ.
 
     Attributes:
         v: version of the message formats.
-        type: of the message.
+        type: type of the message.
         fleet: name of the fleet.
     """
 
@@ -35,7 +35,7 @@ class Message(FrozenModel):
         return f'{{"v":{SCHEMA_VERSION},"type":"{self.type}"{separator}{fields[1:]}'.encode()
 
     def completed(self, **known: object) -> Self:
-        """Return the message with fields that it leaves out, as its topic or task gives them."""
+        """Return the message with the fields that it leaves out, taken from its topic or task."""
         missing = {}
         for name, value in known.items():
             if not getattr(self, name, True):
@@ -44,12 +44,12 @@ class Message(FrozenModel):
 
 
 class TaskMessage(Message):
-    """What every message about a task carries.
+    """The fields that every message about a task has.
 
     Attributes:
         run: id of the run.
-        round: number of the round, from 1.
-        task: id of the task, which is of one run, round and device.
+        round: number of the round, counted from 1.
+        task: id of the task, which belongs to one run, round and device.
     """
 
     run: Name = ""
@@ -58,7 +58,7 @@ class TaskMessage(Message):
 
 
 class DeviceTaskMessage(TaskMessage):
-    """What every message of a device about a task carries.
+    """The fields that every message from a device about a task has.
 
     Attributes:
         device: id of the device.

@@ -1,8 +1,8 @@
-"""What a task asks of a device: routine and settings, training, and how to choose a tier."""
+"""The instructions of a task: routine and settings, training, and the choice of a tier."""
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,7 +10,7 @@ from fleet_protocol.data.terms import DataContract
 from fleet_protocol.encodings import KEEP
 from fleet_protocol.frozen import FiniteJson, FrozenModel
 from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, Word
-from fleet_protocol.messages.values import BlobRef, Name
+from fleet_protocol.messages.values import SUM_LIMIT, BlobRef, Name
 from fleet_protocol.schedule import RateSchedule
 
 
@@ -18,9 +18,9 @@ class Ramp(FrozenModel):
     """How the learning rate changes within a task.
 
     Attributes:
-        schedule: the rule.
-        position: rounds of the run that are over.
-        rounds: of the run.
+        schedule: rule for the change.
+        position: number of finished rounds of the run.
+        rounds: number of rounds of the run.
     """
 
     schedule: RateSchedule
@@ -32,19 +32,24 @@ class TrainSettings(FrozenModel):
     """How a device trains in one task.
 
     Attributes:
-        learning_rate: input of the train graph.
-        epochs: passes over the device's training data.
-        steps: instead of whole passes exactly so many steps, over as many passes as they take; None
-            for ``epochs``.
+        learning_rate: learning rate, an input of the train graph.
+        epochs: number of passes over the device's training data.
+        steps: exact number of training steps, instead of whole passes; None for ``epochs``.
         batch_size: samples per step; the last batch of an epoch may be shorter.
-        micro_batch: samples that are computed at once, where a board cannot hold a batch: the
-            gradients of such pieces make one step; None for whole batches.
-        seed: of all that is drawn, with the round, epoch and step; devices of a round draw alike.
-        mask_labels: zero the logits of labels the device does not hold (specification 1.5).
-        proximal_mu: pull towards the weights the round started from (FedProx); 0 for none.
-        optimizer_state: whether the optimizer begins each round anew (``reset``), or with what the
-            device's last round of the same tier left (``keep``).
-        ramp: what the learning rate is multiplied with, step by step; None for nothing.
+        micro_batch: number of samples that a board processes at once if it cannot hold a whole
+            batch. The board sums the gradients of these pieces for one step. None for whole
+            batches.
+        seed: seed of all random draws, together with the round, epoch and step; all devices of a
+            round use the same seed.
+        mask_labels: whether to zero the logits of labels that the device does not hold
+            (specification 1.5).
+        proximal_mu: strength of the pull towards the weights with which the round started
+            (FedProx); 0 for no pull.
+        optimizer_state: whether the optimizer starts each round with a new state (``reset``), or
+            with the state after the device's last round of the same tier (``keep``).
+        ramp: multipliers of the learning rate, step by step; None for a constant rate.
+        knobs: numbers of the loss, by name; a number that is missing here takes its default from
+            the manifest. None if the method sets no numbers.
     """
 
     learning_rate: PositiveMeasure
@@ -57,15 +62,17 @@ class TrainSettings(FrozenModel):
     proximal_mu: Measure = 0.0
     optimizer_state: Literal["reset", "keep"] = "reset"
     ramp: Ramp | None = None
+    knobs: Annotated[Mapping[Word, Measure], Field(max_length=16)] | None = None
 
     def steps_for(self, samples: int) -> int:
-        """Steps of a task over so many samples."""
+        """Number of steps of a task over this many samples."""
         return self.steps or self.epochs * math.ceil(samples / self.batch_size)
 
     def rate_at(self, step: int, steps: int) -> float:
         """The learning rate of one step of a task, from 0."""
         if self.ramp is None:
             return self.learning_rate
+        # The position counts rounds with fractions, so that the rate moves within a task.
         position = self.ramp.position + step / steps
         return self.learning_rate * self.ramp.schedule.multiplier(
             position, self.ramp.rounds, 1 / steps
@@ -76,8 +83,8 @@ class Chooser(FrozenModel):
     """How a device chooses among the tiers that it is offered.
 
     Attributes:
-        rule: name of the rule; a device that does not know it refuses the offer.
-        settings: of the rule, which reads them itself.
+        rule: name of the rule; a device that does not support the rule refuses the offer.
+        settings: settings of the rule; the rule itself reads and checks them.
     """
 
     rule: Name
@@ -85,11 +92,11 @@ class Chooser(FrozenModel):
 
 
 class Hiding(FrozenModel):
-    """What a device does to its update before anybody sees it (`fleet_protocol.noise`).
+    """How a device hides its update before it sends it (`fleet_protocol.noise`).
 
     Attributes:
-        clip: the largest norm of its difference to what was sent.
-        deviation: of the noise that is added to every entry of the difference.
+        clip: largest norm of the difference between an update and the weights that were sent.
+        deviation: standard deviation of the noise that is added to every entry of the difference.
     """
 
     clip: PositiveMeasure
@@ -97,29 +104,32 @@ class Hiding(FrozenModel):
 
 
 class Summing(FrozenModel):
-    """That updates are added up without being seen (`fleet_protocol.secure_sum`).
+    """How updates are added without being revealed (`fleet_protocol.secure_sum`).
 
     Attributes:
-        clip: the largest norm of an update's difference to what was sent.
-        least: updates that a sum must have; a device takes no part in a smaller one.
+        clip: largest norm of the difference between an update and the weights that were sent.
+        least: smallest number of updates in a sum; a device takes no part in a smaller sum. A sum
+            of one update would reveal that update.
     """
 
     clip: PositiveMeasure
-    least: Positive
+    least: Annotated[int, Field(ge=2, le=SUM_LIMIT)]
 
 
 class Upload(FrozenModel):
-    """How an update travels.
+    """How an update is sent.
 
     Attributes:
-        encoding: see `fleet_protocol.encodings`; a device that does not know it refuses the offer.
+        encoding: name of the encoding (see `fleet_protocol.encodings`); a device that does not
+            support the encoding refuses the offer.
         keep: share of the entries of a tensor that ``topk`` sends.
-        feedback: whether the device keeps what was lost and adds it to its next update of the same
-            tier. Without, because the next slice may have other units, it rounds at random.
-        hiding: what hides the device's part, None for nothing. With it neither losses nor labels
-            are told.
-        summing: the update goes into a sum and is seen by nobody, None if it is sent as it is. The
-            same holds then.
+        feedback: whether the device keeps the encoding's error and adds it to its next update of
+            the same tier. If not, the device rounds at random, because its next slice may have
+            other units.
+        hiding: how the device hides its update; None if it does not. With hiding, devices send
+            neither losses nor labels.
+        summing: how the update is hidden in a sum; None if the update is sent as it is. As with
+            noise, devices send neither losses nor labels.
     """
 
     encoding: Name = "fp32"
@@ -130,24 +140,25 @@ class Upload(FrozenModel):
 
     @property
     def silent(self) -> bool:
-        """Whether neither losses nor labels are told."""
+        """Whether neither losses nor labels are sent."""
         return self.hiding is not None or self.summing is not None
 
 
 class Instructions(FrozenModel):
-    """What a task asks of a device.
+    """The instructions of a task.
 
     Attributes:
-        routine: name of the routine that does it: ``train``, ``statistics`` (one pass that returns
-            batch norm statistics, specification 1.6), or one that a method brings; a device that
-            does not know it refuses the offer.
-        settings: of the routine, which reads them itself.
-        train: settings of the training; of a statistics task only batch size and seed count.
-        chooser: how the device chooses among the offered tiers; None for the first that it can
-            train.
-        stays: parameters of the model that stay on the device (they may have another shape there).
-            They are not in its update, and its labels are not in its metrics.
-        upload: how the update travels.
+        routine: name of the routine: ``train``, ``statistics`` (one pass that returns batch norm
+            statistics, specification 1.6), or the name of a routine that a method adds. A device
+            that does not support the routine refuses the offer.
+        settings: settings of the routine; the routine itself reads and checks them.
+        train: settings of the training; for a statistics task only batch size and seed count.
+        chooser: how the device chooses among the offered tiers; None for the first tier that the
+            device can train.
+        stays: parameters of the model that stay on the device, where they may have another shape.
+            The update does not contain these parameters, and the metrics do not contain the
+            device's labels.
+        upload: how the update is sent.
         contract: the fleet's definition of a sample; the device brings its data into this form, or
             refuses the task. None if the fleet has no contract.
     """
@@ -162,11 +173,11 @@ class Instructions(FrozenModel):
 
 
 class TierChoice(FrozenModel):
-    """One sub-model a device may take.
+    """A sub-model that a device may train.
 
     Attributes:
         tier: id of the tier.
-        artifact_set: the manifest.
+        artifact_set: the manifest of the tier's artifact set.
         weights: the plan's slice of the global weights.
     """
 

@@ -1,4 +1,4 @@
-"""Sets of labels in messages: a list, or of many labels a bitmap."""
+"""Sets of labels in messages: a list, or for many labels a bitmap."""
 
 import base64
 import binascii
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 _PREFIX = "bitmap:"
 # Labels of a bitmap, enough for the largest vocabularies: each bit may become a number in memory.
 _MOST = 2**18
-_READABLE = 1000  # characters; shorter lists stay lists, which people and earlier versions read
+_READABLE = 1000  # characters; shorter lists stay lists, which people and earlier versions can read
 
 
 def _write(labels: tuple[int, ...]) -> list[int] | str:
@@ -21,10 +21,13 @@ def _write(labels: tuple[int, ...]) -> list[int] | str:
     """
     if not _is_ascending(labels):
         return list(labels)
+    # The length of the list in JSON: brackets, commas and digits.
     digits = sum(len(str(label)) for label in labels)
     list_characters = 1 + len(labels) + digits
     bitmap_bytes = labels[-1] // 8 + 1
+    # Base64 has four characters for every three bytes, rounded up.
     base64_characters = -(-bitmap_bytes // 3) * 4
+    # Quotes, prefix and base64 of the bytes.
     bitmap_characters = 2 + len(_PREFIX) + base64_characters
     if list_characters <= max(_READABLE, bitmap_characters):
         return list(labels)
@@ -46,14 +49,15 @@ def _read(value: Any) -> Any:
         return value
     if not value.startswith(_PREFIX):
         raise ValueError(
-            f"a set of labels is a list of numbers, or a text that starts with {_PREFIX}"
+            f"a set of labels must be a list of numbers, or a text that starts with {_PREFIX}"
         )
     try:
         data = base64.b64decode(value[len(_PREFIX) :], validate=True)
     except binascii.Error as error:
         raise ValueError(f"a bitmap of labels is not base64: {error}") from error
+    # Checked before each bit becomes a number.
     if len(data) * 8 > _MOST:
-        raise ValueError(f"a bitmap of {len(data) * 8} labels; {_MOST} are the most")
+        raise ValueError(f"a bitmap of {len(data) * 8} labels; at most {_MOST} are allowed")
     present = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     return tuple(np.flatnonzero(present).tolist())
 
@@ -68,7 +72,7 @@ Labels = Annotated[
                 {"type": "array", "items": {"type": "integer"}},
                 {"type": "string", "pattern": f"^{_PREFIX}[A-Za-z0-9+/]*={{0,2}}$"},
             ],
-            "description": "a list of labels, or of many the base64 of a bitmap, lowest bit first",
+            "description": "a list of labels; if many, the base64 of a bitmap, lowest bit first",
         }
     ),
 ]

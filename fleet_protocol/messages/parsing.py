@@ -1,4 +1,4 @@
-"""Reads messages from JSON; whatever is wrong with them is a refusal with its reason."""
+"""Reads messages from JSON; every fault in them is a refusal with its reason."""
 
 import re
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
 
 # Up to version 5 the key was `schema_version`.
+# The version is the first key of a message, so it is found even where the rest is not JSON.
 _VERSION = re.compile(rb'\{"(?:schema_version|v)":\s*(\d{1,9})')
 MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list of a few kB
 
@@ -34,6 +35,7 @@ def reader(
     adapter = TypeAdapter(kind)
 
     def read(payload: bytes) -> Any:
+        # Checked before anything is parsed.
         if limit_bytes is not None and len(payload) > limit_bytes:
             raise RefusedError(
                 RefusalReason.OVERSIZED,
@@ -52,14 +54,14 @@ def _explain(
     payload: bytes,
     what: str,
 ) -> str:
-    """Return why a message could not be read; another version explains everything."""
+    """Return why a message could not be read; a different version explains every fault."""
     match = _VERSION.match(payload)
     version = SCHEMA_VERSION if match is None else int(match[1])
     if version == SCHEMA_VERSION:
         return problems(error, "message")
     return (
-        f"a {what} of version {version} of the protocol, and this Shoal speaks version "
-        f"{SCHEMA_VERSION}: bring server and boards to the same release"
+        f"a {what} of version {version} of the protocol, but this Shoal supports version "
+        f"{SCHEMA_VERSION}: install the same release on server and boards"
     )
 
 

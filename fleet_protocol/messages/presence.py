@@ -1,4 +1,4 @@
-"""Retained messages that say who is there."""
+"""Retained messages about who is online."""
 
 from typing import Annotated, Literal
 
@@ -8,15 +8,15 @@ from fleet_protocol.messages.bounds import Word
 from fleet_protocol.messages.header import Message
 from fleet_protocol.messages.values import Name, Profile
 
-ALIVE_SECONDS = 4.0  # a device at work that has sent nothing for so long sends its status again
+ALIVE_SECONDS = 4.0  # a working device that has sent nothing for so long sends its status again
 
 
 class DeviceProfile(Message):
-    """What a device is: retained, and published again only when it has changed.
+    """The retained description of a device, published again only when it has changed.
 
     Attributes:
         device: id of the device.
-        profile: what the board is.
+        profile: profile of the board.
     """
 
     type: Literal["profile"] = "profile"
@@ -25,12 +25,12 @@ class DeviceProfile(Message):
 
 
 class DeviceStatus(Message):
-    """Retained presence of a device; its will is the same message with ``online`` false.
+    """Retained status of a device; the device's last will is this message with ``online`` false.
 
     Attributes:
         device: id of the device.
-        online: connected now.
-        state: state of the agent's machine.
+        online: whether the device is connected now.
+        state: current state of the agent's state machine.
     """
 
     type: Literal["status"] = "status"
@@ -43,12 +43,13 @@ Presence = Annotated[DeviceProfile | DeviceStatus, Field(discriminator="type")]
 
 
 class ServerStatus(Message):
-    """Retained presence of the server.
+    """Retained status of the server.
 
     Attributes:
-        online: connected now.
-        run: the run in progress, if any.
-        store: its number, and where it is, so that two servers of a fleet find each other.
+        online: whether the server is connected now.
+        run: id of the run in progress, if any.
+        store: number and location of the server's store, by which two servers of a fleet can detect
+            each other.
     """
 
     type: Literal["server"] = "server"

@@ -1,4 +1,4 @@
-"""What the server says to a device."""
+"""Messages from the server to a device."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -21,13 +21,14 @@ from fleet_protocol.messages.values import SHARE_DIGITS, SUM_LIMIT, MemberKeys, 
 
 
 class Offer(Instructions, TaskMessage):
-    """The server asks a device to take part in a round, and says what it is to do.
+    """The server asks a device to take part in a round, and sends the instructions.
 
     Attributes:
-        version: number of the global version the weights were cut from.
-        choices: tiers the device may take; it takes the first that it can train unless there is a
-            chooser.
-        seconds_left: time until the round closes, relative because a board's clock may be wrong.
+        version: number of the global version from which the server cut the weights.
+        choices: tiers that the device may train; without a chooser, the device takes the first tier
+            that it can train.
+        seconds_left: seconds until the round closes. The time is relative, because a board's clock
+            may be wrong.
     """
 
     type: Literal["offer"] = "offer"
@@ -42,7 +43,7 @@ class Cancel(TaskMessage):
     """The server no longer wants a task's result.
 
     Attributes:
-        reason: for the device's log.
+        reason: why the task was cancelled, for the device's log.
     """
 
     type: Literal["cancel"] = "cancel"
@@ -50,16 +51,16 @@ class Cancel(TaskMessage):
 
 
 class UploadAck(TaskMessage):
-    """The update is on the server's disk; the device may forget it."""
+    """The server has stored the update on disk, so the device may delete its copy."""
 
     type: Literal["upload-ack"] = "upload-ack"
 
 
 class UploadMissing(TaskMessage):
-    """The server still misses chunks of an update.
+    """The server still lacks chunks of an update.
 
     Attributes:
-        ranges: half-open ranges of chunk indices.
+        ranges: half-open ranges of the indices of the missing chunks.
     """
 
     type: Literal["upload-missing"] = "upload-missing"
@@ -70,8 +71,8 @@ class UploadRefused(TaskMessage):
     """The server will not merge an update.
 
     Attributes:
-        reason: why.
-        detail: for the device's log.
+        reason: why the server refused the update.
+        detail: details of the refusal, for the device's log.
     """
 
     type: Literal["upload-refused"] = "upload-refused"
@@ -80,21 +81,21 @@ class UploadRefused(TaskMessage):
 
 
 class Sum(TaskMessage):
-    """What a device needs for its next step in a secure sum (`fleet_protocol.secure_sum`).
+    """A device's input for its next step in a secure sum (`fleet_protocol.secure_sum`).
 
-    One of these is there, but for the challenge, which comes with the shares.
+    Exactly one of these is set, except that the challenge comes with the shares.
 
     Attributes:
-        keys: of the members that it deals shares for, by name.
-        dealt: shares that were sealed for it, by the member they are of.
-        challenge: a random number; the device answers it for each member that dealt.
-        disputed: members who say that the shares which this device dealt to them are bad; it opens
-            these shares.
-        members: whose masks are in the sum; the device masks its update for these.
-        sent: members whose masked updates came; it reveals the shares that take their masks off the
-            sum.
-        unmatched: members whose shares restored another mask key than theirs; the device gives the
-            keys of its masks in common with these.
+        keys: keys of the members for which the device deals shares, by member.
+        dealt: shares that were sealed for this device, by the member that dealt them.
+        challenge: a random challenge, which the device answers for each member that dealt shares.
+        disputed: members that report invalid shares from this device; the device opens these
+            shares.
+        members: members whose masks are in the sum; the device masks its update for them.
+        sent: members whose masked updates arrived; the device reveals the shares that remove their
+            masks from the sum.
+        unmatched: members whose shares restored a mask key that differs from their own key; the
+            device sends the keys of the masks that it shares with these members.
     """
 
     type: Literal["sum"] = "sum"
@@ -108,25 +109,24 @@ class Sum(TaskMessage):
 
 
 class Introduce(Message):
-    """The server asks a device to say again what it is and what it does.
+    """The server asks a device for its profile and status again.
 
-    What it said before was lost on its way, or somebody has put something else in its place at the
-    broker.
+    The previous ones were lost, or somebody has replaced them at the broker.
     """
 
     type: Literal["introduce"] = "introduce"
 
 
 class Ask(TaskMessage):
-    """A request of an operator for predictions of a board's model.
+    """An operator's request for predictions from a board's model.
 
-    The server passes it on to the board unchanged.
+    The server forwards it to the board unchanged.
 
     Attributes:
-        task: id chosen by the asker; the answer carries it.
+        task: id that the sender chose; the answer repeats it.
         device: id of the board.
-        asked: the samples, see `device_runtime.predictions.requests`.
-        seconds: after which nobody waits for the answer.
+        asked: samples to predict; see `device_runtime.predictions.requests`.
+        seconds: seconds after which the sender no longer waits for the answer.
     """
 
     type: Literal["ask"] = "ask"
@@ -136,7 +136,7 @@ class Ask(TaskMessage):
 
 
 TaskAnswer = Cancel | UploadAck | UploadMissing | UploadRefused | Sum
-"""What a server says about a task that it has offered."""
+"""A message from a server about a task that it has offered."""
 
 ServerMessage = Annotated[
     Offer | TaskAnswer | Introduce | Ask,

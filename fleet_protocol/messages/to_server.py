@@ -1,4 +1,4 @@
-"""What a device says to the server."""
+"""Messages from a device to the server."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -28,13 +28,14 @@ _PairKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Accept(DeviceTaskMessage):
-    """A device takes a task.
+    """A device accepts a task.
 
     Attributes:
-        tier: the choice it took, left out where that is the first.
-        lacks: what of that choice it has nothing of, and asks for as a whole. What it has is not
-            sent.
-        keys: of the device in a secure sum, where the update goes into one.
+        tier: id of the tier that the device chose; omitted if the device chose the first offered
+            tier.
+        lacks: blobs of the chosen tier of which the device has no chunk, and which it requests as a
+            whole. The server does not send the tier's other blobs.
+        keys: public keys of the device, if its update is part of a secure sum.
     """
 
     type: Literal["accept"] = "accept"
@@ -44,13 +45,14 @@ class Accept(DeviceTaskMessage):
 
 
 class Progress(DeviceTaskMessage):
-    """How far a device is.
+    """The progress of a device in its task.
 
     Attributes:
-        epoch: finished epochs.
-        epochs: epochs in all.
-        step: finished steps.
-        loss: mean training loss of the last finished epoch, absent before the first.
+        epoch: number of finished epochs.
+        epochs: total number of epochs in the task.
+        step: number of finished steps.
+        loss: mean training loss of the last finished epoch; absent before the first epoch has
+            finished.
     """
 
     type: Literal["progress"] = "progress"
@@ -61,11 +63,11 @@ class Progress(DeviceTaskMessage):
 
 
 class NeedChunks(DeviceTaskMessage):
-    """A device asks for chunks of a blob it waits for.
+    """A device requests chunks of a blob.
 
     Attributes:
-        digest: the blob.
-        ranges: half-open ranges of chunk indices.
+        digest: digest of the requested blob.
+        ranges: half-open ranges of the indices of the requested chunks.
     """
 
     type: Literal["need-chunks"] = "need-chunks"
@@ -77,9 +79,10 @@ class Done(DeviceTaskMessage):
     """A device has sent every chunk of its update.
 
     Attributes:
-        update: the blob the chunks make up.
-        tier: the tier it trained, left out where that is the first that it was offered.
-        metrics: what it measured.
+        update: the blob that the chunks make up.
+        tier: id of the tier that the device trained; omitted if the device trained the first
+            offered tier.
+        metrics: its measurements.
     """
 
     type: Literal["done"] = "done"
@@ -91,15 +94,15 @@ class Done(DeviceTaskMessage):
 class Shares(DeviceTaskMessage):
     """A device's answer to a step of a secure sum.
 
-    One of these is there.
+    Exactly one of these is set.
 
     Attributes:
-        sealed: shares of its secrets, by the member that each is sealed for.
-        checks: answers to the challenge, by the dealer whose shares they are of; empty where those
-            shares do not open.
-        openings: keys of seals with the shares in them, by the member that it dealt these to.
+        sealed: shares of the device's secrets, by the member for which each share is sealed.
+        checks: answers to the challenge, by the dealer of the shares; empty if the shares cannot be
+            opened.
+        openings: keys that open the sealed shares, by the member to which the device dealt them.
         revealed: shares of the members' secrets, by member.
-        pair_keys: keys of the masks in common with members, by member.
+        pair_keys: keys of the masks that the device shares with other members, by member.
     """
 
     type: Literal["shares"] = "shares"
@@ -114,8 +117,8 @@ class Refuse(DeviceTaskMessage):
     """A device will not, or cannot, finish a task.
 
     Attributes:
-        reason: why.
-        detail: for the operator.
+        reason: why the device refuses the task.
+        detail: details of the refusal, for the operator.
     """
 
     type: Literal["refuse"] = "refuse"
@@ -124,16 +127,17 @@ class Refuse(DeviceTaskMessage):
 
 
 class Predicted(DeviceTaskMessage):
-    """The answer to `Ask` of a board, or of the server in its place.
+    """The answer to `Ask`, from a board or from the server on the board's behalf.
 
-    The server passes a board's answer on to the operator who asked.
+    The server forwards a board's answer to the operator who sent the request.
 
     Attributes:
-        reason: why there is no prediction; None where there is one.
-        detail: that, for people, with what to do.
-        model: which model judged, with its digest; ``own`` is in it where that is the board's own.
-        predictions: of each sample its outputs by head, and of labels the largest one's ``label``
-            and ``share``.
+        reason: why there is no prediction; None if there is one.
+        detail: the reason and the remedy, as a sentence.
+        model: name and digest of the model. The field ``own`` is present if this is the board's own
+            model.
+        predictions: for each sample, the outputs of each head; for labels, also the ``label`` with
+            the largest ``share``, and that share.
     """
 
     type: Literal["predicted"] = "predicted"

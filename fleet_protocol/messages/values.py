@@ -1,4 +1,4 @@
-"""What messages carry: blobs by content, evaluations, what a device is and what it measured."""
+"""Values in messages: blobs by content, evaluations, and the profiles and metrics of devices."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -19,6 +19,7 @@ from fleet_protocol.messages.bounds import (
     Loss,
     Measure,
     Positive,
+    PositiveMeasure,
     SizeBytes,
     Text,
     Word,
@@ -33,16 +34,16 @@ _PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 MemberKeys = tuple[_PublicKey, _PublicKey, _PublicKey]
 """The keys of a member of a secure sum (`fleet_protocol.secure_sum`) in hexadecimal digits."""
 SHARE_DIGITS = 66  # of a share of one secret
-SUM_LIMIT = 128  # members of a secure sum: what each of them is told stays below 50 kB
+SUM_LIMIT = 128  # members of a secure sum: a message to each of them stays below 50 kB
 
 
 class BlobRef(FrozenModel):
     """A blob by content.
 
     Attributes:
-        digest: see `fleet_protocol.digests`.
-        size: bytes.
-        chunk_bytes: payload bytes of every chunk but the last.
+        digest: digest of the blob; see `fleet_protocol.digests`.
+        size: size of the blob in bytes.
+        chunk_bytes: payload bytes of every chunk except the last.
     """
 
     digest: Digest
@@ -53,8 +54,8 @@ class BlobRef(FrozenModel):
     def _few_chunks(self) -> "BlobRef":
         if self.chunks > CHUNKS_LIMIT:
             raise ValueError(
-                f"a blob of {self.size} bytes is cut into {self.chunks} chunks; {CHUNKS_LIMIT} "
-                "are the most"
+                f"a blob of {self.size} bytes has {self.chunks} chunks; at most "
+                f"{CHUNKS_LIMIT} are allowed"
             )
         return self
 
@@ -72,36 +73,44 @@ ReleaseRecord = Annotated[
 
 
 class Profile(FrozenModel):
-    """What a device says about itself.
+    """A device's description of itself.
 
     Attributes:
         arch: machine type, as in ``uname -m``.
         system: operating system and release.
-        cores: processors the agent may use.
-        ram_bytes: memory of the board.
-        free_ram_bytes: memory available when probed.
-        backends: training backends to the version of their runtime.
+        cores: number of processors that the agent may use.
+        ram_bytes: total memory of the board, in bytes.
+        free_ram_bytes: memory, in bytes, that was free at the time of measurement.
+        backends: the board's training backends, each with the version of its runtime.
         runtime_version: version of Shoal on the board.
-        python: version of the interpreter.
-        max_width: widest sub-model the operator lets it train.
-        max_depth: deepest, or None for no limit.
-        examples: samples in its training data.
-        step_seconds: measured time of one training step at its tier, when known.
-        link_bytes_per_second: measured download speed, when known.
-        temperature_celsius: of the processor, where the board tells.
-        on_battery: power state, where the board tells.
-        provider: what computes its training steps, and why that; empty where there is no choice, or
-            not yet one.
-        unable: why it cannot train, or pauses now, with what to do; empty where it can.
-        memory_below: the predicted memory of what it takes must be less; None where nothing was too
-            large for it.
-        lowered: why, and when it will take larger sub-models again.
-        release: record of `device_runtime.agent.releases`; None where the board takes none.
-        sets: the same of releases that are artifact sets.
-        findings: what looks wrong in its data, or different from the fleet's; None if there is
-            nothing to report, or if reporting is off.
-        labels_digest: SHA-256 of the labels that its own ``labels`` in ``[data]`` names, in order;
-            None if it names none, or if reporting is off.
+        python: version of the board's Python interpreter.
+        max_width: width of the widest sub-model that the operator allows.
+        max_depth: depth of the deepest sub-model that the operator allows, in blocks; None for no
+            limit.
+        examples: number of training samples on the board.
+        step_seconds: mean time of a training step in the board's latest task, in seconds; None if
+            none was measured.
+        link_bytes_per_second: measured download speed in bytes per second; None if none was
+            measured.
+        temperature_celsius: temperature of the processor in degrees Celsius, if the board reports
+            one.
+        on_battery: whether the board runs on battery, if the board reports it.
+        provider: what computes the board's training steps, and why; empty if the board has no
+            choice, or has not chosen yet.
+        unable: why the board cannot train or has paused, and what to do; empty if the board can
+            train.
+        memory_below: bytes; the predicted memory of the board's sub-model must be less than this.
+            None if no sub-model was too large.
+        lowered: why the board's memory limit was lowered, and when the board will try larger
+            sub-models again.
+        release: the board's record of runtime releases (`device_runtime.agent.releases`); None if
+            the board accepts no releases.
+        sets: the board's record of releases of artifact sets (`device_runtime.agent.releases`);
+            None if the board accepts none.
+        findings: possible faults in the board's data, or differences from the fleet's data. None if
+            there is nothing to report, or if reporting is off.
+        labels_digest: SHA-256 of the list ``labels`` in the board's own ``[data]``, in its order;
+            None if there is no such list, or if reporting is off.
     """
 
     arch: Word
@@ -132,13 +141,13 @@ class Profile(FrozenModel):
 
 
 class Measured(FrozenModel):
-    """A metric of a model on some samples, with the sums that it is made of.
+    """A metric of a model on some samples, with the sums from which it is computed.
 
     Attributes:
-        name: of the metric.
-        rule: that makes a number of the sums (`fleet_protocol.metrics`).
-        value: the number.
-        sums: over the samples; they add up over devices.
+        name: name of the metric.
+        rule: rule that computes the metric from the sums (`fleet_protocol.metrics`).
+        value: value of the metric.
+        sums: sums over the samples; the sums of several devices can be added.
     """
 
     name: Word
@@ -154,11 +163,11 @@ class Evaluation(FrozenModel):
     """Loss, accuracy and metrics of a model on some samples.
 
     Attributes:
-        examples: samples, or labels that count.
-        loss: mean over them.
-        accuracy: share of labels that are the largest logit of their place; None where the loss
-            knows no labels.
-        metrics: that the recipe asks for.
+        examples: number of evaluated samples; if each sample has several labels, number of labels
+            that count.
+        loss: mean loss over the evaluated samples or labels.
+        accuracy: share of correctly predicted labels; None if the loss has no labels.
+        metrics: metrics that the recipe requests.
     """
 
     examples: Positive
@@ -173,7 +182,7 @@ class Evaluation(FrozenModel):
 
     @property
     def shown(self) -> float:
-        """The single figure of a column: the accuracy, or else the loss."""
+        """The single figure for a column: the accuracy, or else the loss."""
         return self.loss if self.accuracy is None else self.accuracy
 
     def text(self, digits: int = 4) -> str:
@@ -189,28 +198,42 @@ class Evaluation(FrozenModel):
 
 
 class TaskMetrics(FrozenModel):
-    """What a device measured in one task.
+    """The measurements of a device in one task.
 
     Attributes:
-        examples: training samples.
-        batches: batches processed (steps of training, or batches of a statistics pass).
-        labels: labels present in the training data (C_k of the specification), needed by the label
-            rule; none where a part of the model stays on the device. Many travel as a bitmap.
-        train_loss: mean loss over the last epoch.
-        mean_loss: mean loss over all training steps, where it is known.
-        fetch_seconds: from the offer to the weights on disk.
-        train_seconds: training alone.
-        resident_bytes: peak resident memory of the process.
-        evaluation: on the device's own held-out samples, when it keeps any: of the trained
-            sub-model, or of the device's own model where the routine trains one.
+        examples: number of training samples; None if all updates count equally, because the server
+            then does not need the number.
+        batches: number of processed batches (training steps, or batches of a statistics pass); None
+            if this number would reveal the number of samples.
+        labels: labels present in the training data (C_k of the specification), which the label rule
+            needs; empty if a part of the model stays on the device. Many labels are sent as a
+            bitmap.
+        train_loss: mean training loss over the last epoch.
+        mean_loss: mean loss over all training steps, if known.
+        fetch_seconds: seconds from the offer until the weights were on disk.
+        train_seconds: seconds that the training itself took.
+        resident_bytes: peak resident memory of the process, in bytes.
+        efficiency: system efficiency that the device measured before it chose its tier, in the unit
+            of the rule for the choice; None if the device measured or chose nothing.
+        evaluation: evaluation on the device's own held-out samples, if there are any: of the
+            trained sub-model, or of the device's own model if the routine trains one.
+        shared_evaluation: evaluation of the trained sub-model on the same samples, without the
+            parameters that only this device has; None if the run does not compare the two.
     """
 
-    examples: Positive
-    batches: Positive
+    examples: Positive | None = None
+    batches: Positive | None = None
     labels: Labels
     train_loss: Loss | None = None
     mean_loss: Loss | None = None
     fetch_seconds: Measure
     train_seconds: Measure
     resident_bytes: Count
+    efficiency: PositiveMeasure | None = None
     evaluation: Evaluation | None = None
+    shared_evaluation: Evaluation | None = None
+
+    @property
+    def weight(self) -> int:
+        """Number of samples with which the update counts: one if the device reports no number."""
+        return 1 if self.examples is None else self.examples

@@ -1,9 +1,9 @@
-"""Who deals bad shares in a secure sum: the server's side of the steps 3 and 4, as pure functions.
+"""Finds dealers of bad shares in a secure sum: the server's side of steps 3 and 4, pure functions.
 
 Members answer a challenge for each dealer, or accuse it. A dealer whose shares contradict one
 another, or that a member accuses, opens the shares in question; the server makes their seals again.
-So whoever lies is found, whether it is the dealer or the member, by a proof and not by votes. Where
-a dealer would have to open more shares than may be known, it is left out without one.
+So the cheater is found, whether it is the dealer or the member, by a proof and not by votes. If a
+dealer would have to open more shares than may be revealed, it is dropped without a proof.
 """
 
 import secrets
@@ -29,15 +29,16 @@ def new_challenge() -> str:
 
 @dataclass(frozen=True)
 class Dealings:
-    """What the members of a cohort have dealt and answered.
+    """The shares and answers of the members of a cohort.
 
     Attributes:
         place: digest of the weights that all members were sent.
-        least: members that a sum must have.
+        least: fewest members of a sum.
         cohort: public keys of the members that make shares, by name.
         dealt: seals by dealer and member.
-        challenge: that the members were sent.
-        answers: of each member that has answered, by dealer; empty where it accuses the dealer.
+        challenge: challenge that the members were sent.
+        answers: answers of each member that has answered, by dealer; empty if it accuses the
+            dealer.
     """
 
     place: str
@@ -55,11 +56,11 @@ class Dealings:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the answers to a challenge show.
+    """The findings from the answers to a challenge.
 
     Attributes:
-        liars: devices that must be left out, with the reason.
-        disputes: members whose shares a dealer has to open, by dealer.
+        liars: devices that must be dropped, with the reason.
+        disputes: members whose shares a dealer must open, by dealer.
     """
 
     liars: Mapping[str, str]
@@ -82,6 +83,7 @@ def examine(dealings: Dealings) -> Findings:
             check = PolynomialCheck(checked_places, dealings.needed)
         strays = check.stray_places(values)
         disputed = accusers | {names[place - 1] for place in strays}
+        # A dealer has no excuse for its own share, and may not open more than these.
         if dealer in disputed or len(disputed) > most_openings(dealings.needed):
             liars[dealer] = (
                 f"the shares that {dealer} dealt contradict one another, or do not open, for "
@@ -113,10 +115,10 @@ def judge(
     disputes: Mapping[str, frozenset[str]],
     openings: Mapping[str, Mapping[str, str]],
 ) -> dict[str, str]:
-    """Return who lies in some disputes, with the reason.
+    """Return who cheats in some disputes, with the reason.
 
     Args:
-        dealings: of the cohort.
+        dealings: dealings of the cohort.
         disputes: members whose shares are in question, by dealer.
         openings: what each dealer has opened, by dealer and member.
     """
@@ -139,5 +141,5 @@ def judge(
             elif answer == to_digits(shares.answer(int(dealings.challenge, 16))):
                 liars[dealer] = f"{dealer} dealt shares to {member} that contradict the others"
             else:
-                liars[member] = f"{member} accuses {dealer} of bad shares, which are good"
+                liars[member] = f"{member} accuses {dealer} of bad shares, but they are good"
     return liars

@@ -1,4 +1,4 @@
-"""What one member deals to another: three shares under a seal, and what proves them afterwards."""
+"""The shares that one member deals to another: three under a seal, with a later proof."""
 
 import secrets
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class DealtShares:
     """Shares of one dealer for one member.
 
     Attributes:
-        own: of the secret of the dealer's own mask.
-        mask: of its private mask key.
-        blind: of a random number, which hides the others in the answer to a challenge.
+        own: share of the secret of the dealer's own mask.
+        mask: shares of its private mask key.
+        blind: shares of a random number, which hides the others in the answer to a challenge.
     """
 
     own: int
@@ -26,10 +26,10 @@ class DealtShares:
     blind: int
 
     def answer(self, challenge: int) -> int:
-        """Return a combination of the shares, which tells nothing of the two secrets.
+        """Return a combination of the shares, which reveals nothing about the two secrets.
 
-        Combinations of all members lie on one polynomial as their shares do: where the shares of
-        one secret do not, those combinations do not either, but for two challenges of all.
+        Combinations of all members lie on one polynomial if their shares do. If the shares of one
+        secret do not, those combinations do not either, except for at most two of all challenges.
         """
         return (self.blind + challenge * self.own + challenge**2 * self.mask) % PRIME
 
@@ -39,9 +39,10 @@ class DealtShares:
 
     @classmethod
     def from_digits(cls, digits: str) -> "DealtShares | None":
-        """Return the shares of hexadecimal digits; None where they are none."""
+        """Return the shares from hexadecimal digits; None if they are not valid."""
         shares = []
         for start in range(0, 3 * SHARE_DIGITS, SHARE_DIGITS):
+            # Missing digits become a number that is too large for a share.
             share = from_digits(digits[start : start + SHARE_DIGITS] or "f" * SHARE_DIGITS)
             if share is None:
                 return None
@@ -52,10 +53,10 @@ class DealtShares:
 
 @dataclass(frozen=True)
 class SealedShares:
-    """Shares as they travel, with what the dealer needs to prove them.
+    """Shares in the form in which they are sent, with the dealer's proof.
 
     Attributes:
-        seal: in hexadecimal.
+        seal: the seal in hexadecimal.
         opening: digits of the key of the seal and of the shares, with which anyone makes the same
             seal again.
     """
@@ -87,7 +88,7 @@ def seal_shares(shares: DealtShares, seal_key: str, place: str) -> SealedShares:
     """Seal shares for the member with a public seal key.
 
     Args:
-        shares: for the member.
+        shares: shares for the member.
         seal_key: public key of the member, 32 bytes in hexadecimal.
         place: sum, dealer and member, see `dealing_place`.
     """
@@ -98,7 +99,7 @@ def seal_shares(shares: DealtShares, seal_key: str, place: str) -> SealedShares:
 
 
 def open_shares(sealed: str, private_seal_key: str, place: str) -> DealtShares | None:
-    """Open shares; None where they do not open, or are not three shares."""
+    """Open shares; None if they do not open, or are not three shares."""
     try:
         content = unseal(bytes.fromhex(sealed), [private_seal_key], place)
     except RefusedError:
@@ -107,12 +108,12 @@ def open_shares(sealed: str, private_seal_key: str, place: str) -> DealtShares |
 
 
 def proven_shares(opening: str, sealed: str, seal_key: str, place: str) -> DealtShares | None:
-    """Return the shares that a dealer proves to have dealt; None where its proof fails.
+    """Return the shares that a dealer proves to have dealt; None if its proof fails.
 
     Args:
-        opening: that the dealer gives.
-        sealed: that it dealt.
-        seal_key: public key of the member it dealt to.
+        opening: opening from the dealer.
+        sealed: sealed shares that it dealt.
+        seal_key: public key of the member to which it dealt.
         place: see `seal_shares`.
     """
     key = opening[:_KEY_DIGITS]
@@ -123,5 +124,5 @@ def proven_shares(opening: str, sealed: str, seal_key: str, place: str) -> Dealt
 
 
 def dealing_place(place: str, dealer: str, member: str) -> str:
-    """Return what a seal is bound to: the sum, who deals, and for which member."""
+    """Return what a seal is bound to: the sum, the dealer and the member."""
     return f"{place}/{dealer}/{member}"

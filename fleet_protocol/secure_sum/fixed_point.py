@@ -1,4 +1,4 @@
-"""The whole numbers that a secure sum adds, and back."""
+"""The integers that a secure sum adds, and the conversion back."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from fleet_protocol.noise import Tensors, bounded
 Words = NDArray[np.uint32]
 
 STEPS = 2**31 // SUM_LIMIT - 1
-"""Whole numbers from nothing to the bound of an entry."""
+"""Number of steps from zero to the bound of an entry."""
 
 
 def whole_numbers(
@@ -17,7 +17,7 @@ def whole_numbers(
     sent: Tensors,
     clip: float,
 ) -> Words:
-    """Return an update's difference to the weights that were sent, in whole numbers modulo 2^32.
+    """Return an update's difference from the weights that were sent, in integers modulo 2^32.
 
     Tensors are in the order of their names. The Euclidean norm over all tensors is `clip` at most,
     which also bounds every entry, and corresponds to `STEPS`.
@@ -29,5 +29,5 @@ def whole_numbers(
 
 
 def restored(total: Words, clip: float) -> NDArray[np.float64]:
-    """Return the sum of differences from the sum of their whole numbers."""
+    """Return the sum of differences from the sum of their integers."""
     return total.view(np.int32).astype(np.float64) * (clip / STEPS)

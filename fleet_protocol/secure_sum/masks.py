@@ -1,4 +1,4 @@
-"""Masks of a secure sum: key streams that only those who share a secret can make."""
+"""Masks of a secure sum: key streams that only members who share a secret can make."""
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -16,12 +16,13 @@ def check_keys(keys: MemberKeys) -> None:
         RefusedError: a key would spoil the sum.
     """
     try:
+        # The exchange refuses keys that agree on the same secret with everybody.
         for key in keys:
             agreed_key(private_key(new_key()), bytes.fromhex(key), b"")
     except ValueError as error:
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"with the keys {', '.join(keys)} nobody can agree on a secret",
+            f"the keys {', '.join(keys)} are not valid for a key agreement",
         ) from error
 
 
@@ -52,9 +53,9 @@ def pair_mask(
 
 
 def key_stream(key: bytes, size: int) -> Words:
-    """Return the key stream of a cipher as whole numbers.
+    """Return the key stream of a cipher as integers.
 
-    A key serves for one stream only, so its nonce is zero.
+    A key is used for one stream only, so its nonce is zero.
     """
     stream = ChaCha20Poly1305(key).encrypt(bytes(12), bytes(4 * size), None)
     # Little-endian on every machine, or masks of two boards would not cancel.

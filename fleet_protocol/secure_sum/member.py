@@ -38,8 +38,8 @@ class Step(IntEnum):
 
 
 @dataclass(frozen=True)
-class _Taken:
-    """A step that was taken: what was asked, and what the member answered."""
+class _FinishedStep:
+    """A finished step: the request, and the member's answer."""
 
     request: object
     answer: Answer
@@ -48,7 +48,7 @@ class _Taken:
 def most_openings(needed: int) -> int:
     """Return how many shares a dealer opens to prove them.
 
-    The server knows these then, so that fewer further shares would give it the secret.
+    The server then knows these, so that fewer further shares would give it the secret.
     """
     return (needed - 1) // 2
 
@@ -56,17 +56,17 @@ def most_openings(needed: int) -> int:
 class Member:
     """One device's part in one sum.
 
-    It exists only in memory, so that nobody finds its secrets on a disk.
+    It exists only in memory, so that its secrets never reach a disk.
 
     Args:
-        name: of the device.
+        name: name of the device.
         place: digest of the weights that all members were sent, so that nothing counts in another
             sum.
-        least: members that a sum must have.
+        least: fewest members of a sum.
 
     Attributes:
-        partners: members whose masks it shares, with itself; once there are some, its vector can be
-            masked.
+        partners: members whose masks it shares, including itself; once there are some, its vector
+            can be masked.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Member:
         self._name = name
         self._place = place
         self._least = least
-        # Each of the three secrets is for one purpose and for this sum alone.
+        # Each of the three secrets is for one purpose and only for this sum.
         self._seal_key = new_key()
         self._mask_key = new_key()
         self._own_secret = new_key()
@@ -87,14 +87,14 @@ class Member:
         self._received: dict[str, DealtShares] = {}  # shares that open, by dealer
         self._sent: frozenset[str] = frozenset()
         self.partners: frozenset[str] = frozenset()
-        self._taken: dict[Step, _Taken] = {}
+        self._taken: dict[Step, _FinishedStep] = {}
 
     @property
     def keys(self) -> MemberKeys:
         """Public keys.
 
         Others seal shares to the first and agree on masks by the second. The third belongs to the
-        secret of the own mask, so that the server can tell whether it has restored it.
+        secret of the own mask, so that the server can check whether it has restored it.
         """
         return public_key(self._seal_key), public_key(self._mask_key), public_key(self._own_secret)
 
@@ -104,17 +104,18 @@ class Member:
         A repeated message gets the same answer.
 
         Raises:
-            RefusedError: it does not fit an earlier step, or is for too few.
+            RefusedError: it does not fit an earlier step, or involves too few members.
         """
         step, take_step = self._step_of(message)
         request = _request(message)
         if step not in self._taken:
-            # No step is made up for: shares that are opened late could be of a joined member.
+            # A missed step is not repeated: shares that are opened late could belong to a merged
+            # member.
             in_order = all(earlier < step for earlier in self._taken)
             self._require(in_order, self._cohort or message.keys)
-            self._taken[step] = _Taken(request, take_step(message))
+            self._taken[step] = _FinishedStep(request, take_step(message))
         taken = self._taken[step]
-        # Shares of both secrets of one member, or masks for two cohorts, would show its vector.
+        # Shares of both secrets of one member, or masks for two cohorts, would reveal its vector.
         self._require(request == taken.request, self._cohort)
         return taken.answer
 
@@ -171,7 +172,7 @@ class Member:
         return {"checks": answers}
 
     def _prove(self, message: Sum) -> Answer:
-        """Open the shares of some members, who say that these are wrong."""
+        """Open the shares of some members that report them as wrong."""
         disputed = set(message.disputed)
         is_bounded = len(disputed) <= most_openings(self._needed)
         fits = is_bounded and self._name not in disputed and disputed <= self._openings.keys()
@@ -179,16 +180,16 @@ class Member:
         return {"openings": {name: self._openings[name] for name in sorted(disputed)}}
 
     def _join(self, message: Sum) -> Answer:
-        """Learn which members are left, with whom this one shares masks."""
+        """Learn the remaining members, which share masks with this one."""
         members = frozenset(message.members)
         self._require(self._name in members and members <= self._received.keys(), members)
         self.partners = members
         return {}
 
     def _reveal(self, message: Sum) -> Answer:
-        """Reveal one share of every member, which depends on whether its vector came."""
+        """Reveal one share of every member, which depends on whether its vector arrived."""
         sent = frozenset(message.sent)
-        # A member reveals its own sums only, so that those who know of a sum are in it.
+        # A member reveals only its own sums, so that all who know of a sum are in it.
         self._require(self._name in sent and sent <= self.partners, sent)
         self._sent = sent
         revealed = {}
@@ -198,7 +199,7 @@ class Member:
         return {"revealed": revealed}
 
     def _unpair(self, message: Sum) -> Answer:
-        """Give the keys of the masks in common with members who dealt shares of a wrong key."""
+        """Return the keys of shared masks with members who dealt shares of a wrong key."""
         unmatched = set(message.unmatched)
         self._require(unmatched <= self.partners - self._sent, self._sent)
         keys = {}
@@ -228,7 +229,7 @@ class Member:
 
 
 def _request(message: Sum) -> object:
-    """Return what a message asks, to compare it with a repetition."""
+    """Return the request in a message, to compare it with a repetition."""
     return (
         message.keys,
         message.dealt,

@@ -1,4 +1,4 @@
-"""Takes the masks off a secure sum: the server's last step, as a function of what was revealed."""
+"""Removes the masks from a secure sum: the server's last step, as a function of revealed shares."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from fleet_protocol.secure_sum.sharing import (
 
 @dataclass(frozen=True)
 class Revealed:
-    """What is known of a sum whose vectors have come.
+    """The state of a sum whose vectors have arrived.
 
     Attributes:
         place: digest of the weights that all members were sent.
-        least: members that a sum must have.
+        least: fewest members of a sum.
         cohort: public keys of all devices that made shares.
-        members: those that share masks; vectors of some of them may not have come.
-        sent: members whose vectors came.
-        shares: by the member that revealed them and the member whose secret they are of.
-        pair_keys: keys of masks in common, by the member that gave them and its partner.
+        members: those that share masks; vectors of some of them may not have arrived.
+        sent: members whose vectors arrived.
+        shares: the shares, by the member that revealed them and the member whose secret it is.
+        pair_keys: keys of shared masks, by the member that sent them and its partner.
     """
 
     place: str
@@ -51,11 +51,12 @@ class Secrets:
     """Secrets that the shares of a sum restore.
 
     Attributes:
-        own: secrets of own masks, by the member whose vector came.
-        mask_keys: private mask keys, by the member whose vector did not come.
-        unmatched: members whose vector did not come, and whose shares restore another key than
+        own: secrets of own masks, by the member whose vector arrived.
+        mask_keys: private mask keys, by the member whose vector did not arrive.
+        unmatched: members whose vector did not arrive, and whose shares restore a key other than
             theirs.
-        lost: members whose vector came, and whose shares contradict one another.
+        lost: members whose vector arrived, and whose shares contradict one another, or their key
+            with no share to spare.
         liars: members that dealt or revealed wrong shares, with the reason.
     """
 
@@ -68,10 +69,10 @@ class Secrets:
 
 @dataclass(frozen=True)
 class _Restored:
-    """What the shares of one member restore.
+    """The result of restoring one member's secret.
 
     Attributes:
-        secret: as 32 bytes in hexadecimal; empty where nothing is restored.
+        secret: the secret, 32 bytes in hexadecimal; empty if nothing is restored.
         fits_key: whether it belongs to the member's public key.
         liars: members whose shares contradict it.
     """
@@ -82,7 +83,7 @@ class _Restored:
 
 
 def restore_secrets(revealed: Revealed) -> Secrets:
-    """Restore what takes the masks off a sum, as far as the shares allow.
+    """Restore the secrets that remove the masks from a sum, as far as the shares allow.
 
     Raises:
         RefusedError: too few members revealed shares.
@@ -91,7 +92,7 @@ def restore_secrets(revealed: Revealed) -> Secrets:
     if count < revealed.needed:
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"{count} members revealed shares, {revealed.needed} are needed",
+            f"{count} members revealed shares, but {revealed.needed} are needed",
         )
     own = {}
     mask_keys = {}
@@ -105,10 +106,10 @@ def restore_secrets(revealed: Revealed) -> Secrets:
         for liar in restored.liars:
             liars[liar] = f"{liar} revealed a wrong share of {name}"
         if restored.secret and not restored.fits_key:
-            liars[name] = f"{name} dealt shares of another secret than its key belongs to"
+            liars[name] = f"{name} dealt shares of a secret that does not belong to its key"
         if is_sent and restored.secret:
-            # The shares count, not the key: a member may mask with what it likes, as it may send
-            # what it likes.
+            # The shares count, not the key: a member may use any mask, just as it may send any
+            # update.
             own[name] = restored.secret
         elif is_sent:
             lost.add(name)
@@ -141,7 +142,10 @@ class _Restoring:
             secret, wrong_places = result
             liars = frozenset(self._names[place - 1] for place in wrong_places)
             return _Restored(f"{secret:064x}", fits_key=True, liars=liars)
-        if not restorer.are_consistent(shares):
+        # Any shares agree if there is none to spare. Then either the dealer or the revealing member
+        # may have cheated: the secret may be wrong, and neither is accused.
+        has_spare = len(shares) > self._revealed.needed
+        if not has_spare or not restorer.are_consistent(shares):
             return _Restored("", fits_key=False)
         return _Restored(f"{restorer.value(shares) % 2**256:064x}", fits_key=False)
 
@@ -174,15 +178,15 @@ def unmasked(
     """Return the sum of masked vectors without the masks.
 
     Args:
-        vectors: those that came, by member.
+        vectors: those that arrived, by member.
         revealed: what is known of the sum.
-        secrets: what its shares restore.
+        secrets: restored from its shares.
 
     Raises:
-        RefusedError: a secret is lost, and nothing else takes its mask off.
+        RefusedError: a secret is lost, and its mask cannot be removed otherwise.
     """
     size = len(next(iter(vectors.values())))
-    # Unsigned whole numbers wrap around, as the masks need.
+    # Unsigned integers wrap around, as the masks require.
     total = np.zeros(size, np.uint32)
     for vector in vectors.values():
         total += vector
@@ -199,14 +203,14 @@ def unmasked(
 
 
 def _pair_key(name: str, partner: str, revealed: Revealed, secrets: Secrets) -> bytes:
-    """Return the key of the mask that a partner added for a member whose vector did not come."""
+    """Return the key of the mask that a partner added for a member whose vector did not arrive."""
     mask_key = secrets.mask_keys.get(name)
     if mask_key is not None:
         return pair_key(mask_key, revealed.cohort[partner][1], revealed.place)
-    given = revealed.pair_keys.get(partner, {}).get(name)
-    if given is None:
+    sent_key = revealed.pair_keys.get(partner, {}).get(name)
+    if sent_key is None:
         raise _lost(name)
-    return bytes.fromhex(given)
+    return bytes.fromhex(sent_key)
 
 
 def _lost(name: str) -> RefusedError:

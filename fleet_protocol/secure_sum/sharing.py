@@ -1,4 +1,4 @@
-"""Shares of a secret among members, and how one tells whose share is wrong.
+"""Shares of a secret among members, and the detection of wrong shares.
 
 Shamir, "How to Share a Secret", CACM 1979: shares are values of a random polynomial modulo a prime
 at the places 1, 2 and so on, and the secret is its value at 0. Whether values lie on a polynomial
@@ -24,12 +24,12 @@ def threshold(count: int, least: int) -> int:
     """Return how many shares restore a secret of a cohort.
 
     A majority, so that a server cannot claim to two groups of members that others dropped out: one
-    of them would have too few shares. And `least`, so that every opened sum has as many members
-    who know of it, and take part in no later one (`fleet_protocol.secure_sum`).
+    of them would have too few shares. And `least`, so that every opened sum has this many members
+    that know it and take part in no later one (`fleet_protocol.secure_sum`).
 
     Args:
         count: members that make shares.
-        least: members that a sum must have.
+        least: fewest members of a sum.
     """
     return max(count // 2 + 1, least)
 
@@ -42,18 +42,21 @@ def split_secret(
     """Return shares of a secret, at the places 1, 2 and so on."""
     coefficients = [secret]
     for _ in range(needed - 1):
+        # Uniform below the prime: otherwise fewer shares than necessary would reveal something
+        # about the secret.
         coefficients.append(secrets.randbelow(PRIME))
     shares = []
     for place in range(1, count + 1):
         powers = enumerate(coefficients)
+        # From place 1: the value at 0 is the secret itself.
         shares.append(sum(factor * place**power for power, factor in powers) % PRIME)
     return shares
 
 
 def join_secret(shares: Mapping[int, int]) -> int:
-    """Return the secret of as many shares as are needed, by place.
+    """Return the secret from the necessary number of shares, by place.
 
-    Too few shares, or others, give any number.
+    Too few or wrong shares give an arbitrary number.
     """
     return value_at(0, shares)
 
@@ -65,7 +68,7 @@ def value_at(target: int, values: Mapping[int, int]) -> int:
 
 
 def _coefficients(target: int, places: Collection[int]) -> dict[int, int]:
-    """Return what the values at some places count at another place, by Lagrange."""
+    """Return the weights of the values at some places for another place, by Lagrange."""
     coefficients = {}
     for place in places:
         further_places = [further for further in places if further != place]
@@ -80,7 +83,7 @@ def restore_secret(
     needed: int,
     is_right: Callable[[int], bool],
 ) -> tuple[int, frozenset[int]] | None:
-    """Restore a secret of shares some of which may be wrong.
+    """Restore a secret from shares of which some may be wrong.
 
     Args:
         shares: values by place.
@@ -88,15 +91,18 @@ def restore_secret(
         is_right: whether a number is the secret.
 
     Returns:
-        The secret and the places of wrong shares; None where no set of shares restores it.
+        The secret and the places of wrong shares; None if no set of shares restores it.
     """
     choices = itertools.combinations(sorted(shares), needed)
     for chosen in itertools.islice(choices, _MOST_TRIES):
         right_shares = {place: shares[place] for place in chosen}
         secret = join_secret(right_shares)
+        # Any set of shares gives some number; only an external check shows whether it is the right
+        # one.
         if not is_right(secret):
             continue
         wrong_places = set()
+        # The polynomial is known now, so every other share can be judged by itself.
         for place in shares.keys() - set(chosen):
             if value_at(place, right_shares) != shares[place]:
                 wrong_places.add(place)
@@ -105,10 +111,10 @@ def restore_secret(
 
 
 class SecretRestorer:
-    """Restores secrets of shares at the same places, with the work for the places done once.
+    """Restores secrets from shares at the same places; the work for the places is done once.
 
     Args:
-        places: of the shares.
+        places: places of the shares.
         needed: how many restore a secret.
     """
 
@@ -121,6 +127,7 @@ class SecretRestorer:
         self, shares: Mapping[int, int], is_right: Callable[[int], bool]
     ) -> tuple[int, frozenset[int]] | None:
         """Restore a secret, as `restore_secret` does."""
+        # The quick way is for the usual case, in which all shares fit.
         if self._check.stray_places(shares):
             return restore_secret(shares, self._needed, is_right)
         secret = self.value(shares)
@@ -132,16 +139,16 @@ class SecretRestorer:
         return sum(terms) % PRIME
 
     def are_consistent(self, shares: Mapping[int, int]) -> bool:
-        """Return whether all shares are of one secret."""
+        """Return whether all shares belong to one secret."""
         return not self._check.stray_places(shares)
 
 
 class PolynomialCheck:
     """Checks values at some places against polynomials with `needed` coefficients.
 
-    Values at n places are on one polynomial where n - `needed` sums of them, weighted by a word of
-    the dual code, are zero. One wrong value at the place x makes these sums a geometric sequence of
-    the ratio x.
+    Values at n places are on one polynomial if n - `needed` sums of them, weighted by a word of the
+    dual code, are zero. One wrong value at the place x makes these sums a geometric sequence of the
+    ratio x.
 
     Args:
         places: where the values are.
@@ -154,18 +161,20 @@ class PolynomialCheck:
         for place in self._places:
             distances = [place - further for further in self._places if further != place]
             self._weights.append(pow(math.prod(distances), -1, PRIME))
+        # With no more shares than are needed nothing is left to check by.
         self._checks = max(0, len(self._places) - needed)
 
     def stray_places(self, values: Mapping[int, int]) -> frozenset[int]:
         """Return the places whose values contradict the others.
 
         Returns:
-            No place where all values fit; one where the others fit without it; all places where it
+            No place if all values fit; one if the others fit without it; all places if it
             cannot be decided which values are wrong.
         """
         sums = self._weighted_sums([values[place] for place in self._places])
         if not any(sums):
             return frozenset()
+        # One sum shows that something is wrong, but not where.
         if len(sums) > 1 and sums[0]:
             ratio = sums[1] * pow(sums[0], -1, PRIME) % PRIME
             is_geometric = True
@@ -192,6 +201,6 @@ def to_digits(share: int) -> str:
 
 
 def from_digits(digits: str) -> int | None:
-    """Return the share of hexadecimal digits; None where it is too large for one."""
+    """Return the share from hexadecimal digits; None if it is too large for one."""
     share = int(digits, 16)
     return share if share < PRIME else None

@@ -1,7 +1,6 @@
-"""The architectures that come with Shoal, one family per module.
+"""Shoal's architectures, one family per module.
 
-This package, and no other of `models`, uses torch.
+Only this package of `models` uses torch.
 
-A module here that defines an architecture is found by `models.registry.Registry.zoo`; no list names
-it.
+`models.registry.Registry.zoo` finds all modules here that define an architecture.
 """

@@ -1,9 +1,10 @@
-"""Build models for the inference of a layout, mostly on torch's meta device.
+"""Builds models for the inference of a layout, mostly on torch's meta device.
 
-Models on the meta device have shapes and no memory, so building them costs next to nothing.
+Models on the meta device have shapes but no memory, so building them is cheap.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from fleet_protocol.errors import ConfigError
-from models.architecture import Architecture, call_builder, needs_values
+from models.architecture import Architecture, call_builder
 from models.cut import Cut
 from models.inputs import Row
 from models.zoo.growth import Shapes
-from models.zoo.randomized_model import noise
+from models.zoo.randomized_model import check_time, noise
 from models.zoo.sliceable import check_sliceable
 
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
@@ -25,44 +26,67 @@ _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_}
 
 @dataclass(frozen=True)
 class ModelBuilder:
-    """An architecture and the settings that its models are built with."""
+    """An architecture and the settings of its models."""
 
     arch: Architecture
     settings: Mapping[str, Any] | None = None
+    until: float = math.inf  # processor time after which its models are built and run no more
 
     @property
     def row(self) -> Row:
-        """What a sample is."""
+        """Return the layout of a sample."""
         return self.arch.row(self.settings)
 
     def build(self, cut: Cut) -> nn.Module:
-        """Build a model of the sizes of a cut.
+        """Build a model with the sizes of a cut.
 
         Raises:
-            ConfigError: if the builder fails or returns no module.
+            ConfigError: the builder fails or does not return a module.
+            TimeUpError: if its time is over.
         """
-        module = call_builder(self.arch, cut, self.settings)
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"{self.arch.name} must return a torch module, not {type(module).__name__}"
-            )
+        check_time(self.until)
+        module: nn.Module = call_builder(self.arch, cut, self.settings)
         return module
 
     def build_on_meta(self, cut: Cut) -> nn.Module:
-        """Build a model on the meta device, or on the CPU if the builder computes with values."""
-        try:
-            with torch.device("meta"), SkippedInitialization():
-                return self.build(cut)
-        except ConfigError as error:
-            if not needs_values(error):
-                raise
-        cut.forget()  # the builder computes with values, such as rates that grow with the depth
-        with torch.random.fork_rng(devices=[]):
-            return check_sliceable(self.arch, self.build(cut)).to("meta")
+        """Build a model on the meta device, or bring it there if its builder needs the CPU."""
+        module = build_for_shapes(cut, self.build)
+        if any(value.is_meta for value in module.parameters()):
+            return module
+        # A builder that put tensors on the CPU itself may have mixed both devices.
+        return check_sliceable(self.arch, module).to("meta")
 
     def shapes(self, cut: Cut) -> Shapes:
         """Return the shapes of the model's parameters."""
         return shapes_of(self.build_on_meta(cut))
+
+
+def build_for_shapes(cut: Cut, build: Callable[[Cut], nn.Module]) -> nn.Module:
+    """Build a model whose values do not matter, on the meta device where that is possible.
+
+    A builder may compute with values, such as rates that grow with the depth, load weights, or put
+    tensors on the CPU itself. The errors of these cases have nothing in common. So after any error
+    except Shoal's own refusals, the model is built on the CPU, where it raises its own error if it
+    fails.
+
+    Args:
+        cut: the sizes.
+        build: builds the model of a cut.
+
+    Raises:
+        ConfigError: if the builder fails on the CPU, too.
+    """
+    try:
+        with torch.device("meta"), SkippedInitialization():
+            return build(cut)
+    except ConfigError as error:
+        # A refusal by Shoal itself would be the same on the CPU.
+        if error.__cause__ is None or isinstance(error.__cause__, ConfigError):
+            raise
+    # The failed build has recorded axes already.
+    cut.forget()
+    with torch.random.fork_rng(devices=[]):
+        return build(cut)
 
 
 def shapes_of(module: nn.Module) -> Shapes:
@@ -71,7 +95,7 @@ def shapes_of(module: nn.Module) -> Shapes:
 
 
 class SkippedInitialization(TorchFunctionMode):
-    """Leaves tensors without memory as they are, and fills parameters with cheap noise.
+    """Fills parameters with cheap noise, and does not change tensors without memory.
 
     Drawing initial weights is most of what building a large model costs.
     """
@@ -81,6 +105,7 @@ class SkippedInitialization(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _FILLS or getattr(func, "__module__", "") == nn.init.__name__:
             filled = args[0] if args else kwargs.get("tensor")
+            # Without memory there is nothing to fill.
             if isinstance(filled, Tensor) and filled.is_meta:
                 return filled
             if isinstance(filled, nn.Parameter):

@@ -33,7 +33,7 @@ class PooledCnn(nn.Module):
         """Make the network for samples (channels, height, width).
 
         Raises:
-            ConfigError: if there is no convolution, or pooling leaves no pixel.
+            ConfigError: there is no convolution, or pooling leaves no pixel.
         """
         super().__init__()
         if not channels:

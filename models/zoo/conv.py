@@ -107,7 +107,7 @@ def conv(
         )
     return Conv(
         input_shape[0],
-        cut.widths("conv", channels),
+        cut.widths("conv", channels, leading=norm_style.is_grouped),
         cut.classes(classes),
         (3, 3),
         norm_style,
@@ -138,7 +138,7 @@ def har_cnn(
         )
     return Conv(
         input_shape[0],
-        cut.widths("conv", channels),
+        cut.widths("conv", channels, leading=norm_style.is_grouped),
         cut.classes(classes),
         (kernel,),
         norm_style,

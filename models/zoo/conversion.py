@@ -1,4 +1,4 @@
-"""Replace layers of a module that cannot be exported by their counterparts here, and say which.
+"""Replaces layers that cannot be exported by their counterparts, and lists them.
 
 Batch norm becomes static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021), dropout takes its
 random numbers from outside, fused attention and recurrent layers with dropout inside become
@@ -6,7 +6,7 @@ separate steps, and activations write a new tensor.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -15,15 +15,17 @@ from torch import nn
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fleet_protocol.errors import ConfigError
-from models.architecture import Architecture, call_builder, needs_values
 from models.conversion_switch import unconverted_classes
-from models.cut import Cut
 from models.zoo.dropout import ChannelDropout, Dropout, SampleDropout
 from models.zoo.layers import SpectralNorm, StaticBatchNorm
 from models.zoo.origin import Origin, OriginalModule
+from models.zoo.own_forward_norm import OwnForwardNorm, keep_forward
 from models.zoo.unfused_layers import Attention, RecurrentStack
 
-_ORIGIN = "_shoal_origin"
+_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
+"""Types of the attributes that a counterpart takes over."""
+
+ORIGIN = "_shoal_origin"
 """Attribute of a converted model: how the state of the original follows from it."""
 
 
@@ -37,16 +39,16 @@ class Replacement:
 
 
 def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
-    """Replace what cannot be exported, in place unless the module itself is such a layer.
+    """Replace layers that cannot be exported, in place unless the module itself is one.
 
-    Weights and statistics are kept; those of attention and of recurrent layers get other names. The
-    result also stores how the state of the original module follows from it, for `origin_of`.
+    Weights and statistics are kept; those of attention and recurrent layers get other names. The
+    result also stores how to derive the state of the original module, for `origin_of`.
 
     Returns:
-        The converted module, and what was replaced.
+        The converted module, and the replacements.
 
     Raises:
-        ConfigError: if a layer has settings that its counterpart lacks.
+        ConfigError: a layer has settings that its counterpart lacks.
     """
     classes = unconverted_classes()
     if classes is not None:
@@ -55,67 +57,24 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
     original = OriginalModule.record(module)
     conversion = _Conversion()
     converted_module = conversion.convert_layer(module, "")
-    # A module that was converted before keeps that origin: it is that of the class as written.
-    if conversion.replacements and _ORIGIN not in vars(converted_module):
+    # A module that was converted before keeps its origin, which is the class as written.
+    if conversion.replacements and ORIGIN not in vars(converted_module):
         origin = original.describe(lambda _, layer: conversion.has_replaced(layer))
-        vars(converted_module)[_ORIGIN] = origin
+        vars(converted_module)[ORIGIN] = origin
     return converted_module, tuple(conversion.replacements)
 
 
-def converted(arch: Architecture) -> Architecture:
-    """Return an architecture whose models are converted as they are built."""
-
-    def build(cut: Any, **settings: Any) -> nn.Module:
-        return convert(arch.build(cut, **settings))[0]
-
-    cast("Any", build).__wrapped__ = arch.build
-    return replace(arch, build=build)
-
-
-def replacements(
-    arch: Architecture, settings: Mapping[str, Any] | None = None
-) -> tuple[Replacement, ...]:
-    """Return what `converted` replaces in an architecture's global model.
-
-    Raises:
-        ConfigError: as `convert`, and if the builder fails.
-    """
-    try:
-        with torch.device("meta"):
-            return convert(call_builder(arch, Cut(), settings))[1]
-    except ConfigError as error:
-        if not needs_values(error):
-            raise
-    with torch.random.fork_rng(devices=[]):
-        return convert(call_builder(arch, Cut(), settings))[1]
-
-
-def convert_where_needed(
-    arch: Architecture, settings: Mapping[str, Any] | None = None
-) -> tuple[Architecture, tuple[Replacement, ...]]:
-    """Return an architecture whose models can be exported, and what was replaced in them.
-
-    An architecture of which nothing must be replaced stays the same object, so that its artifact
-    sets stay the same, too.
-
-    Raises:
-        ConfigError: as `replacements`.
-    """
-    found = replacements(arch, settings)
-    return (converted(arch), found) if found else (arch, ())
-
-
 def origin_of(module: nn.Module) -> Origin | None:
-    """Return how the state of the original module follows from a converted one.
+    """Return how to derive the state of the original module from a converted one.
 
     None if nothing was converted.
     """
-    origin: Origin | None = vars(module).get(_ORIGIN)
+    origin: Origin | None = vars(module).get(ORIGIN)
     return origin
 
 
 def is_replaced(layer: nn.Module) -> bool:
-    """Return whether a conversion replaces a layer; errors are those of `convert`."""
+    """Return whether a conversion replaces a layer; raises the errors of `convert`."""
     return _counterpart_of(layer) is not None
 
 
@@ -123,27 +82,27 @@ def is_replaced(layer: nn.Module) -> bool:
 
 
 class _Counterpart(NamedTuple):
-    """What replaces a layer, and what that means for people."""
+    """The replacement of a layer, and its description."""
 
     layer: nn.Module
     meaning: str
 
 
 def _static_batch_norm(layer: Any) -> nn.Module:
-    """Make a static batch norm that has the tensors of a batch norm, not copies of them."""
+    """Create a static batch norm that shares the tensors of a batch norm."""
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
-        raise ConfigError("a lazy batch norm cannot be converted; name its number of channels")
+        raise ConfigError("a lazy batch norm cannot be converted; give its number of channels")
     norm = StaticBatchNorm(layer.num_features, layer.eps)
     if layer.affine:
         norm.weight = layer.weight
         norm.bias = layer.bias
     else:
-        # The scale stays 1 and the shift 0, as of the norm that had neither.
+        # The scale stays 1 and the shift 0, because the norm had neither.
         norm.requires_grad_(requires_grad=False)
     if layer.running_mean is not None:
         norm.running_mean = layer.running_mean
         norm.running_var = layer.running_var
-    return norm
+    return norm if _base_with_forward(layer) is None else keep_forward(layer, norm)
 
 
 def _dropout(layer: Any) -> nn.Module:
@@ -163,10 +122,11 @@ def _recurrent_stack(layer: Any) -> nn.Module | None:
 
 
 class _Rule(NamedTuple):
-    """How layers of a type are replaced: None leaves a layer as it is."""
+    """The replacements by type of layer; a function returns None to keep a layer."""
 
     make: Callable[[Any], nn.Module | None]
     meaning: str
+    keeps_forward: bool = False  # whether what is made has the forward of a user's subclass
 
 
 _CHANNEL_DROPOUT = _Rule(
@@ -179,40 +139,60 @@ _RULES: Mapping[type[nn.Module], _Rule] = MappingProxyType(
         nn.modules.batchnorm._BatchNorm: _Rule(  # noqa: SLF001 - no public name
             _static_batch_norm,
             "StaticBatchNorm: statistics of the batch; asked from devices after a round",
+            keeps_forward=True,
         ),
         nn.Dropout: _Rule(_dropout, "Dropout: its random numbers are an input of the graph"),
         nn.Dropout1d: _CHANNEL_DROPOUT,
         nn.Dropout2d: _CHANNEL_DROPOUT,
         nn.Dropout3d: _CHANNEL_DROPOUT,
         nn.MultiheadAttention: _Rule(
-            Attention, "Attention: a projection each for queries, keys and values"
+            Attention, "Attention: separate projections for queries, keys and values"
         ),
         nn.utils.parametrizations._SpectralNorm: _Rule(  # noqa: SLF001 - no public name
-            _spectral_norm, "SpectralNorm: its vectors are found anew each time"
+            _spectral_norm, "SpectralNorm: its vectors are recomputed each time"
         ),
         nn.RNNBase: _Rule(
-            _recurrent_stack, "RecurrentStack: a layer each, with Dropout between them"
+            _recurrent_stack, "RecurrentStack: separate layers, with Dropout between them"
         ),
     }
 )
 
 
 def _counterpart_of(layer: nn.Module) -> _Counterpart | None:
-    """Make what replaces a layer; None if nothing does."""
+    """Create the replacement of a layer; None if it needs none."""
     sample_dropout = _sample_dropout(layer)
     if sample_dropout is not None:
         meaning = "SampleDropout: its random numbers are an input of the graph"
-        return _Counterpart(sample_dropout, meaning)
+        return _Counterpart(_with_attributes_of(layer, sample_dropout), meaning)
     for kind, rule in _RULES.items():
-        if isinstance(layer, kind):
-            _refuse_changed_forward(layer, rule)
+        if isinstance(layer, kind) and not isinstance(layer, StaticBatchNorm):
+            base = _base_with_forward(layer)
+            if base is not None and not rule.keeps_forward:
+                name = rule.meaning.partition(":")[0]
+                raise ConfigError(
+                    f"{type(layer).__name__} has its own forward, which {name} would drop;"
+                    f" hold the {base.__name__} in a module beside it"
+                )
             counterpart = rule.make(layer)
-            return None if counterpart is None else _Counterpart(counterpart, rule.meaning)
+            if counterpart is None:
+                return None
+            return _Counterpart(_with_attributes_of(layer, counterpart), rule.meaning)
     return None
 
 
+def _with_attributes_of(layer: nn.Module, counterpart: nn.Module) -> nn.Module:
+    """Give a counterpart the attributes of a layer that it does not have, and return it.
+
+    Models read them: the rate of a dropout layer, or the number of features of a norm.
+    """
+    for name, value in vars(layer).items():
+        if isinstance(value, _PLAIN) and not hasattr(counterpart, name):
+            setattr(counterpart, name, value)
+    return counterpart
+
+
 def _sample_dropout(layer: Any) -> nn.Module | None:
-    """Replace stochastic depth, which is recognised by its name, as PyTorch has no class for it.
+    """Replace stochastic depth, recognised by its name because PyTorch has no class for it.
 
     timm, torchvision and many models have classes of this name.
     """
@@ -229,23 +209,19 @@ def _sample_dropout(layer: Any) -> nn.Module | None:
     return None
 
 
-def _refuse_changed_forward(layer: nn.Module, rule: _Rule) -> None:
-    """Refuse a layer of a user's subclass whose forward its counterpart would not have."""
+def _base_with_forward(layer: nn.Module) -> type | None:
+    """Return the PyTorch class whose forward a subclass has changed; None if there is none."""
     bases = (base for base in type(layer).__mro__ if base.__module__.startswith("torch."))
     base = next(bases)
-    if getattr(type(layer), "forward", None) is not getattr(base, "forward", None):
-        name = rule.meaning.partition(":")[0]
-        raise ConfigError(
-            f"{type(layer).__name__} has a forward of its own, which {name} would drop; hold the "
-            f"{base.__name__} in a module beside it"
-        )
+    is_changed = getattr(type(layer), "forward", None) is not getattr(base, "forward", None)
+    return base if is_changed else None
 
 
 # ------------------------------------------------------------------------ the walk over a module
 
 
 class _Conversion:
-    """Converts the layers of one module; one that is used in several places only once."""
+    """Converts the layers of one module; converts a layer with several uses once."""
 
     def __init__(self) -> None:
         self.replacements: list[Replacement] = []
@@ -256,7 +232,7 @@ class _Conversion:
         return self._converted.get(id(layer), layer) is not layer
 
     def convert_layer(self, layer: nn.Module, path: str) -> nn.Module:
-        """Convert a layer and all below it; return what belongs in its place."""
+        """Convert a layer and its sublayers; return the replacement."""
         if id(layer) in self._converted:
             return self._converted[id(layer)]
         counterpart = _counterpart_of(layer)
@@ -264,15 +240,20 @@ class _Conversion:
             self._note(path, type(layer).__name__, counterpart.meaning)
             counterpart.layer.train(layer.training)
             self._converted[id(layer)] = counterpart.layer
+            if isinstance(counterpart.layer, OwnForwardNorm):
+                self._convert_children(counterpart.layer, path)
             return counterpart.layer
         self._converted[id(layer)] = layer
         self._change_in_place(layer, path)
+        self._convert_children(layer, path)
+        return layer
+
+    def _convert_children(self, layer: nn.Module, path: str) -> None:
         # named_children would leave out the second name of a layer.
         for name, child in list(layer._modules.items()):  # noqa: SLF001
             if child is not None:
                 below = f"{path}.{name}" if path else name
                 setattr(layer, name, self.convert_layer(child, below))
-        return layer
 
     def _change_in_place(self, layer: nn.Module, path: str) -> None:
         if _renew_weight_norms(layer):
@@ -280,9 +261,9 @@ class _Conversion:
         if getattr(layer, "inplace", False) is True:
             cast("Any", layer).inplace = False
             old = f"{type(layer).__name__}(inplace=True)"
-            self._note(path, old, "the same with a result of its own")
+            self._note(path, old, "the same with a separate result")
         if isinstance(layer, nn.TransformerEncoder):
-            layer.use_nested_tensor = False  # its shortcut works with PyTorch's own attention only
+            layer.use_nested_tensor = False  # its shortcut works only with PyTorch's attention
         if isinstance(layer, (nn.TransformerEncoder, nn.TransformerDecoder)):
             layer.register_forward_pre_hook(_with_explicit_mask, with_kwargs=True)
 
@@ -295,18 +276,18 @@ def _with_explicit_mask(
 ) -> tuple[Any, Any]:
     """Declare that a mask may have any content.
 
-    A stack that must find out whether its mask is causal reads the mask's values, and a trace has
-    none.
+    A stack that checks whether its mask is causal reads the mask's values, which a trace does not
+    have.
     """
     name = "is_causal" if isinstance(layer, nn.TransformerEncoder) else "tgt_is_causal"
     return args, {**kwargs, name: kwargs.get(name) or False}
 
 
 def _renew_weight_norms(layer: nn.Module) -> bool:
-    """Replace PyTorch's older weight norms, whose result no copy can have, by the newer ones.
+    """Replace PyTorch's older weight norms, which cannot be copied, by the newer ones.
 
     Returns:
-        Whether there were any.
+        Whether any was replaced.
     """
     # A copy of the hooks: removing a weight norm removes its hook.
     hooks = list(layer._forward_pre_hooks.values())  # noqa: SLF001 - no public name

@@ -5,13 +5,13 @@ Neurocomputing 2024; Ainslie et al.: "GQA", EMNLP 2023; Shazeer: "GLU variants i
 2020. Embedding and projection are one table. Its layers have the names of the published weights of
 this form, so that they load as they are.
 
-How it is cut by width: heads go as a whole, a head of keys and values with the queries that share
-it, since each dimension of a rotating head has an angle of its own; units of the gated network go
-one by one. The residual stream is whole in every tier.
+A width removes whole heads, a head of keys and values with the queries that share it, because each
+dimension of a rotary head has its own angle. It removes single units of the gated network. The
+residual stream is whole in every tier.
 
 Allal et al.: "SmolLM - blazingly fast and remarkably powerful", 2024, for the default sizes; the
-form is Llama's (Touvron et al., 2023). The package has no weights: give some to `shoal export
---start`.
+form is Llama's (Touvron et al., 2023). The package does not include weights: load some with `shoal
+export --start`.
 """
 
 from dataclasses import dataclass, replace
@@ -35,15 +35,16 @@ class DecoderShape:
 
     Attributes:
         embed: units of the residual stream.
-        heads: of queries.
-        shared_heads: of keys and values, each for as many of queries.
+        heads: number of heads of queries.
+        shared_heads: number of heads of keys and values; each serves an equal number of query
+            heads.
         head_dim: dimensions of each head, an even number.
         ffn: units of the gated network.
         theta: base of the angles; the longest wave has about ``2 * pi * theta`` positions.
         eps: added to the mean square by the norms.
 
     Raises:
-        ConfigError: if the sizes do not fit together.
+        ConfigError: the sizes are inconsistent.
     """
 
     vocab: int
@@ -59,9 +60,9 @@ class DecoderShape:
     def __post_init__(self) -> None:
         if self.shared_heads < 1 or self.heads % self.shared_heads or self.head_dim % 2:
             raise ConfigError(
-                f"{self.heads} heads of queries on {self.shared_heads} of keys and values with "
-                f"{self.head_dim} dimensions: the first must be a multiple of the second, and the "
-                "dimensions even"
+                f"{self.heads} heads of queries, {self.shared_heads} of keys and values with"
+                f" {self.head_dim} dimensions: the first must be a multiple of the second, and"
+                " the dimensions must be even"
             )
 
 
@@ -88,6 +89,7 @@ class RotaryAttention(nn.Module):
         super().__init__()
         self.shape = shape
         self.shared = shared_heads
+        # Queries that share a head of keys and values.
         self.group = shape.heads // shape.shared_heads
         width = shared_heads * shape.head_dim
         self.q_proj = nn.Linear(shape.embed, self.group * width, bias=False)
@@ -108,8 +110,10 @@ class RotaryAttention(nn.Module):
         query = _rotate(query, angles)
         query = query.reshape(batch, self.shared, self.group * length, head_dim)
         key = _rotate(key, angles)
+        # The product of one head with all queries of its group.
         scores = query @ key.transpose(-1, -2) * head_dim**-0.5
         scores = scores.unflatten(2, (self.group, length))
+        # The penalty has one row for each position, whichever query head.
         scores = scores + future_penalty(length, x)
         shares = torch.softmax(scores, -1)
         mixed = shares.flatten(2, 3) @ value
@@ -151,7 +155,7 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedNetwork(shape.embed, units)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Compute float32 [batch, length, embed] from the same; angles as of the attention."""
+        """Compute float32 [batch, length, embed] from the same; angles as in the attention."""
         x = x + self.self_attn(self.input_layernorm(x), angles)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -179,6 +183,7 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         half = self.shape.head_dim // 2
         waves = self.shape.theta ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
+        # Computed, not stored: a table would be a buffer of a fixed length.
         angles = torch.arange(tokens.shape[1], device=x.device, dtype=x.dtype)[:, None] * waves
         for layer in self.layers:
             x = layer(x, angles)
@@ -191,6 +196,7 @@ def build_decoder(cut: Cut, shape: DecoderShape) -> Decoder:
     Its axes are ``block<n>.heads`` and ``block<n>.ffn``.
     """
     depth = cut.depth(shape.blocks)
+    # Tokens are the labels, so the table of tokens has the label axis.
     shape = replace(shape, vocab=cut.classes(shape.vocab))
     layers = nn.ModuleList()
     for number in range(1, depth + 1):
@@ -202,6 +208,7 @@ def build_decoder(cut: Cut, shape: DecoderShape) -> Decoder:
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Rotate pairs from the first and second half of each head by an angle for each position."""
+    # Published weights of this form pair the two halves, not neighbouring entries.
     first, second = x.chunk(2, -1)
     cos = angles.cos()
     sin = angles.sin()
@@ -227,12 +234,13 @@ def smollm(
 ) -> nn.Module:
     """Build a causal language model of SmolLM's form; its labels are the tokens of each position.
 
-    With rank 0 all of it trains, and heads and units of its gated networks are cut by width. With a
-    rank it is frozen beside adapters of that rank, which is all that is cut then.
+    With rank 0 the whole model trains, and a width cuts heads and units of its gated networks. With
+    a rank, the model is frozen and has adapters of that rank; a width then cuts only the adapters.
     """
     del input_shape  # positions are angles, so any length works
     shape = DecoderShape(classes, embed, heads, shared_heads, head_dim, ffn, blocks, theta)
     if not rank:
         return build_decoder(cut, shape)
+    # Adapters train beside a frozen model, which is the same in every tier.
     frozen = build_decoder(cut.whole(), shape)
     return with_adapters(frozen, Adapters(rank, alpha, tuple(targets)), cut)

@@ -1,12 +1,11 @@
 """Layers that need random numbers in training, which an exported graph takes as inputs.
 
 A graph that draws its own random numbers cannot be checked against PyTorch, and the runtimes differ
-in what they can draw. So the noise is an input: each layer here turns one uniform tensor into what
-it does, and the exporter makes that tensor an input of the training graph, which the device fills
-from a seeded generator. Without such an input, a layer draws from torch's generator, as torch's own
-layers do.
+in what they can draw. So the noise is an input: each layer here needs one uniform tensor, and the
+exporter makes that tensor an input of the training graph, which the device fills from a seeded
+generator. Without such an input, a layer draws from torch's generator, like torch's own layers.
 
-What an exporter does::
+The exporter runs::
 
     set_mode(model, "train")
     shapes = noise_shapes(model, x)  # {"dropout": (7, 16), ...}, without the batch dimension
@@ -14,7 +13,7 @@ What an exporter does::
     ... trace ...
     feed_noise(model, {})
 
-Only torch's training flag counts (`set_mode` sets it): in the modes ``eval`` and ``statistics``
+Only torch's training flag matters (`set_mode` sets it): in the modes ``eval`` and ``statistics``
 every layer here is the identity.
 """
 
@@ -37,18 +36,16 @@ class NoiseLayer(nn.Module):
     Attributes:
         rate: share of entries that it changes, in [0, 1); 0 makes it the identity.
         noise: uniform in [0, 1), set by `feed_noise`; None to draw it here.
-        used: numbers of each sample that were used since.
+        used: numbers of each sample used since then.
         input_shapes: shapes of the inputs since `noise_shapes` began to record; None when it does
             not.
     """
 
     def __init__(self, rate: float) -> None:
-        """Make the layer; a share outside [0, 1) is a ConfigError."""
+        """Create the layer; raises a ConfigError for a share outside [0, 1)."""
         super().__init__()
         if not 0.0 <= rate < 1.0:
-            raise ConfigError(
-                f"a share of {rate} cannot be dropped or masked; choose one in [0, 1)"
-            )
+            raise ConfigError(f"a share of {rate} cannot be dropped or masked; use one in [0, 1)")
         self.rate = rate
         self.noise: Tensor | None = None
         self.used = 0
@@ -56,7 +53,7 @@ class NoiseLayer(nn.Module):
 
     @property
     def active(self) -> bool:
-        """Whether the layer needs noise in its current mode."""
+        """Return whether the layer needs noise in its current mode."""
         return self.training and self.rate > 0.0
 
     def uniform(self, x: Tensor) -> Tensor:
@@ -79,24 +76,37 @@ class Dropout(NoiseLayer):
     least the rate.
     """
 
-    # dimensions whose entries are dropped whole, with all that lies behind; None for single entries
+    # number of leading dimensions whose entries are dropped as a whole; None for single entries
     _leading: int | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x, in training with some entries 0; any float shape."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that PyTorch's has
+        """Return the input, in training with some entries 0; any float shape."""
+        x = input
         if not self.active:
             return x
-        noise = self.uniform(x)
-        if self._leading is not None and x.dim() > self._leading:
-            noise = noise.flatten(self._leading)[..., 0]
-        kept = (noise >= self.rate).to(x.dtype)
-        if noise.dim() < x.dim():
-            kept = kept.view(*noise.shape, *(1,) * (x.dim() - noise.dim()))
-        return x * (kept * (1.0 / (1.0 - self.rate)))
+        return dropped(x, self.uniform(x), self.rate, self._leading)
+
+
+def dropped(x: Tensor, noise: Tensor, rate: float, leading: int | None) -> Tensor:
+    """Return x with a share of its entries 0 and the others scaled up.
+
+    Args:
+        x: any float shape.
+        noise: noise of its shape, uniform in [0, 1).
+        rate: the share.
+        leading: dimensions whose entries are dropped as a whole, with everything behind them; None
+            for single entries.
+    """
+    if leading is not None and x.dim() > leading:
+        noise = noise.flatten(leading)[..., 0]
+    kept = (noise >= rate).to(x.dtype)
+    if noise.dim() < x.dim():
+        kept = kept.view(*noise.shape, *(1,) * (x.dim() - noise.dim()))
+    return x * (kept * (1.0 / (1.0 - rate)))
 
 
 class ChannelDropout(Dropout):
-    """Sets a share of the channels to 0 in training, each whole, and scales the others up.
+    """Sets whole channels to 0 in training, and scales the others up.
 
     A channel, of float [batch, channels, ...], is kept where the first noise of its entries is at
     least the rate.
@@ -117,7 +127,7 @@ class SampleDropout(ChannelDropout):
 class TokenMask(NoiseLayer):
     """Replaces a share of the tokens by a mask symbol in training (specification 1.8).
 
-    Each batch has other masks. A token is replaced where its noise is below the rate.
+    Each batch has different masks. A token is replaced where its noise is below the rate.
     """
 
     def __init__(self, rate: float, symbol: int) -> None:
@@ -126,7 +136,7 @@ class TokenMask(NoiseLayer):
         self.symbol = symbol
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the tokens, int64 of any shape, in training with masks among them."""
+        """Return the tokens, int64 of any shape; in training, some are masked."""
         if not self.active:
             return tokens
         return torch.where(self.uniform(tokens) < self.rate, self.symbol, tokens)
@@ -153,39 +163,38 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
     """Return the shape of the noise that each layer needs, by running the model.
 
     Args:
-        module: the model, in the mode it is to be traced in. torch's random state is left as it
-            was.
+        module: the model, in the mode of the trace. torch's random state is not changed.
         x: a batch of samples.
 
     Returns:
         For each layer of `noise_layers` that is used, the shape of its noise without the leading
-            batch dimension: that of its input, or a row of numbers in models that use a layer
-            several times, or not with the batch first.
+            batch dimension: that of its input, or a row of numbers if a layer is used several times
+                or not with the batch first.
 
     Raises:
-        ExportError: if a layer is used on something that does not grow with the batch.
+        ExportError: the input of a layer does not grow with the batch.
     """
     uses = _input_shapes(module, x)
     batch = len(x)
     if all(len(shapes) == 1 and shapes[0][:1] == (batch,) for shapes in uses.values()):
         return {path: shapes[0][1:] for path, shapes in uses.items()}
-    # A size may equal the batch by chance; what belongs to a sample shows with one sample more.
+    # A size may equal the batch size by chance; a batch with one more sample reveals it.
     larger_uses = _input_shapes(module, torch.cat([x, x[:1]]))
     rows: dict[str, Shape] = {}
     for path, shapes in uses.items():
         if not _grows(shapes, larger_uses[path], batch):
             raise ExportError(
-                f"layer {path} draws noise for {', '.join(map(str, shapes))} with a batch of "
-                f"{batch}, which is not so much for each sample; use it on what has the batch "
-                "among its dimensions, or give it rate 0"
+                f"layer {path} draws noise for {', '.join(map(str, shapes))} with a batch of"
+                f" {batch}, which is not divisible among the samples; apply it to a tensor with"
+                " a batch dimension, or use rate 0"
             )
         rows[path] = (sum(map(math.prod, shapes)) // batch,)
     return rows
 
 
 def _grows(shapes: list[Shape], larger: list[Shape], batch: int) -> bool:
-    """Return whether every input grew by what belongs to a sample, with one sample more."""
-    # Multiplied crosswise: the sizes must have the ratio of the batches, without a division.
+    """Return whether every input grew in proportion to the batch, with one more sample."""
+    # Cross-multiplied, to compare the ratios of sizes and batches without a division.
     expected = [math.prod(shape) * (batch + 1) for shape in shapes]
     return expected == [math.prod(shape) * batch for shape in larger]
 
@@ -203,7 +212,7 @@ def _input_shapes(module: nn.Module, x: Tensor) -> dict[str, list[Shape]]:
     finally:
         for layer in layers.values():
             layer.input_shapes = None
-    # A model may leave a layer out, and then its noise would be an input that nothing reads.
+    # A model may skip a layer; its noise would then be an unused input.
     used: dict[str, list[Shape]] = {}
     for path, shapes in uses.items():
         if shapes:
@@ -214,16 +223,17 @@ def _input_shapes(module: nn.Module, x: Tensor) -> dict[str, list[Shape]]:
 def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:
     """Set the noise of layers of a model, by dotted path: float32 [batch, ...] in [0, 1).
 
-    Layers that are not named draw their own, so an empty mapping undoes an earlier call.
+    Other layers draw their own noise, so an empty mapping undoes an earlier call.
 
     Raises:
-        ExportError: if the model has no such layer.
+        ExportError: the model has no such layer.
     """
     layers = _all_noise_layers(module)
     unknown = noise.keys() - layers.keys()
     if unknown:
         raise ExportError(
-            f"the model has no layer {min(unknown)!r} that takes noise; it has {', '.join(layers)}"
+            f"the model has no noise layer {min(unknown)!r}; its noise layers are"
+            f" {', '.join(layers)}"
         )
     for path, layer in layers.items():
         layer.noise = noise.get(path)

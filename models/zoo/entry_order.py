@@ -1,7 +1,7 @@
-"""In which order the entries of axes lie in the dimensions that they move.
+"""The order of the entries of axes in their dimensions.
 
 The entries of an axis in a dimension are one or more maps, each with the same number of consecutive
-entries for every place in a group. What lies between the maps of all axes is fixed.
+entries for every place in a group. Entries between the maps of all axes are fixed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ class Block:
 
     @property
     def end(self) -> int:
-        """The first entry behind it."""
+        """Return the first entry after it."""
         return self.start + self.length
 
 
 EntryOrder = dict[Place, list[Block]]
-"""The maps of one axis in every dimension that it moves."""
+"""The maps of one axis in all its dimensions."""
 
 
 def uniform_order(
@@ -40,7 +40,7 @@ def uniform_order(
 
     Args:
         dimensions: what the axis moves.
-        axis: whose entries are meant.
+        axis: axis whose entries are meant.
         inner: consecutive entries of each place, a divisor of what it has anywhere; all of a unit's
             if omitted.
 
@@ -60,10 +60,11 @@ def uniform_order(
 def fill_dimension(
     dimensions: Dimensions, axis: Axis, place: Place, inner: int | None
 ) -> list[Block] | None:
-    """Lay blocks of an axis in a dimension of its own; return None if it shares the dimension."""
+    """Lay blocks of an axis in its own dimension; return None if it shares the dimension."""
     growth = dimensions.growth[place]
     entries = growth[axis.name]
     size = dimensions.size(place)
+    # No other axis may have entries in the dimension, and none may be fixed.
     if len(growth) > 1 or entries * axis.group_size != size:
         return None
     if inner is None:
@@ -116,7 +117,7 @@ def _join_blocks(axes: Mapping[str, Axis], blocks: Sequence[Block], size: int) -
     if size > end:
         segments.append(_fixed_segment(size - end))
     for position, segment in enumerate(segments):
-        # Blocks that are the groups of an axis, one behind the other, are the axis.
+        # Blocks that are the groups of an axis, one after another, are the axis.
         if segment.shared and segment.outer == axes[segment.axis].groups:
             segments[position] = Dim(segment.axis, segment.inner)
     return replace(segments[0], more=tuple(segments[1:]))

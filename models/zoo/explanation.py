@@ -1,12 +1,12 @@
-"""Explain to the author of a model why its layout does not hold, and what to do.
+"""Explains to the author of a model why its layout fails, and what to do.
 
-An explanation names the axis, a tensor, the first module that computes something else, and
-remedies. Remedies that change how an axis is asked for were tried.
+An explanation names the axis, a tensor, the first module with a different result, and remedies.
+Remedies that change the request for an axis have been tried.
 """
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,41 +21,50 @@ from models.zoo.growth import Place
 from models.zoo.permuting import derangement_of, permute
 from models.zoo.proof import TOLERANCE, ProofTask, Refutation, Variant
 from models.zoo.randomized_model import RandomizedModel, State
-from models.zoo.remedies import other_forms
+from models.zoo.remedies import Trials, one_name, other_forms
 
 _TORCH = str(Path(torch.__file__).parent)
+_NO_REMEDY = "no other request of the cut was found to hold; build it with one size at every width"
 
 
-def explain(refutation: Refutation, task: ProofTask, is_accepted: Callable[[Axis], bool]) -> str:
-    """Say why an axis cannot be cut as it is declared, and what to do.
+def explain(refutation: Refutation, task: ProofTask, trials: Trials) -> str:
+    """Return why an axis cannot be cut as declared, and what to do.
 
     Args:
-        refutation: what `prove_layout` found.
-        task: what it was given.
-        is_accepted: whether the architecture can be cut with another form of an axis.
+        refutation: the result of `prove_layout`.
+        task: its input.
+        trials: tries remedies on the architecture.
     """
+    # NaN or changing outputs make every comparison below meaningless, so they are explained first.
     problem = _explain_nan(task) or _explain_changing_outputs(task.whole.model, task)
     if problem is not None:
         return problem
     axis = task.dimensions.axes[refutation.axis]
     fault = _fixed_size(refutation, task, axis)
     if fault is not None:
-        # No other form of the axis helps a module that has its size as a number.
+        # No other form of the axis helps if a module has its size as a constant.
         return f"{fault.problem}; {fault.remedy}"
     fault = _unreadable_order(refutation, task, axis) or _fixed_places(refutation, task, axis)
-    remedies = [*other_forms(task, axis, is_accepted), fault.remedy]
-    return f"{fault.problem}; {', or '.join(remedies)}"
+    joined = one_name(task, axis, trials)
+    if joined:
+        return f"{fault.problem}; {joined}"
+    remedies = [*other_forms(task, axis, trials)]
+    if not fault.remedy:
+        remedies += _other_uses(task, axis, trials)
+    else:
+        remedies.append(fault.remedy)
+    return f"{fault.problem}; {', or '.join(remedies) or _NO_REMEDY}"
 
 
 @dataclass(frozen=True)
 class _Fault:
-    """What is wrong with an axis, and the remedy that is left if no other form of it holds."""
+    """The problem of an axis, and the remedy if no other form of it works."""
 
     problem: str
-    remedy: str
+    remedy: str  # "" if it depends on how the units are used
 
 
-# ------------------------------------------------------------- numbers that are no numbers
+# ------------------------------------------------------------- results that are not numbers
 
 
 def _explain_nan(task: ProofTask) -> str | None:
@@ -64,8 +73,8 @@ def _explain_nan(task: ProofTask) -> str | None:
     if place is None:
         return None
     return (
-        f"NaN arises from ordinary numbers, with which layouts are proved, {place}; keep what goes "
-        "into logarithms, roots and broken powers above 0, as x.clamp(min=1e-6) does"
+        f"the model computes NaN from ordinary random numbers {place}; keep the arguments of"
+        " logarithms, roots and fractional powers above 0, for example with x.clamp(min=1e-6)"
     )
 
 
@@ -85,7 +94,7 @@ def _first_nan(task: ProofTask) -> str | None:
 
 
 class _RandomUse(TorchFunctionMode):
-    """Notes which line of the user's file changes torch's random state first."""
+    """Records the first line of the user's file that changes torch's random state."""
 
     line = ""
 
@@ -108,7 +117,7 @@ class _RandomUse(TorchFunctionMode):
 
 
 def _explain_changing_outputs(model: RandomizedModel, task: ProofTask) -> str | None:
-    """Say why the model computes something else when it runs once more; None if it does not."""
+    """Return why the model gives different results when it runs again; None if it does not."""
     first = task.whole.before.outputs
     kept = _kept_values(model.module)
     random_state = torch.get_rng_state()
@@ -120,24 +129,24 @@ def _explain_changing_outputs(model: RandomizedModel, task: ProofTask) -> str | 
         return None
     if not torch.equal(samples, model.samples):
         return (
-            "the model writes into its input, which others read, too; let its forward begin with "
-            "x = x.clone()"
+            "the model writes into its input, which other code reads, too; start its forward"
+            " with x = x.clone()"
         )
     changed = _changed_names(kept, _kept_values(model.module))
     if changed and torch.equal(random_state, torch.get_rng_state()):
         return (
-            f"the model computes something else each time it runs, and {changed[0]} changes with "
-            "each; a graph keeps nothing between two batches, so compute from the batch alone"
+            f"the model gives different results each time it runs, and {changed[0]} changes each"
+            " time; a graph keeps no state between batches, so compute only from the batch"
         )
     return (
-        "the model computes something else each time it runs, so it draws random numbers"
-        f"{random_use.line}; let a NoiseLayer of models.zoo.dropout draw them, and only in "
-        "training: its uniform(x) becomes an input of the graph"
+        "the model gives different results each time it runs, so it draws random"
+        f" numbers{random_use.line}; draw them with a NoiseLayer of models.zoo.dropout, only in"
+        " training: its uniform(x) becomes an input of the graph"
     )
 
 
 def _kept_values(module: nn.Module) -> dict[str, Any]:
-    """Describe what modules keep beside parameters, buffers and PyTorch's own, to be compared."""
+    """Return the attributes of modules besides parameters, buffers and PyTorch's own."""
     kept: dict[str, Any] = {}
     for path, layer in module.named_modules():
         owner = f"module {path or 'the model'} ({type(layer).__name__})"
@@ -160,7 +169,7 @@ def _changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 
 def _unreadable_order(refutation: Refutation, task: ProofTask, axis: Axis) -> _Fault | None:
-    """Name a dimension where the entries of an axis lie in no order that can be sliced."""
+    """Return a dimension in which the entries of an axis have no sliceable order."""
     for place in task.dimensions.places_of(axis):
         name, position = place
         if refutation.dims[name][position] is None:
@@ -168,15 +177,15 @@ def _unreadable_order(refutation: Refutation, task: ProofTask, axis: Axis) -> _F
             return _Fault(
                 f"dimension {position} of {name} has {task.dimensions.size(place)} entries, "
                 f"{entries} of them of axis {axis.name}, in no order that can be sliced",
-                "give each part a parameter of its own",
+                "give each part its own parameter",
             )
     return None
 
 
 def _fixed_size(refutation: Refutation, task: ProofTask, axis: Axis) -> _Fault | None:
-    """Name a module that takes the units of an axis, but has their number written into it.
+    """Return a module that takes the units of an axis, but has their number as a constant.
 
-    Its weight has a dimension of inputs as long as the axis, which no axis moves.
+    Its weight has an input dimension with the length of the axis that no axis changes.
     """
     for variant in task.variants:
         output = _first_changed_output(refutation, variant, axis)
@@ -186,45 +195,54 @@ def _fixed_size(refutation: Refutation, task: ProofTask, axis: Axis) -> _Fault |
         place = (name, 1)
         shape = task.dimensions.shapes.get(name, ())
         is_fixed = len(shape) > 1 and not task.dimensions.growth.get(place)
+        # A multiple of the axis may be the axis with several entries for each unit.
         if not is_fixed or shape[1] % axis.size:
             continue
         return _Fault(
-            f"module {output.path} ({output.kind}) takes {shape[1]} inputs at every width, and "
-            f"the units of axis {axis.name}, of which the whole model has {axis.size}, go into it",
-            f"ask cut for this size, as for that of axis {axis.name}, instead of writing "
-            f"{shape[1]}",
+            f"module {output.path} ({output.kind}) takes {shape[1]} inputs at every width, but"
+            f" its inputs are the units of axis {axis.name}, of which the whole model has"
+            f" {axis.size}",
+            f"take this size from cut, like that of axis {axis.name}, instead of writing"
+            f" {shape[1]}",
         )
     return None
 
 
 def _fixed_places(refutation: Refutation, task: ProofTask, axis: Axis) -> _Fault:
-    """Name the module and the tensor that show that units are not interchangeable."""
+    """Return the module and the tensor that show that units are not interchangeable."""
     module, tensor = _first_difference(refutation, task, axis)
     problem = (
-        f"units of axis {axis.name} are not interchangeable: when they change places in every "
-        f"tensor that carries them, {tensor} among these, the model computes something else (by "
-        f"{refutation.deviation:.2%} of its largest value), first in {module}"
+        f"the units of axis {axis.name} are not interchangeable: permuting them in every tensor"
+        f" that carries them, including {tensor}, changes the result by"
+        f" {refutation.deviation:.2%} of its largest value, first in {module}"
     )
-    remedy = (
-        "declare it with leading=True if its leading units alone make sense (for static plans, no "
-        "others)"
-    )
+    return _Fault(problem, "")
+
+
+def _other_uses(task: ProofTask, axis: Axis, trials: Trials) -> list[str]:
+    """List what helps an axis whose units have fixed places."""
+    remedies: list[str] = []
+    if trials.accepts(replace(axis, leading=True)):
+        remedies.append(
+            "declare it with leading=True if its leading units are a valid model (only static"
+            " plans support this)"
+        )
     if len(task.whole.before.outputs) > 1:
-        remedy += (
-            "; of an output that has its units, as mu of a VAE, return what the loss makes of it "
-            "for each sample"
+        remedies.append(
+            "instead of an output with its units, such as mu of a VAE, return the loss term per"
+            " sample"
         )
     constant = _constant_of_size(task.whole.model.module, axis.size)
     if constant is not None:
-        remedy += (
-            f", or make {constant} a parameter, with requires_grad=False if nothing trains it, "
-            "whose places go with the units"
+        remedies.append(
+            f"make {constant} a parameter whose entries belong to the units (with"
+            " requires_grad=False if it does not train)"
         )
-    return _Fault(problem, remedy)
+    return remedies
 
 
 def _constant_of_size(module: nn.Module, size: int) -> str | None:
-    """Name a buffer, or else a tensor attribute, that has a dimension of a size."""
+    """Return a buffer, or else a tensor attribute, with a dimension of this size."""
     for name, buffer in module.named_buffers():
         if size in buffer.shape:
             return f"buffer {name}"
@@ -236,20 +254,21 @@ def _constant_of_size(module: nn.Module, size: int) -> str | None:
 
 
 def _first_difference(refutation: Refutation, task: ProofTask, axis: Axis) -> tuple[str, str]:
-    """Find the first module that computes other numbers, and a tensor in it that has the axis."""
+    """Find the first module with different results, and a tensor in it that has the axis."""
     carriers = task.dimensions.places_of(axis)
     for variant in task.variants:
         output = _first_changed_output(refutation, variant, axis)
         if output is not None:
             is_usual = len(variant.model.samples) == len(task.whole.model.samples)
-            rarity = "" if is_usual else ", with numbers or tokens that are rare"
+            rarity = "" if is_usual else ", for rare numbers or tokens"
             module = f"module {output.path or 'the model'} ({output.kind}){rarity}"
             return module, _tensor_in(output.path, carriers)
+    # Equal outputs, so only the gradients differ.
     return "the gradients of a training step", carriers[0][0]
 
 
 def _tensor_in(path: str, carriers: Sequence[Place]) -> str:
-    """Return the first of some tensors that a module has; the first of all if it has none."""
+    """Return the first of the tensors that a module has, or the first of all."""
     for name, _ in carriers:
         if not path or name.startswith(f"{path}."):
             return name
@@ -257,19 +276,20 @@ def _tensor_in(path: str, carriers: Sequence[Place]) -> str:
 
 
 class _ModuleOutput(NamedTuple):
-    """What a module returned in one call."""
+    """The result of a module in one call."""
 
     path: str
     kind: str
-    numbers: Tensor  # sorted, as their order may change when units change places
+    numbers: Tensor  # sorted, because a permutation of units may change their order
 
 
 def _first_changed_output(
     refutation: Refutation, variant: Variant, axis: Axis
 ) -> _ModuleOutput | None:
-    """Find the first output that has other numbers when the units of an axis change places."""
+    """Find the first output that changes when the units of an axis are permuted."""
     model = variant.model
     dims = refutation.dims
+    # A derangement moves every unit, so none hides a difference.
     units = {axis.name: derangement_of(variant.axes[axis.name], 0)}
     axes = with_fixed_axes(variant.axes, dims)
     before = _module_outputs(model, model.parameters)
@@ -278,13 +298,14 @@ def _first_changed_output(
         if old.numbers.shape != new.numbers.shape:
             return old
         change = float((old.numbers - new.numbers).abs().max())
+        # Relative to the largest value, because rounding grows with it.
         if change > TOLERANCE * float(old.numbers.abs().max()):
             return old
     return None
 
 
 def _module_outputs(model: RandomizedModel, parameters: State) -> list[_ModuleOutput]:
-    """Run a model and list what each module returned, in the order of the calls."""
+    """Run a model and return the results of its modules in call order."""
     recorder = _OutputRecorder()
     handles = []
     for path, module in model.module.named_modules():

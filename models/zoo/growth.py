@@ -1,8 +1,8 @@
-"""Measure which dimensions of which parameters grow with an axis, and by how many entries.
+"""Measures which dimensions of parameters grow with an axis, and by how many entries.
 
-A model is built with an axis larger by the smallest step that its builder can build: normalised
-groups, grouped convolutions and heads take multiples only. Each dimension must grow by a whole
-number of entries for each unit.
+A model is built with an axis enlarged by the smallest step that its builder supports: normalised
+groups, grouped convolutions and heads need multiples. Each dimension must grow by a whole number of
+entries per unit.
 """
 
 import math
@@ -21,13 +21,16 @@ Place = tuple[str, int]
 Growth = dict[Place, dict[str, int]]
 """For each dimension that grows: by axis, the entries that one more unit in each group adds."""
 
+_ROUNDINGS = (4, 8, 16, 32)  # to multiples of which builders round sizes
+_USE_THE_SIZE = "use the size that the cut returns, or do not request the axis"
+
 Build = Callable[[Mapping[str, int]], Shapes]
-"""Returns the shapes of the model with some axes larger, by so many units in each group."""
+"""Returns the shapes of the model with axes enlarged by this many units in each group."""
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """All dimensions of a model, and which axes move them."""
+    """All dimensions of a model, and the axes that change them."""
 
     shapes: Shapes
     axes: Mapping[str, Axis]
@@ -48,20 +51,21 @@ class Dimensions:
 
 
 def measure_growth(title: str, axes: Mapping[str, Axis], build: Build) -> Growth:
-    """Measure what grows with each axis.
+    """Measure the growth with each axis.
 
     Args:
         title: the architecture, for messages.
-        axes: the axes that its builder asked for.
+        axes: the axes that its builder requested.
         build: builds it with larger axes.
 
     Raises:
-        ConfigError: if an axis moves nothing, or not by a whole number of entries for each unit.
+        ConfigError: an axis changes nothing, or not by a whole number of entries per unit.
     """
+    # The model as it is, for comparison.
     probe = _Probe(title, axes, build({}), build)
     growth = probe.measure(smallest_steps=True)
     if not probe.predicts_doubled_model(growth):
-        # Sizes that are rounded, such as embed // heads, do not move by every step.
+        # Rounded sizes, such as embed // heads, do not change with every step.
         growth = probe.measure(smallest_steps=False)
     for place, entries in growth.items():
         probe.check_concatenation(place, entries)
@@ -81,16 +85,17 @@ class _Probe:
         growth: Growth = {}
         for axis in self.axes.values():
             step, grown = self._build_larger(axis, smallest_step=smallest_steps)
+            # By rank only: sizes are what this measures.
             if _ranks(grown) != _ranks(self.shapes):
                 raise ConfigError(
-                    f"{self.title}: its parameters change with the size of {axis.name}; only "
-                    "shapes may"
+                    f"{self.title}: its set of parameters changes with the size of {axis.name};"
+                    " only shapes may change"
                 )
             added = self._added_entries(axis, step, grown)
             if not added:
                 raise ConfigError(
-                    f"{self.title}: no parameter grows with axis {axis.name}; use the size the cut "
-                    "returns, or do not ask for it"
+                    f"{self.title}: no parameter grows with axis {axis.name}; "
+                    f"{self._advice_on_rounding(axis) or _USE_THE_SIZE}"
                 )
             for place, entries in added.items():
                 growth.setdefault(place, {})[axis.name] = entries
@@ -102,6 +107,7 @@ class _Probe:
         Sizes of layers divide the axis, so divisors of it are enough.
         """
         first_error: ConfigError | None = None
+        # Without small steps, only doubling the axis is tried.
         for step in range(1 if smallest_step else axis.group_size, axis.group_size + 1):
             if axis.group_size % step:
                 continue
@@ -110,9 +116,29 @@ class _Probe:
             except ConfigError as error:
                 first_error = first_error or error
         raise ConfigError(
-            f"{first_error} (with more units of axis {axis.name}: a builder must take other sizes "
-            "than its own)"
+            f"{first_error} (with more units of axis {axis.name}: a builder must support other"
+            " sizes)"
         )
+
+    def _advice_on_rounding(self, axis: Axis) -> str:
+        """Return the advice for a builder that rounds sizes to multiples; "" for another one.
+
+        It is given only if twice as many units add twice as many entries.
+        """
+        for units in _ROUNDINGS:
+            if axis.groups > 1 or axis.size % units or axis.size == units:
+                continue
+            try:
+                once = self.build({axis.name: units})
+                twice = self.build({axis.name: 2 * units})
+            except ConfigError:
+                continue
+            if once != self.shapes and _grows_evenly(self.shapes, once, twice):
+                return (
+                    f"it is rounded to a multiple of {units}: request cut.groups({axis.name!r},"
+                    f" {axis.size // units}) * {units}"
+                )
+        return ""
 
     def _added_entries(self, axis: Axis, step: int, grown: Shapes) -> dict[Place, int]:
         """Return for each dimension that grew the entries that one unit in each group adds."""
@@ -124,58 +150,84 @@ class _Probe:
                 entries, remainder = divmod(after - before, step)
                 if remainder or entries < 1:
                     raise ConfigError(
-                        f"{self.title}: dimension {position} of {name} has {before} entries and "
-                        f"{after} with {step} more units of {axis.name} ({axis.size} units), which "
-                        "is no whole number of entries for each; compute every size by "
-                        f"multiplication and addition{_remedies(axis, step, after - before)}"
+                        f"{self.title}: dimension {position} of {name} has {before} entries, and"
+                        f" {after} with {step} more units of {axis.name} ({axis.size} units),"
+                        " which is not a whole number of entries per unit; compute every size"
+                        f" by multiplication and addition{_remedies(axis, step, after - before)}"
                     )
                 added[name, position] = entries
         return added
 
     def predicts_doubled_model(self, growth: Growth) -> bool:
-        """Return whether doubling all axes together moves every dimension as was measured."""
-        try:
-            doubled = self.build({axis.name: axis.group_size for axis in self.axes.values()})
-        except ConfigError:
-            # A builder that refuses this size contradicts nothing that was measured.
-            return True
+        """Return whether doubling all axes together changes every dimension as measured.
+
+        That shows products of two axes, which single steps cannot. Two sizes that are equal only
+        in the doubled model may add or remove a layer, so it is tripled where its set of parameters
+        changes.
+        """
+        for multiple in (1, 2):
+            added = {axis.name: multiple * axis.group_size for axis in self.axes.values()}
+            try:
+                larger = self.build(added)
+            except ConfigError:
+                # A builder that refuses this size does not contradict the measurements.
+                return True
+            if _ranks(larger) == _ranks(self.shapes):
+                return larger == self._predicted(growth, multiple)
+        return False
+
+    def _predicted(self, growth: Growth, multiple: int) -> Shapes:
+        """Return the shapes with all axes larger by a multiple of their size."""
+        predicted: Shapes = {}
         for name, shape in self.shapes.items():
-            expected = []
+            expected: list[int] = []
             for position, size in enumerate(shape):
                 added = self._units_entries(growth.get((name, position), {}))
-                expected.append(size + added)
-            if doubled.get(name) != tuple(expected):
-                return False
-        return True
+                expected.append(size + multiple * added)
+            predicted[name] = tuple(expected)
+        return predicted
 
     def _units_entries(self, entries: Mapping[str, int]) -> int:
         """Count the entries that all units of the axes have in one dimension."""
         return sum(count * self.axes[axis].group_size for axis, count in entries.items())
 
     def check_concatenation(self, place: Place, entries: Mapping[str, int]) -> None:
-        """Refuse a dimension that cannot be a concatenation of axes."""
+        """Refuse a dimension that is not a concatenation of axes."""
         name, position = place
         size = self.shapes[name][position]
         dimension = f"dimension {position} of {name}"
+        # More entries than the dimension has: the axes multiply, or one enters squared.
         if self._units_entries(entries) > size:
             first, *further = entries
             cause = f"by {entries[first]} with each unit of {first}"
             if further:
                 cause = f"with both {first} and {further[0]}"
             raise ConfigError(
-                f"{self.title}: {dimension} has {size} entries and grows {cause}, which is no "
-                "concatenation; give each part a parameter of its own, and each factor of a "
-                "product a dimension of its own"
+                f"{self.title}: {dimension} has {size} entries and grows {cause}, which is not a"
+                " concatenation; give each part its own parameter, and each factor of a product"
+                " its own dimension"
             )
         for axis_name, count in entries.items():
             axis = self.axes[axis_name]
             if axis.kind is not AxisKind.FIXED:
                 continue
+            # The rows of labels must be a dimension without other entries.
             if len(entries) > 1 or count * axis.size != size:
                 raise ConfigError(
-                    f"{self.title}: {dimension} has {size} entries, {axis.size} of them for the "
-                    f"labels {axis_name}; keep what is joined to it in a parameter of its own"
+                    f"{self.title}: {dimension} has {size} entries, {axis.size} of them for the"
+                    f" labels {axis_name}; put the other entries into a separate parameter"
                 )
+
+
+def _grows_evenly(shapes: Shapes, once: Shapes, twice: Shapes) -> bool:
+    """Return whether every dimension grows by the same number of entries both times."""
+    if not _ranks(shapes) == _ranks(once) == _ranks(twice):
+        return False
+    for name, shape in shapes.items():
+        for first, second, third in zip(shape, once[name], twice[name], strict=True):
+            if third - second != second - first:
+                return False
+    return True
 
 
 def _ranks(shapes: Shapes) -> list[tuple[str, int]]:
@@ -183,16 +235,17 @@ def _ranks(shapes: Shapes) -> list[tuple[str, int]]:
 
 
 def _remedies(axis: Axis, step: int, entries: int) -> str:
-    """Name other ways to ask for an axis of which a step of units added some entries."""
+    """Return other requests for an axis whose step of units added some entries."""
+    # Its request names groups already.
     if axis.groups > 1:
         return ""
-    # the fewest units for which there is a whole number of entries
+    # the smallest number of units with a whole number of entries
     units = step // math.gcd(step, entries)
     remedies = ""
     if units > 1 and axis.size % units == 0:
         remedies = (
-            f", from a smaller one: cut.width({axis.name!r}, {axis.size // units}) * {units} is a "
-            f"size of {axis.size}"
+            f", from a smaller axis: cut.width({axis.name!r}, {axis.size // units}) * {units}"
+            f" gives the size {axis.size}"
         )
     if step in {1, axis.size}:
         return remedies

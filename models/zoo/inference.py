@@ -1,27 +1,28 @@
-"""Infer the layout of a model: which entries of its parameters belong to which unit of which axis.
+"""Infers the layout of a model: the assignment of parameter entries to units of axes.
 
-A user writes a plain torch module and only asks its `Cut` for sizes. The layout follows in three
-steps, none of which looks at the code of the model:
+A user writes a plain torch module and takes sizes from its `Cut`. The inference has three steps,
+which do not inspect the code of the model:
 
 1. *Growth* (`models.zoo.growth`). The model is built once for each axis with the axis larger. Its
-   shapes tell which dimensions the axis moves, and by how many entries for each unit. These builds
-   are on torch's meta device and cost no memory.
-2. *Orders* (`models.zoo.entry_order`, `models.zoo.reading_order`). Shapes do not tell where in a
-   dimension the entries of a unit lie. Tried are, one after the other: the entries of each unit
-   side by side, the same other order everywhere, and what the gradients of the model show.
-3. *Proof* (`models.zoo.proof`). A model whose units changed places in all its parameters is the
-   same model. So an order holds if permuting the units as it says leaves the outputs, and moves the
-   gradients of a training step as it moved the parameters. A wrong order mixes entries of several
-   units, which changes both, as no two units of the random parameters are alike.
+   shapes show which dimensions grow with the axis, and by how many entries per unit. These builds
+   use torch's meta device and need no memory.
+2. *Orders* (`models.zoo.entry_order`, `models.zoo.reading_order`). Shapes do not show where in a
+   dimension the entries of a unit are. The inference tries in turn: the entries of each unit side
+   by side, another order that is the same everywhere, and the order that the gradients of the model
+   show.
+3. *Proof* (`models.zoo.proof`). Permuting the units of a model in all its parameters gives the same
+   model. So an order is right if permuting the units by it does not change the outputs, and
+   permutes the gradients of a training step like the parameters. A wrong order mixes entries of
+   several units, which changes both, because the random parameters of all units differ.
 
-The proof is about the numbers that were computed. So it is repeated on variants of the model: a
-narrower one, as some orders are alike in the whole (`models.zoo.variants`), the model in training
-(`models.zoo.training_variant`), and on values that few samples have (`models.zoo.rare_values`).
-Where no order holds, `models.zoo.explanation` says why. Decision records 2 and 26 give the reasons.
+The proof concerns the computed numbers. So it is repeated on variants of the model: a narrower one,
+because some orders are equal in the whole model (`models.zoo.variants`), the model in training
+(`models.zoo.training_variant`), and rare values (`models.zoo.rare_values`). If no order is right,
+`models.zoo.explanation` gives the reason. Decision records 2 and 26 give the reasons.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -29,22 +30,26 @@ from torch import nn
 from fleet_protocol.errors import ConfigError, PlanError
 from models.architecture import Architecture
 from models.axes import Axis
+from models.block_names import HEAD, STEM, block_name
 from models.cut import CLASSES, Cut
 from models.dims import Dim
-from models.layout import HEAD, STEM, Layout, Parameter, Statistic, block_name
+from models.layout import Layout
+from models.parameters import Parameter, Statistic
 from models.zoo.builds import ModelBuilder, shapes_of
 from models.zoo.entry_order import with_fixed_axes
 from models.zoo.explanation import explain
 from models.zoo.growth import Growth, Shapes, measure_growth
 from models.zoo.layers import StaticBatchNorm
-from models.zoo.proof import ProofTask, Refutation, prove_layout
+from models.zoo.lora_scaling import changed_scaling, scalings_of
+from models.zoo.proof import Proof, ProofTask, Refutation, in_double_precision, prove_layout
 from models.zoo.rare_values import variants_with_rare_values
+from models.zoo.remedies import Trials
 from models.zoo.sliceable import check_sliceable
 from models.zoo.training_variant import variant_in_training
 from models.zoo.variants import variants_of_size
 
 _OUTPUTS_HINT = (
-    "; the model never asked for cut.classes(n): if these are its outputs, make them with it"
+    "; the model does not use cut.classes(n): if these are its outputs, build them with it"
 )
 _PIXELS = 3  # dimensions of an output for each pixel of a sample: numbers, height, width
 
@@ -55,41 +60,58 @@ ParameterDims = Mapping[str, tuple[Dim, ...]]
 def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) -> Layout:
     """Infer the layout of an architecture's global model; see `models.registry.infer_layout`."""
     builder = ModelBuilder(arch, settings)
-    return _infer(builder, lambda axis: _is_accepted(builder, axis))
+    return _infer(builder, explains=True)
 
 
-def _is_accepted(builder: ModelBuilder, axis: Axis) -> bool:
-    """Return whether a layout is found with another form of an axis, as its author would ask."""
+def judge_layout(
+    arch: Architecture, settings: Mapping[str, Any] | None = None, until: float = math.inf
+) -> Layout:
+    """Infer a layout as `infer_layout` does, with a short refusal that looks for no remedies.
 
-    def build(cut: Cut, **chosen: Any) -> Any:
-        cut.declare(axis)
-        return builder.arch.build(cut, **chosen)
+    Args:
+        arch: the architecture.
+        settings: those of its builder.
+        until: processor time after which the layout counts as refused.
+    """
+    return _infer(ModelBuilder(arch, settings, until), explains=False)
 
-    changed = replace(builder, arch=replace(builder.arch, build=build))
+
+def _is_accepted(builder: ModelBuilder) -> bool:
+    """Return whether a layout of an architecture exists."""
     try:
-        _infer(changed, lambda _: False)
+        _infer(builder, explains=False)
     except (ConfigError, PlanError):
         return False
     return True
 
 
-def _infer(builder: ModelBuilder, is_accepted: Callable[[Axis], bool]) -> Layout:
-    """Infer a layout; whether other forms of an axis are accepted is for the explanation alone."""
+def _infer(builder: ModelBuilder, *, explains: bool) -> Layout:
+    """Infer a layout; a refusal explains what is wrong, and tries remedies, if asked to."""
     arch = builder.arch
     cut = Cut()
+    # On the meta device: nothing is computed until the proof.
     module = check_sliceable(arch, builder.build_on_meta(cut))
+    _check_scalings(builder, module)
     shapes = shapes_of(module)
-    # Noted before the model runs, which may change it.
+    # Recorded before the model runs, which may change it.
     frozen = _frozen_names(module)
     axes = dict(cut.axes)
-    blocks = None if cut.blocks is None else _blocks_by_depth(builder, shapes, cut.blocks)
+    blocks = None if cut.blocks is None else blocks_by_depth(builder, shapes, cut.blocks)
     growth = measure_growth(arch.name, axes, lambda enlarge: builder.shapes(Cut(enlarge=enlarge)))
     task = _proof_task(builder, module, axes, growth)
+    # Without labels, the outputs of the model count as its classes.
     classes = axes[CLASSES].size if CLASSES in axes else _count_numbers(arch, task)
-    layout = prove_layout(task)
+    task, layout = _prove(task)
     if isinstance(layout, Refutation):
+        if not explains:
+            raise ConfigError(
+                f"{arch.name}: units of axis {layout.axis} are not interchangeable, or lie in no "
+                "order that can be read"
+            )
         hint = "" if CLASSES in axes else _OUTPUTS_HINT
-        raise ConfigError(f"{arch.name}: {explain(layout, task, is_accepted)}{hint}")
+        trials = Trials(builder, _is_accepted)
+        raise ConfigError(f"{arch.name}: {explain(layout, task, trials)}{hint}")
+    # Only now, because the head is found by the axes of labels.
     if blocks is None:
         blocks = _blocks_by_labels(shapes, layout.dims)
     parameters: list[Parameter] = []
@@ -115,19 +137,45 @@ def _infer(builder: ModelBuilder, is_accepted: Callable[[Axis], bool]) -> Layout
     )
 
 
+def _prove(task: ProofTask) -> tuple[ProofTask, Proof | Refutation]:
+    """Prove a layout, in double precision if single precision does not suffice.
+
+    Returns:
+        The task whose precision decided, and its outcome.
+    """
+    # Single precision is cheaper, and a proof in it is enough.
+    layout = prove_layout(task)
+    exact = in_double_precision(task) if isinstance(layout, Refutation) else None
+    return (task, layout) if exact is None else (exact, prove_layout(exact))
+
+
+def _check_scalings(builder: ModelBuilder, module: nn.Module) -> None:
+    """Refuse adapters of other packages that count for more in a narrow sub-model."""
+    changed = changed_scaling(builder.build, scalings_of(module))
+    if changed:
+        raise ConfigError(
+            f"{builder.arch.name}: the scaling of the adapter of {changed} follows from the rank of"
+            " the sub-model, so its units would count for more in a narrow one and could not be"
+            " merged; export with --convert, which keeps the scaling of the whole adapter, or give"
+            " the adapter a lora_alpha that is a fixed multiple of the rank that the cut returns"
+        )
+
+
 def _count_numbers(arch: Architecture, task: ProofTask) -> int:
-    """Return how many numbers a model without labels computes for each place of a sample.
+    """Return the number of outputs of a model without labels for each place of a sample.
 
     Raises:
-        ConfigError: it has several outputs, or a width cuts them.
+        ConfigError: the model has several outputs, or a width cuts them.
     """
+    # A narrower variant would have fewer outputs if a width cut them.
     counts: set[int] = set()
     for variant in task.variants:
         outputs = variant.before.outputs
         if len(outputs) != 1:
             raise ConfigError(
-                f"{arch.name} has {len(outputs)} outputs and never asked for cut.classes(n): make "
-                "the last layer of one with it, as in nn.Linear(hidden, cut.classes(classes))"
+                f"{arch.name} has {len(outputs)} outputs but does not use cut.classes(n): build"
+                " the last layer of one output with it, as in nn.Linear(hidden,"
+                " cut.classes(classes))"
             )
         shape = outputs[0].shape[1:]
         # As graphs read them: with pixels the numbers of a place come first.
@@ -135,8 +183,9 @@ def _count_numbers(arch: Architecture, task: ProofTask) -> int:
         counts.add(shape[place] if shape else 1)
     if len(counts) > 1:
         raise ConfigError(
-            f"{arch.name} never asked for cut.classes(n), and its width cuts its outputs: make the "
-            "last layer with as many outputs at every width, for labels by cut.classes(n)"
+            f"{arch.name} does not use cut.classes(n), and its width cuts its outputs: build the"
+            " last layer with the same number of outputs at every width, for labels with"
+            " cut.classes(n)"
         )
     return counts.pop()
 
@@ -165,7 +214,7 @@ def _proof_task(
 def _statistics(
     module: nn.Module, dims: ParameterDims, blocks: Mapping[str, str]
 ) -> tuple[Statistic, ...]:
-    """List the statistics of static batch norms, which lie as the weights of their layers do."""
+    """Return the statistics of static batch norms, which have the order of their weights."""
     statistics: list[Statistic] = []
     for path, layer in module.named_modules():
         if isinstance(layer, StaticBatchNorm):
@@ -177,12 +226,13 @@ def _statistics(
 def _blocks_by_labels(shapes: Shapes, dims: ParameterDims) -> dict[str, str]:
     """Name the block of each parameter of a model that has no depth.
 
-    The head starts at the first parameter that has a row for each label; where there are none, it
-    is the last layer.
+    The head starts at the first parameter that has a row for each label; without one, it is the
+    last layer.
     """
     blocks: dict[str, str] = {}
     current = STEM
     has_labels = any(dim.axis == CLASSES for name in shapes for dim in dims[name])
+    # A parameter's name ends with its layer's attribute.
     last_layer = [*shapes][-1].rpartition(".")[0] if shapes else ""
     for name in shapes:
         if any(dim.axis == CLASSES for dim in dims[name]):
@@ -193,32 +243,36 @@ def _blocks_by_labels(shapes: Shapes, dims: ParameterDims) -> dict[str, str]:
     return blocks
 
 
-def _blocks_by_depth(builder: ModelBuilder, shapes: Shapes, depth: int) -> dict[str, str]:
+def blocks_by_depth(builder: ModelBuilder, shapes: Shapes, depth: int) -> dict[str, str]:
     """Name the block of each parameter of a model that has a depth.
 
-    A parameter belongs to the first depth that has it. Those of depth 0 are the stem before all
-    blocks, and the head behind the first of them.
+    A parameter belongs to the smallest depth that has it. Parameters of depth 0 are the stem if
+    they come before all blocks, and the head otherwise.
     """
     title = builder.arch.name
     first_depth: dict[str, int] = {}
     for number in range(depth + 1):
-        shallower = builder.shapes(Cut(depth=number))
+        cut = Cut(depth=number)
+        # Depth 0 shows which parameters belong to no block.
+        shallower = builder.shapes(cut) if number else _shapes_without_blocks(builder, depth)
         changed = _first_changed(shallower, shapes, first_depth)
         if changed is not None:
             raise ConfigError(
-                f"{title}: parameter {changed} of depth {number} is not the same in a deeper model;"
-                " blocks must be alike and be added on top"
+                f"{title}: parameter {changed} of depth {number} differs in a deeper model; all"
+                " blocks must be equal and be added on top"
             )
         for name in shallower:
             first_depth.setdefault(name, number)
+    # A block without parameters has no depth of its parameters that would show it.
     if len({first_depth[name] for name in shapes} - {0}) != depth:
         raise ConfigError(
-            f"{title}: asked for a depth of {depth}, but not every block has parameters"
+            f"{title}: requested a depth of {depth}, but some blocks have no parameters"
         )
     blocks: dict[str, str] = {}
     outside = STEM
     for name in shapes:
         if first_depth[name]:
+            # Parameters outside blocks after the first block are the head.
             outside = HEAD
             blocks[name] = block_name(first_depth[name])
         else:
@@ -226,8 +280,40 @@ def _blocks_by_depth(builder: ModelBuilder, shapes: Shapes, depth: int) -> dict[
     return blocks
 
 
+def _shapes_without_blocks(builder: ModelBuilder, depth: int) -> Shapes:
+    """Return the shapes of a model without its blocks, which some builders do not build.
+
+    Then the parameters of the first block are those that the second one has with the next number.
+
+    Raises:
+        ConfigError: if the builder fails, and the model has one block only.
+    """
+    try:
+        return builder.shapes(Cut(depth=0))
+    except ConfigError:
+        # With one block there is no second one to compare with.
+        if depth == 1:
+            raise
+    first = builder.shapes(Cut(depth=1))
+    second = builder.shapes(Cut(depth=2))
+    of_first_block: set[str] = set()
+    for name in second.keys() - first.keys():
+        of_first_block.update(_names_one_below(name))
+    return {name: shape for name, shape in first.items() if name not in of_first_block}
+
+
+def _names_one_below(name: str) -> list[str]:
+    """List a parameter's name with one of its numbers smaller by 1, for each number."""
+    modules = name.split(".")
+    names: list[str] = []
+    for place, module in enumerate(modules):
+        if module.isdecimal() and int(module):
+            names.append(".".join([*modules[:place], str(int(module) - 1), *modules[place + 1 :]]))
+    return names
+
+
 def _first_changed(shallower: Shapes, whole: Shapes, previous: Mapping[str, int]) -> str | None:
-    """Return a parameter that differs from the whole model, or that an even shallower one had."""
+    """Return a parameter that differs from the whole model, or is missing in a deeper one."""
     for name, shape in shallower.items():
         if whole.get(name) != shape:
             return name

@@ -27,6 +27,7 @@ def initial_weights(
     Raises:
         ConfigError: if a setting is unknown.
     """
+    # The caller's random state stays as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = ModelBuilder(arch, settings).build(Cut())
@@ -52,6 +53,7 @@ def further_names(
     for path, layer in module.named_modules():
         if isinstance(layer, StaticBatchNorm):
             names |= dict.fromkeys((f"{path}.running_mean", f"{path}.running_var"), "")
+    # PyTorch lists a shared parameter under its first name only.
     first_names = {id(value): name for name, value in module.named_parameters()}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         first_name = first_names[id(parameter)]

@@ -4,14 +4,15 @@ Diao, Ding, Tarokh: "HeteroFL", ICLR 2021; Alam, Liu, Yan, Zhang: "FedRolex", Ne
 positions, post-norm encoder layers and a two-layer decoder, all cut by width; the vocabulary is the
 label axis, so the rows of the token embedding and of the projection fall under the label rule.
 
-HeteroFL's hides tokens of WikiText-2, with sizes as in the authors' code (specification 1.7). In
-training each token is hidden with a probability of 0.15, and the loss is over all positions, hidden
-or not. In evaluation the model hides nothing: the test text has its masks already, so that every
-device and round is judged on the same one.
+HeteroFL's model masks tokens of WikiText-2, with sizes as in the authors' code (specification 1.7).
+In training it masks each token with a probability of 0.15, and the loss is over all positions,
+masked or not. In evaluation the model masks nothing: the test text already has masks, so that every
+device and round is evaluated on the same text.
 
-FedRolex's predicts the next word. The sizes are those of the released code, which specification 2.5
-follows; the paper has heads of 12 dimensions and ReLU instead (`head_dim=12, activation="relu"`).
-The token table has a row for each word and none for a mask symbol, which this task does not use.
+FedRolex's model predicts the next word. The sizes are those of the released code, which
+specification 2.5 follows; the paper has heads of 12 dimensions and ReLU instead (`head_dim=12,
+activation="relu"`). The token table has a row for each word and none for a mask symbol, which this
+task does not use.
 """
 
 from typing import Literal
@@ -37,7 +38,7 @@ MaskRow = Literal["as_released", "shared"]
 
 
 class MaskableEmbedding(nn.Module):
-    """A token embedding whose mask symbol has a row of its own, outside the table of the tokens."""
+    """A token embedding whose mask symbol has a separate row outside the token table."""
 
     def __init__(self, tokens: int, embed: int, symbol: int) -> None:
         """Make the layer with a row for each token, and one for the id of the mask symbol."""
@@ -51,6 +52,7 @@ class MaskableEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Look up float32 [batch, length, embed] of token ids, int64 [batch, length]."""
         masked = tokens == self.symbol
+        # The mask symbol has no row in this table, so its places read any row first.
         rows = nn.functional.embedding(torch.where(masked, 0, tokens), self.weight)
         return torch.where(masked[..., None], self.mask[0], rows)
 
@@ -68,9 +70,9 @@ class LanguageModel(nn.Module):
     ) -> None:
         """Make the network. All encoder layers start as copies of the first, as released.
 
-        With a `mask`, which hides tokens in training, the model predicts them at their place.
-        Without one it predicts the next token, and a position attends only to itself and to those
-        before it.
+        With a `mask`, which masks tokens in training, the model predicts them at their position.
+        Without it, the model predicts the next token, and a position attends only to itself and
+        earlier ones.
         """
         super().__init__()
         self.mask = mask
@@ -86,7 +88,7 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.positions)
         zero_linear_biases(self)
         if self.positions.device.type != "meta":
-            # Not while a layout is inferred, when one layer may be larger than the others.
+            # Not during the inference of a layout, when one layer may be larger than the others.
             for block in list(blocks)[1:]:
                 block.load_state_dict(blocks[0].state_dict())
 
@@ -135,7 +137,7 @@ def transformer_mlm(
 
     The row of the mask symbol belongs to no label. `as_released` keeps it in the table of the
     tokens, under the label rule, so no device ever changes it on the server; `shared` gives it a
-    parameter of its own that is merged like any other. Both have the same number of parameters.
+    separate parameter that is merged like any other. Both have the same number of parameters.
     """
     if embed % heads:
         raise ConfigError(f"embed {embed} is not a multiple of heads {heads}")
@@ -145,6 +147,7 @@ def transformer_mlm(
     vocab = cut.classes(classes)
     tokens: nn.Module
     if mask_row == "as_released":
+        # One more row, for the mask symbol.
         tokens = nn.Embedding(cut.labels("tokens", classes + 1), width)
     else:
         tokens = MaskableEmbedding(vocab, width, classes)
@@ -175,7 +178,7 @@ def next_word(
     """Build a causal language model; its labels are the words, one at each position."""
     if heads < 1 or head_dim < 1:
         raise ConfigError(
-            f"{heads} heads of {head_dim} dimensions cannot be built; choose at least 1 of each"
+            f"{heads} heads of {head_dim} dimensions cannot be built; use at least 1 of each"
         )
     depth = cut.depth(blocks)
     width = cut.width("embed", embed)

@@ -1,9 +1,9 @@
-"""Layers whose behaviour depends on what a graph is for: static batch norm and Scaler.
+"""Layers whose behaviour depends on the purpose of a graph: static batch norm and Scaler.
 
 Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for
 heterogeneous clients", ICLR 2021. A static batch norm keeps no running averages while it trains,
-because averages of unequal sub-models cannot be merged; its statistics are asked for after
-training. A Scaler makes up for the units that a narrower model lacks.
+because averages of unequal sub-models cannot be merged; devices measure its statistics after
+training. A Scaler compensates for the missing units of a narrower model.
 
 Each such layer has a `mode`, set for a whole model by `set_mode`; PyTorch's own `train()` and
 `eval()` select the first and the last:
@@ -12,9 +12,8 @@ Each such layer has a `mode`, set for a whole model by `set_mode`; PyTorch's own
     mode          StaticBatchNorm                Scaler
     ============  =============================  ==========================
     train         statistics of the batch        divides by the width share
-    statistics    the same, and keeps them       identity
-    eval          statistics in its buffers      identity
-    ============  =============================  ==========================
+    statistics the same, and keeps them identity eval statistics in its buffers identity
+    ============ ============================= ==========================
 """
 
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from fleet_protocol.errors import ConfigError
 from models.own_class import SPECTRAL_STEPS
 
 Mode = Literal["train", "statistics", "eval"]
-Norm = Literal["sbn", "none"]
+Norm = Literal["sbn", "none", "instance", "layer", "group"]
 _MODES = ("train", "statistics", "eval")
+_GROUPS = 4  # of a `GroupNorm`, as in table 4 of HeteroFL
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -79,8 +79,12 @@ class StaticBatchNorm(_LayerWithMode):
         self.last_mean: Tensor | None = None
         self.last_var: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise each channel of x, float32 [batch, channels, ...], and scale and shift it."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that PyTorch's has
+        """Normalise each channel, float32 [batch, channels, ...], and scale and shift it."""
+        return self.normalise(input)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Compute what `forward` returns; a subclass with another forward calls it, too."""
         shape = (1, -1) + (1,) * (x.dim() - 2)
         if self.mode == "eval":
             scale = self.weight * torch.rsqrt(self.running_var + self.eps)
@@ -92,12 +96,82 @@ class StaticBatchNorm(_LayerWithMode):
         squares = centred * centred
         variance = squares.mean(dims, keepdim=True)
         if self.mode == "statistics":
-            # Only the kept variance is unbiased; as in PyTorch, a batch is normalised by the other.
+            # Only the kept variance is unbiased; as in PyTorch, a batch is normalised by the biased
+            # one.
             count = x.numel() // x.shape[1]
             self.last_mean = mean.flatten()
             self.last_var = squares.sum(dims) / (count - 1)
         scale = self.weight.view(shape) * torch.rsqrt(variance + self.eps)
         return centred * scale + self.bias.view(shape)
+
+
+class SampleNorm(nn.Module):
+    """Normalises every sample separately, written out like `StaticBatchNorm`.
+
+    Attributes:
+        over_channels: whether all channels are normalised together (layer norm) or each separately
+            (instance norm).
+        eps: added to the variance.
+        weight: scale, float32 [channels].
+        bias: shift, float32 [channels].
+    """
+
+    def __init__(self, channels: int, *, over_channels: bool, eps: float = 1e-5) -> None:
+        """Make the layer with scale 1 and shift 0."""
+        super().__init__()
+        self.over_channels = over_channels
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, float32 [batch, channels, ...], and scale and shift each channel."""
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        dims = list(range(1 if self.over_channels else 2, x.dim()))
+        centred = x - x.mean(dims, keepdim=True)
+        variance = (centred * centred).mean(dims, keepdim=True)
+        scale = self.weight.view(shape) * torch.rsqrt(variance + self.eps)
+        return centred * scale + self.bias.view(shape)
+
+
+class GroupNorm(nn.Module):
+    """Normalises every sample in four groups of its channels, written out like `SampleNorm`.
+
+    A narrower model has four narrower groups, as in HeteroFL's released code, so its channels are
+    in other groups than those of the whole model. A layer with fewer channels has one for each.
+
+    Attributes:
+        groups: number of groups.
+        eps: added to the variance.
+        weight: scale, float32 [channels].
+        bias: shift, float32 [channels].
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        """Make the layer with scale 1 and shift 0.
+
+        Raises:
+            ConfigError: the channels cannot be split evenly.
+        """
+        super().__init__()
+        self.groups = min(_GROUPS, channels)
+        if channels % self.groups:
+            raise ConfigError(
+                f"{channels} channels cannot be split into {self.groups} equal groups; choose a"
+                f" multiple of {_GROUPS}, or another norm"
+            )
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, float32 [batch, channels, ...], and scale and shift each channel."""
+        grouped = x.reshape(x.shape[0], self.groups, -1)
+        centred = grouped - grouped.mean(2, keepdim=True)
+        variance = (centred * centred).mean(2, keepdim=True)
+        normal = (centred * torch.rsqrt(variance + self.eps)).reshape(x.shape)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        return normal * self.weight.view(shape) + self.bias.view(shape)
 
 
 class SpectralNorm(nn.Module):
@@ -116,7 +190,7 @@ class SpectralNorm(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weight, of any shape, divided."""
         rows = weight.movedim(self.dim, 0).flatten(1)
-        # Gradients flow through the last products alone, not through the iteration.
+        # Gradients flow only through the last products, not through the iteration.
         fixed = rows.detach()
         left = fixed.square().sum(1).sqrt()
         for _ in range(SPECTRAL_STEPS):
@@ -128,7 +202,7 @@ class SpectralNorm(nn.Module):
 class Scaler(_LayerWithMode):
     """Divides by the width share, in (0, 1], in training.
 
-    So what a narrow model feeds to the next layer is as large as in a wide one.
+    So the inputs of the next layer have the same scale in narrow and wide models.
     """
 
     def __init__(self, rate: float) -> None:
@@ -144,14 +218,26 @@ class Scaler(_LayerWithMode):
 
 @dataclass(frozen=True)
 class NormStyle:
-    """Which norm the layers of a network have, and by what the Scalers before them divide."""
+    """The norm of a network's layers, and the divisor of the Scalers before them."""
 
-    norm: Norm  # ``sbn`` for static batch norm, ``none`` for none
+    # ``sbn`` for static batch norm, a `SampleNorm`, ``group`` for a `GroupNorm`, ``none`` for none
+    norm: Norm
     rate: float  # width share for the Scalers; 1 for none
+
+    @property
+    def is_grouped(self) -> bool:
+        """Return whether channels have places in groups, so that only leading ones may be kept."""
+        return self.norm == "group"
 
     def layer(self, channels: int) -> nn.Module:
         """Make a norm for a number of channels."""
-        return StaticBatchNorm(channels) if self.norm == "sbn" else nn.Identity()
+        if self.norm == "group":
+            return GroupNorm(channels)
+        if self.norm == "sbn":
+            return StaticBatchNorm(channels)
+        if self.norm == "none":
+            return nn.Identity()
+        return SampleNorm(channels, over_channels=self.norm == "layer")
 
 
 def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
@@ -161,7 +247,7 @@ def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
         The model.
 
     Raises:
-        ConfigError: if the mode is unknown.
+        ConfigError: the mode is unknown.
     """
     if mode not in _MODES:
         raise ConfigError(f"unknown mode {mode!r}; choose one of {', '.join(_MODES)}")

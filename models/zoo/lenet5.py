@@ -56,6 +56,7 @@ class LeNet5(nn.Module):
 
 def _pooled(size: int) -> int:
     """Return what two convolutions and two poolings leave of a side."""
+    # The first convolution keeps the sides, the second one has no padding.
     left = (size // 2 - _KERNEL + 1) // 2
     if left < 1:
         raise ConfigError(f"input_shape: a side of {size} is too small, LeNet-5 needs at least 12")

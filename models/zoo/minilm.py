@@ -240,6 +240,7 @@ def minilm_adapters(
     """
     sizes = TextShape(input_shape[0], vocab, embed, classes)
     settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained)
+    # The encoder is whole in every tier, so its frozen weights are one file for all.
     model = build_minilm(cut.whole(), settings)
     return with_adapters(model, Adapters(rank, alpha, tuple(targets), tuple(trained)), cut)
 

@@ -1,4 +1,4 @@
-"""Describe how the state of a module, as its author wrote it, follows from the exported model.
+"""Describes how to derive the state of an original module from the exported model.
 
 A conversion keeps most parameters under their names. This module reverses its replacements: each
 kind of layer lists the parameters or statistics of its counterpart from which the entries of its
@@ -28,7 +28,7 @@ IsReplaced = Callable[[str, nn.Module], bool]
 
 @dataclass(frozen=True)
 class Origin:
-    """What the state of a module is made of."""
+    """The sources of the state of a module."""
 
     own_class: OwnClass
     constants: Mapping[str, Tensor]  # buffers that never change, by their names in the state
@@ -56,7 +56,7 @@ class LayerEntry:
 
 @dataclass(frozen=True)
 class OriginalModule:
-    """A module as its author wrote it, recorded before any replacement."""
+    """The original module, recorded before any replacement."""
 
     layers: Mapping[str, nn.Module]  # by each of their paths
     state: Mapping[str, Any]  # including parameters
@@ -84,7 +84,7 @@ class OriginalModule:
         return cls(layers, state, first_names, tuple(weight_norms))
 
     def describe(self, is_replaced: IsReplaced, *, converted: bool = True) -> Origin:
-        """Return how the state follows from the tensors of the exported model.
+        """Return how to derive the state from the tensors of the exported model.
 
         Args:
             is_replaced: whether the exported model has a counterpart of a layer instead.
@@ -123,11 +123,11 @@ class OriginalModule:
                 continue
             if is_replaced(path, layer):
                 return (
-                    f"{path or 'the model itself'} is a {type(layer).__name__} with "
-                    "track_running_stats=False: it has no place for the mean and variance that the "
-                    "run judges its versions with (running_mean and running_var), and normalises "
-                    "by the rest of each batch; leave track_running_stats=False out of the class, "
-                    "or use --format onnx"
+                    f"{path or 'the model itself'} is a {type(layer).__name__} with"
+                    " track_running_stats=False: it has no place for the mean and variance with"
+                    " which the run evaluates versions (running_mean and running_var), and"
+                    " normalises with each batch's own statistics; remove"
+                    " track_running_stats=False from the class, or use --format onnx"
                 )
         return ""
 

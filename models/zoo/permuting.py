@@ -1,7 +1,7 @@
 """Permute the units of axes in every tensor that carries them.
 
-Outputs of a model must stay the same when units change places in all its parameters, and the
-gradients of a training step must change places as the parameters did.
+Permuting units in all parameters must not change a model's outputs, and must permute the gradients
+of a training step in the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Dims = Mapping[str, Sequence[Dim | None]]
 """The dimensions of each parameter; None where a dimension is not known yet."""
 
 Units = NDArray[np.int64]
-"""For each place of an axis the unit that comes there."""
+"""For each place of an axis, the unit that moves there."""
 
 _SEED = 7
 

@@ -122,8 +122,10 @@ def preresnet18(
             f"blocks {blocks} must name at least 1 block for each of the stages of channels "
             f"{channels}"
         )
-    streams = cut.widths("stage", channels)
+    leading = norm_style.is_grouped
+    streams = cut.widths("stage", channels, leading=leading)
     inners: list[tuple[int, ...]] = []
     for stage, (size, count) in enumerate(zip(channels, blocks, strict=True), 1):
-        inners.append(cut.widths(f"stage{stage}.block", [size] * count))
+        # Each block has its own inner channels; all blocks of a stage share its stream.
+        inners.append(cut.widths(f"stage{stage}.block", [size] * count, leading=leading))
     return PreResNet(input_shape[0], streams, tuple(inners), cut.classes(classes), norm_style)

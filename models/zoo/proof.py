@@ -1,15 +1,16 @@
-"""Prove a layout: units of an axis that change places everywhere change nothing that is computed.
+"""Proves a layout: permuting the units of an axis everywhere does not change the results.
 
-Two models with the same units in another order are the same model. So a layout is right only if
-permuting the units of each axis, as it says, leaves the outputs of the whole model, and gives the
-gradients of a training step in the same order. That holds for gates and norms, too, where comparing
-with a model whose other units are zero does not.
+Two models with the same units in a different order are the same model. So a layout is right only if
+permuting the units of each axis by it keeps the outputs of the whole model, and permutes the
+gradients of a training step. This also works for gates and norms, for which a comparison with a
+model with zeroed units does not.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from models.axes import Axis, AxisKind
@@ -21,18 +22,18 @@ from models.zoo.randomized_model import RandomizedModel, Run
 from models.zoo.reading_order import read_orders
 
 TOLERANCE = 1e-3
-"""The largest deviation of a layout that holds, as a share of the largest value.
+"""The largest deviation of a right layout, as a share of the largest value.
 
-Right layouts deviate by 1e-6, wrong ones by a considerable share.
+Right layouts deviate by 1e-6, wrong ones by much more.
 """
 
-# Of the largest gradient of all: the gradients of a tensor that are smaller are rounding errors.
+# A share of the largest gradient: a tensor whose gradients are smaller has only rounding errors.
 _FAINT = 1e-2
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A version of the model to prove a layout on: of some size, on some samples, in some mode."""
+    """A variant of the model for the proof of a layout: its size, samples and mode."""
 
     model: RandomizedModel
     shapes: Shapes
@@ -44,9 +45,9 @@ class Variant:
 class ProofTask:
     """A model whose layout is to be proved."""
 
-    # The whole model first. A narrower one tells orders apart that are alike in the whole: whether
-    # four heads of four become two heads, or four of two. Others have samples and parameters of
-    # other sizes.
+    # The whole model first. A narrower one distinguishes orders that are equal in the whole model:
+    # whether four heads of four become two heads, or four of two. Others have samples and
+    # parameters of other sizes.
     variants: tuple[Variant, ...]
     growth: Growth
 
@@ -71,7 +72,7 @@ class ProofTask:
 
 @dataclass(frozen=True)
 class Proof:
-    """A layout that holds, and its largest deviation as a share of the largest value."""
+    """A proved layout, and its largest deviation as a share of the largest value."""
 
     dims: Mapping[str, tuple[Dim, ...]]
     deviation: float
@@ -79,18 +80,35 @@ class Proof:
 
 @dataclass(frozen=True)
 class Refutation:
-    """An axis for which no layout holds."""
+    """An axis without a right layout."""
 
-    axis: str  # whose units are not interchangeable, or lie in no order that can be read
-    dims: Dims  # the best that was tried; None where there was nothing to try
-    deviation: float  # with this axis alone, as a share of the largest value
+    axis: str  # its units are not interchangeable, or have no order that can be found
+    dims: Dims  # the best that was tried; None if there was nothing to try
+    deviation: float  # if only this axis is permuted, as a share of the largest value
+
+
+def in_double_precision(task: ProofTask) -> ProofTask | None:
+    """Return a task whose models compute in double precision; None if one of them cannot.
+
+    A model may magnify rounding, and its gradients even more, so that orders cannot be read from
+    it, or a right one seems to change what it computes.
+    """
+    variants: list[Variant] = []
+    try:
+        for variant in task.variants:
+            model = variant.model.scaled(variant.model.samples, 1.0, torch.float64)
+            before = model.run(gradients=bool(variant.before.gradients))
+            variants.append(replace(variant, model=model, before=before))
+    except Exception:  # noqa: BLE001 - such as for float32 tensors that a model makes
+        return None
+    return replace(task, variants=tuple(variants))
 
 
 def prove_layout(task: ProofTask) -> Proof | Refutation:
     """Find the order of the entries in every dimension, and prove it.
 
     The usual order, with the entries of each unit side by side, is tried for all axes at once, as
-    it mostly holds. Else each axis is settled alone, and then all are proved together.
+    it mostly holds. Otherwise each axis is settled separately, and then all are proved together.
     """
     movable = _movable_axes(task)
     orders: dict[str, EntryOrder] = {}
@@ -186,7 +204,7 @@ def _have_lengths(dims: Dims, axes: Mapping[str, Axis], shapes: Shapes) -> bool:
 
 
 def _change(old: Tensor, new: Tensor, *, least: float) -> float:
-    """Return the largest change of a tensor as a share of its largest value, which is `least`."""
+    """Return the largest change of a tensor as a share of its largest value, at least `least`."""
     change = _largest(new - old) / max(_largest(old), least, 1e-30)
     return math.inf if math.isnan(change) else change
 
@@ -199,13 +217,14 @@ def _largest(value: Tensor) -> float:
 
 
 def _settle_axis(task: ProofTask, axis: Axis) -> EntryOrder | Refutation:
-    """Return the first order of an axis that holds when this axis alone is permuted."""
+    """Return the first order of an axis that holds when only this axis is permuted."""
     usual = uniform_order(task.dimensions, axis)
     if usual is not None and _has_one_order(task, axis):
         return usual
     variants = task.variants
     if _shares_dimension(task, axis):
-        # What else lies in a dimension is not known yet, and changes with the size of the model.
+        # The other entries of the dimension are unknown so far, and change with the size of the
+        # model.
         variants = task.variants[:1]
     best: Refutation | None = None
     for order in _orders_to_try(task, axis):

@@ -1,10 +1,11 @@
-"""A model with random parameters and random samples, and what it computes from them.
+"""A model with random parameters and random samples, and its results.
 
 The inference of a layout compares such runs: with other parameters, at other sizes, in training. No
 two units of the model are alike, so a unit that moved shows in what the model computes.
 """
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from fleet_protocol.errors import ConfigError
 from models.inputs import Row
 from models.zoo.dropout import NoiseLayer
 from models.zoo.layers import set_mode
+from models.zoo.single_output import single_output
 
 State = Mapping[str, Tensor]
 """Tensors by the names of the parameters or buffers that they stand for."""
@@ -28,22 +30,34 @@ _SPREAD = 0.1
 _SEED = 7
 _DRAWN = 65_537  # a prime, so that the rows of a large tensor do not repeat
 
-CHECKPOINT_REFUSAL = (
-    "a checkpoint recomputes with other parameters (leave torch.utils.checkpoint out)"
-)
-"""The error of a model that keeps its activations in its own way."""
+CHECKPOINT_REFUSAL = "a checkpoint recomputes with other parameters (remove torch.utils.checkpoint)"
+"""The error of a model with activation checkpoints."""
 
 RETURN_LOGITS = "`return output.logits`, in a module that holds the model if its class is not yours"
-"""What to do with a model that returns an object, a named tuple or a dictionary with logits."""
+"""The advice for a model that returns an object, a named tuple or a dictionary with logits."""
+
+
+class TimeUpError(ConfigError):
+    """The processor time for a search was up before its outcome was known."""
+
+
+def check_time(until: float) -> None:
+    """Check that a processor time is not over.
+
+    Raises:
+        TimeUpError: if it is.
+    """
+    if time.process_time() > until:
+        raise TimeUpError("the time for the proof was up")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a model computed once."""
+    """The results of one run of a model."""
 
     # every float tensor that the model returned, in order
     outputs: tuple[Tensor, ...]
-    # of a fixed random sum of the outputs, for each parameter; empty if they were not asked for
+    # for each parameter, that of a fixed random sum of the outputs; empty unless requested
     gradients: State
 
 
@@ -58,8 +72,9 @@ class RandomizedModel:
     parameters: State
     samples: Tensor
     training: bool = False
-    # used instead of the buffers of the module, in runs without gradients
+    # used instead of the buffers of the module
     buffers: State = field(default_factory=dict)
+    until: float = math.inf  # processor time after which it runs no more
 
     def run(self, parameters: State | None = None, *, gradients: bool = True) -> Run:
         """Compute outputs, and gradients if asked for.
@@ -67,7 +82,11 @@ class RandomizedModel:
         Args:
             parameters: used instead of the random ones of this model.
             gradients: whether to compute gradients, too.
+
+        Raises:
+            TimeUpError: if its time is over.
         """
+        check_time(self.until)
         for layer in self.module.modules():
             layer.training = self.training and not isinstance(layer, NoiseLayer)
         parameters = parameters or self.parameters
@@ -81,7 +100,8 @@ class RandomizedModel:
     def _run_with_gradients(self, parameters: State) -> Run:
         variables = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         with torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINT_REFUSAL):
-            returned = functional_call(self.module, variables, (self.samples,))
+            state = {**self.buffers, **variables}
+            returned = functional_call(self.module, state, (self.samples,))
             outputs = tuple(_float_tensors(returned))
         # The sum of an output may be constant, as that of a softmax is, and have no gradient; a sum
         # with random weights has one.
@@ -99,10 +119,10 @@ class RandomizedModel:
         )
 
     def scaled(self, samples: Tensor, gain: float, dtype: torch.dtype) -> "RandomizedModel":
-        """Return the model with other samples and larger parameters, to run without gradients.
+        """Return the model with other samples and larger parameters.
 
         Args:
-            samples: used instead of its own.
+            samples: replace its samples.
             gain: the factor of all parameters.
             dtype: the precision of parameters, float buffers and float samples.
         """
@@ -116,8 +136,14 @@ class RandomizedModel:
         return replace(self, parameters=parameters, samples=samples, buffers=buffers)
 
 
-def randomize(module: nn.Module, samples: Tensor) -> RandomizedModel:
-    """Give a model random parameters; on the meta device its buffers get undefined content."""
+def randomize(module: nn.Module, samples: Tensor, until: float = math.inf) -> RandomizedModel:
+    """Give a model random parameters; on the meta device its buffers get undefined content.
+
+    Args:
+        module: the model.
+        samples: what it runs on.
+        until: processor time after which it runs no more.
+    """
     is_meta = any(value.is_meta for value in module.parameters())
     if is_meta:
         module = module.to_empty(device="cpu")
@@ -131,7 +157,7 @@ def randomize(module: nn.Module, samples: Tensor) -> RandomizedModel:
             # A matrix of equal numbers, as zeros of an adapter, would hide what it multiplies.
             drawn = noise(value) / math.sqrt(max(1, value[0].numel()))
         parameters[name] = drawn
-    return RandomizedModel(set_mode(module, "statistics"), parameters, samples)
+    return RandomizedModel(set_mode(module, "statistics"), parameters, samples, until=until)
 
 
 def vocabulary_of(module: nn.Module) -> int:
@@ -186,6 +212,9 @@ def _float_tensors(returned: Any) -> list[Tensor]:
     """List the float tensors of whatever a model returns."""
     if isinstance(returned, Tensor):
         return [returned] if returned.is_floating_point() else []
+    single = single_output(returned)
+    if single is not None:
+        return [single]
     if isinstance(returned, Mapping):
         returned = list(returned.values())
     if isinstance(returned, (list, tuple)):
@@ -194,6 +223,6 @@ def _float_tensors(returned: Any) -> list[Tensor]:
             tensors += _float_tensors(element)
         return tensors
     raise ConfigError(
-        "a model must return tensors, or a tuple, list or dictionary of them, not "
-        f"{type(returned).__name__}; leave out what is none, or return one tensor: {RETURN_LOGITS}"
+        "a model must return tensors, or a tuple, list or dictionary of them, not"
+        f" {type(returned).__name__}; remove other values, or return one tensor: {RETURN_LOGITS}"
     )

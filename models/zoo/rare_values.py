@@ -1,8 +1,8 @@
-"""Variants of a model on values that few samples have, where units may be treated unlike others.
+"""Variants of a model on rare values, for which units may be treated differently.
 
-Units that are alike on usual numbers may differ where activations are large, images are shifted, or
-a token is a mask. So the layout is proved on samples and parameters of other sizes, too, and on
-samples with the numbers that the model compares something with or looks up.
+Units that are equal for ordinary numbers may differ if activations are large, images are shifted,
+or a token is a mask. So the layout is also proved with samples and parameters of other sizes, and
+with samples that contain the numbers that the model compares with or looks up.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ _LOOKUPS = ("getitem", "embedding")
 _FEW = 16  # elements of a tensor that may hold constants, or kinds of rows in a table
 _TABLE = 65_536  # elements; no larger table is searched for rare rows
 _MOST_NUMBERS = 12
-_LARGEST = 1e6  # larger numbers overflow, or show rounding alone
+_LARGEST = 1e6  # larger numbers overflow, or show only rounding
 _SEED = 11
 
 
 def variants_with_rare_values(arch: Architecture, variant: Variant, row: Row) -> Iterator[Variant]:
-    """Yield variants of the same size, on samples and with parameters that are rare.
+    """Yield variants of the same size with rare samples and parameters.
 
     Args:
-        arch: for messages.
-        variant: of the size to use.
+        arch: architecture for messages.
+        variant: variant of the size to use.
         row: what a sample is.
 
     Raises:
@@ -95,7 +95,7 @@ def _samples_with_rare_numbers(model: RandomizedModel, row: Row) -> Iterator[Ten
 
 
 def _rare_numbers(model: RandomizedModel, row: Row) -> list[float]:
-    """List numbers that a model compares something with and that its samples do not have."""
+    """Return numbers that a model compares with and that its samples do not contain."""
     with (
         contextlib.suppress(Exception),
         torch.random.fork_rng(devices=[]),
@@ -113,10 +113,10 @@ def _rare_numbers(model: RandomizedModel, row: Row) -> list[float]:
 
 
 class _ComparisonRecorder(TorchFunctionMode):
-    """Notes numbers that a model compares something with, and places of rare rows in its tables.
+    """Records numbers that a model compares with, and places of rare rows in its tables.
 
-    Of bounds the neighbours are noted, too. Dictionaries keep numbers once, in the order in which
-    they came.
+    For bounds, it also records the neighbours. Dictionaries keep each number once, in order of
+    occurrence.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class _ComparisonRecorder(TorchFunctionMode):
                 self.constants[value + side] = None
 
     def _note_rare_rows(self, table: Tensor) -> None:
-        """Note the place of one row of each kind, the rarest first, in a table of few kinds."""
+        """Record the place of one row of each kind in a table of few kinds, rare kinds first."""
         if not table.dim() or not 0 < table.numel() <= _TABLE:
             return
         _, kinds, counts = torch.unique(table, dim=0, return_inverse=True, return_counts=True)

@@ -1,11 +1,10 @@
-"""Read off the gradients of a model in which order the entries of an axis lie in a dimension.
+"""Reads the order of an axis' entries in a dimension from the gradients of a model.
 
-An anchor is a dimension whose order is clear, because each unit has one entry there. In all other
-dimensions that the axis moves, the entries are made equal, so that they stay as they are when the
-units of the axis change places in the anchors. The model then computes the same, and the gradients
-of the other dimensions change places exactly as the units lie in them. So one pair of runs shows
-where each map of the axis begins and how many entries each unit has in it. What was read becomes an
-anchor in turn.
+An anchor is a dimension with a known order, because each unit has one entry there. In all other
+dimensions of the axis, the entries are set equal, so that permuting the units in the anchors does
+not change them. The model then gives the same results, and the gradients of the other dimensions
+are permuted by the order of their units. So one pair of runs shows where each map of the axis
+begins and how many entries each unit has in it. Each order that was read becomes an anchor in turn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,15 +23,15 @@ from models.zoo.permuting import Units, derangement_of, permute
 from models.zoo.randomized_model import RandomizedModel
 
 _COLUMNS = 8
-# Of the largest gradient: entries that differ by less are the same, and one that changed places
-# differs by more. Rounding alone is two orders below the first.
+# Shares of the largest gradient: entries that differ by less are the same, and one that changed
+# places differs by more. Rounding is two orders below the first.
 _SAME = 3e-5
 _MOVED = 1e-3
 
-Floats = NDArray[np.float32]
+Floats = NDArray[Any]
 
 Signature = tuple[Any, ...]
-"""What dimensions share that probably have the same order."""
+"""The common properties of dimensions that probably have the same order."""
 
 
 def read_orders(
@@ -43,7 +42,7 @@ def read_orders(
     Args:
         model: computes the gradients.
         dimensions: what the axis moves.
-        axis: whose entries are looked for.
+        axis: axis whose entries are looked for.
         styles: numbers of consecutive entries to suppose where the gradients show no order.
     """
     reader = _Reader(model, dimensions, axis)
@@ -66,7 +65,7 @@ class _Reader:
     axis: Axis
 
     def anchors(self, styles: Sequence[int]) -> list[EntryOrder]:
-        """Return dimensions to begin with: all that are clear, or else guesses of one."""
+        """Return initial dimensions: all with a known order, or else guesses for one."""
         alone: EntryOrder = {}
         for place in self.dimensions.places_of(self.axis):
             filled = fill_dimension(self.dimensions, self.axis, place, 1)
@@ -91,9 +90,9 @@ class _Reader:
         return guesses
 
     def read_from(self, anchor: EntryOrder) -> EntryOrder:
-        """Read all that follows from an anchor.
+        """Read all orders that follow from an anchor.
 
-        What is read shows more: behind gates, for instance, the states that they gate.
+        Each order reveals more: for instance, gates reveal the states that they gate.
         """
         order = anchor
         newest = anchor
@@ -210,7 +209,7 @@ class _Columns:
         before = self.before
         most = min(most, (len(before) - start) // len(units))
         counts = np.arange(1, most + 1)
-        # The first entry alone rules out most of the numbers.
+        # The first entry rules out most of the numbers.
         distances = np.abs(before[start + units[0] * counts] - self.after[start])
         likely = counts[distances.max(1, initial=0) < _SAME]
         for inner in likely.tolist():
@@ -229,5 +228,5 @@ def _summarise(gradient: Tensor, position: int, summed: list[int]) -> Floats:
     rows = gradient.movedim(position, 0).flatten(1) if gradient.dim() > 1 else gradient[:, None]
     if rows.shape[1] > _COLUMNS:
         generator = torch.Generator().manual_seed(0)
-        rows = rows @ torch.randn((rows.shape[1], _COLUMNS), generator=generator)
+        rows = rows @ torch.randn((rows.shape[1], _COLUMNS), generator=generator).to(rows.dtype)
     return rows.numpy()

@@ -1,4 +1,4 @@
-"""Refuse modules that cannot be cut, naming the layer or the parameter and what to do.
+"""Refuses modules that cannot be cut, and names the layer or parameter and the remedy.
 
 A sub-model is a smaller copy of the module that takes slices of its parameters. So every tensor
 that trains must be a dense float32 parameter that the module knows and shares with no other, and
@@ -20,6 +20,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture
+from models.zoo.layers import StaticBatchNorm
 
 _WRAPPERS = (
     nn.DataParallel,
@@ -32,7 +33,7 @@ def check_sliceable(arch: Architecture, module: nn.Module) -> nn.Module:
     """Return the module if it can be cut.
 
     Raises:
-        ConfigError: if it cannot, with the layer or parameter and what to do.
+        ConfigError: it cannot be cut; the message names the layer or parameter and the remedy.
     """
     for problem in _problems(module):
         raise ConfigError(f"{arch.name}: {problem}")
@@ -40,7 +41,7 @@ def check_sliceable(arch: Architecture, module: nn.Module) -> nn.Module:
 
 
 def _problems(module: nn.Module) -> Iterator[str]:
-    """Yield what is wrong: layer by layer, then buffers, then parameters."""
+    """Yield the problems of layers, then of buffers, then of parameters."""
     modules = set(module.modules())
     for path, layer in module.named_modules():
         for check in _LAYER_CHECKS:
@@ -49,7 +50,7 @@ def _problems(module: nn.Module) -> Iterator[str]:
                 yield problem
     for name, buffer in module.named_buffers():
         if buffer.layout != torch.strided:
-            yield f"buffer {name} is sparse; keep it dense, with .to_dense()"
+            yield f"buffer {name} is sparse; make it dense with .to_dense()"
     yield from _parameter_problems(module)
 
 
@@ -73,15 +74,15 @@ class _Layer:
 
 
 _LayerCheck = Callable[[_Layer], str | None]
-"""Returns what is wrong with a layer, or None."""
+"""Returns the problem of a layer, or None."""
 
 
 def _check_wrapper(layer: _Layer) -> str | None:
     # torch.compile wraps a module in a class that is not public, but has this attribute.
     if isinstance(layer.module, _WRAPPERS) or hasattr(layer.module, "_orig_mod"):
         return (
-            f"{layer.path or 'the model'} is a {layer.kind} around the module that is wanted; "
-            "return that one, without DataParallel, torch.compile or torch.jit"
+            f"{layer.path or 'the model'} is a {layer.kind} that wraps the module; return the"
+            " inner module, without DataParallel, torch.compile or torch.jit"
         )
     return None
 
@@ -90,9 +91,9 @@ def _check_weight_norm(layer: _Layer) -> str | None:
     hooks = layer.module._forward_pre_hooks.values()  # noqa: SLF001 - no public name
     if any(isinstance(hook, WeightNorm) for hook in hooks):
         return (
-            f"{layer.title} has torch.nn.utils.weight_norm, whose result no copy can have; "
-            "use torch.nn.utils.parametrizations.weight_norm, which `shoal export --convert` puts "
-            "there"
+            f"{layer.title} has torch.nn.utils.weight_norm, which cannot be copied; use"
+            " torch.nn.utils.parametrizations.weight_norm, which `shoal export --convert`"
+            " inserts"
         )
     return None
 
@@ -103,8 +104,8 @@ def _check_collections(layer: _Layer) -> str | None:
             continue
         if any(isinstance(entry, nn.Module) and entry not in layer.modules for entry in value):
             return (
-                f"attribute {key} of {layer.title} is a Python {type(value).__name__} of "
-                "modules, whose parameters PyTorch does not know; make it an nn.ModuleList"
+                f"attribute {key} of {layer.title} is a Python {type(value).__name__} of"
+                " modules, whose parameters PyTorch does not register; use an nn.ModuleList"
             )
     return None
 
@@ -114,9 +115,9 @@ def _check_functions(layer: _Layer) -> str | None:
         code = function.__code__
         line = f"line {code.co_firstlineno} of {Path(code.co_filename).name}"
         return (
-            f"{owner} of {layer.title}, {line}, holds a module, a tensor or a collection "
-            "from outside, which stays the original's in every copy of the model; make it a method "
-            "of the module (register_forward_hook(self.keep), say), whose copy has its own"
+            f"{owner} of {layer.title}, {line}, refers to a module, a tensor or a collection"
+            " from outside, so every copy of the model would use the original's; use a method"
+            " of the module instead, for example register_forward_hook(self.keep)"
         )
     return None
 
@@ -140,11 +141,11 @@ def _holds(function: FunctionType, kinds: tuple[type, ...]) -> bool:
 
 
 def _check_batch_norm(layer: _Layer) -> str | None:
-    if isinstance(layer.module, _BatchNorm):
+    if isinstance(layer.module, _BatchNorm) and not isinstance(layer.module, StaticBatchNorm):
         return (
-            f"{layer.path} is a {layer.kind}, whose running averages cannot be merged across "
-            "widths; `shoal export --convert` replaces it by StaticBatchNorm of models.zoo.layers, "
-            "or use that"
+            f"{layer.path} is a {layer.kind}, whose running averages cannot be merged across"
+            " widths; `shoal export --convert` replaces it by StaticBatchNorm of"
+            " models.zoo.layers, or use that directly"
         )
     return None
 
@@ -162,24 +163,24 @@ def _parameter_problems(module: nn.Module) -> Iterator[str]:
     first_in_memory: dict[tuple[Any, Any], str] = {}
     for name, value in module.named_parameters():
         if isinstance(value, UninitializedParameter):
-            yield f"parameter {name} has no shape yet; use no lazy layers"
+            yield f"parameter {name} has no shape yet; replace lazy layers by layers with sizes"
         # PyTorch has no public names for what is asked of storages and parameters here.
         memory = (value.untyped_storage()._cdata, value.storage_offset())  # noqa: SLF001
         first = first_in_memory.setdefault(memory, name)
         if first != name:
             yield (
-                f"parameters {first} and {name} share their memory, which no copy of them does; "
-                "let both layers have one nn.Parameter, without .data, or compute with one twice: "
-                "F.linear(x, weight.T)"
+                f"parameters {first} and {name} share their memory, but copies of them would"
+                " not; give both layers the same nn.Parameter, without .data, or use one"
+                " parameter twice: F.linear(x, weight.T)"
             )
         if value._backward_hooks or value._post_accumulate_grad_hooks:  # noqa: SLF001
             yield (
-                f"parameter {name} has a hook on its gradient, which no copy of it has; register "
-                "it in forward on a clone of it, to compute with, or bound gradients with "
-                "clip_value of the recipe"
+                f"parameter {name} has a hook on its gradient, but copies of it would not; in"
+                " forward, register the hook on a clone and compute with the clone, or clip"
+                " gradients with clip_value of the recipe"
             )
         if value.dtype != torch.float32:
             yield (
-                f"parameter {name} is {value.dtype}; parameters must be float32: leave .half(), "
-                ".double() and dtype= out, and keep complex numbers as two real ones each"
+                f"parameter {name} is {value.dtype}; parameters must be float32: remove .half(),"
+                " .double() and dtype=, and store complex numbers as two real ones"
             )

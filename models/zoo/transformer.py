@@ -5,7 +5,7 @@ efficient federated learning for heterogeneous clients", ICLR 2021): post-norm, 
 thinner but never fewer, Scalers after every linear layer, and layer norms over the local width.
 BERT's layer is the same without the Scalers.
 
-Attention is written with matmul and softmax alone, so that every exporter keeps its gradient.
+Attention uses only matmul and softmax, so that every exporter keeps its gradient.
 """
 
 import math
@@ -55,7 +55,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class LayerStyle:
-    """What all encoder layers of a model have in common beside their sizes."""
+    """Settings that all encoder layers of a model share, besides their sizes."""
 
     rate: float  # width share for the Scalers; 1 for none
     dropout: float = 0.0  # share dropped of what is added to the stream
@@ -147,7 +147,7 @@ def encoder_layers(
         blocks: number of layers to build, as `Cut.depth` returned it.
         embed: units of the residual stream to build, as `Cut.width` returned them.
         shape: sizes of each layer in the global model.
-        style: what the layers have in common.
+        style: settings that all layers share.
     """
     layers = nn.ModuleList()
     for number in range(1, blocks + 1):

@@ -1,7 +1,7 @@
-"""Layers in separate steps for those that PyTorch computes in one call, with the same weights.
+"""Layers with separate steps, in place of PyTorch's fused layers with the same weights.
 
-The fused calls cannot be cut by widths or have dropout inside, whose random numbers must be an
-input of a graph.
+The fused calls cannot be cut by widths, and the random numbers of their dropout cannot be inputs of
+a graph.
 """
 
 import math
@@ -16,6 +16,7 @@ from models.zoo.dropout import Dropout
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Make a linear layer of given weights; draws no random numbers."""
+    # On the meta device, so that no initial values are drawn; the copies replace them.
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
     if bias is not None:
@@ -33,18 +34,21 @@ class Attention(nn.Module):
         """Copy the weights of a fused layer.
 
         Raises:
-            ConfigError: if it has separate biases for keys and values, or adds a token of zeros.
+            ConfigError: it has separate biases for keys and values, or adds a token of zeros.
         """
         super().__init__()
         if fused.bias_k is not None or fused.add_zero_attn:
             raise ConfigError(
-                "MultiheadAttention(add_bias_kv or add_zero_attn) cannot be converted; leave them "
-                "out"
+                "MultiheadAttention(add_bias_kv or add_zero_attn) cannot be converted; remove"
+                " these options"
             )
         self.heads = fused.num_heads
+        self.bias_k = None
+        self.bias_v = None
         self.batch_first = fused.batch_first
         parameters: dict[str, Tensor] = dict(fused.named_parameters())
         if "in_proj_weight" in parameters:
+            # One matrix for all three, or three if keys or values have another size.
             weights = list(parameters["in_proj_weight"].chunk(3))
         else:
             weights = [parameters[f"{name}_proj_weight"] for name in "qkv"]
@@ -56,6 +60,11 @@ class Attention(nn.Module):
         self.value = _linear(weights[2], biases[2])
         self.output = fused.out_proj
         self.dropout = Dropout(fused.dropout)
+
+    @property
+    def out_proj(self) -> nn.Module:
+        """The projection of the output, by the name that PyTorch's layer has for it."""
+        return self.output
 
     def forward(
         self,
@@ -98,6 +107,7 @@ class Attention(nn.Module):
 
     def _masked(self, scores: Tensor, mask: Tensor) -> Tensor:
         """Mask scores [batch, heads, queries, keys]: True hides a key, floats are added."""
+        # A mask for each head comes joined with the batch.
         if mask.dim() == 3:
             mask = torch.unflatten(mask, 0, (-1, self.heads))
         if mask.dtype == torch.bool:
@@ -121,21 +131,32 @@ class RecurrentStack(nn.Module):
             # All names first: the loop replaces the parameters that an iterator would walk over.
             names = list(dict(layer.named_parameters()))
             for name in names:
+                # PyTorch numbers the parameters of a stack by layer.
                 old: Tensor = getattr(whole, name.replace("_l0", f"_l{place}"))
                 setattr(layer, name, nn.Parameter(old.detach().clone(), old.requires_grad))
             self.layers.append(layer)
+            # The next layer reads both directions.
             size = (whole.proj_size or whole.hidden_size) * _directions(whole)
 
-    def forward(self, x: Tensor, start: Any = None) -> tuple[Tensor, Any]:
+    def flatten_parameters(self) -> None:
+        """Do nothing: PyTorch's layer brings its weights into one piece of memory."""
+
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 - the name that PyTorch's has
+        hx: Any = None,
+    ) -> tuple[Tensor, Any]:
         """Run the layers; arguments and results are those of PyTorch's, for batches."""
+        x = input
         ends = []
         for place, layer in enumerate(self.layers):
-            own_start = _start_of(layer, start, place)
+            own_start = _start_of(layer, hx, place)
             if place:
                 x = self.dropouts[place - 1](x)
             x, end = layer(x, own_start)
             ends.append(end)
         if isinstance(ends[0], tuple):
+            # LSTM has two states for each layer.
             return x, tuple(torch.cat(states) for states in zip(*ends, strict=True))
         return x, torch.cat(ends)
 

@@ -1,4 +1,4 @@
-"""The variants of a model that its layout is proved on: the whole model, and a narrower one."""
+"""The variants of a model for the proof of its layout: the whole model, and a narrower one."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.python_files import refusing_exits
 from models.axes import Axis, AxisKind
 from models.cut import Cut
 from models.user_lines import at_line_of
@@ -22,10 +23,10 @@ from models.zoo.layers import StaticBatchNorm
 from models.zoo.proof import Variant
 from models.zoo.randomized_model import RandomizedModel, random_samples, randomize
 
-_NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first, as they tell most
+_NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first, because they distinguish most orders
 
-# Parameters; of a model with more, gradients are compared on a narrower variant alone, for a tenth
-# of the cost.
+# Number of parameters. For a larger model, gradients are compared only on a narrower variant, at a
+# tenth of the cost.
 _LARGE = 1_000_000
 
 
@@ -34,7 +35,7 @@ def variants_of_size(
 ) -> Iterator[Variant]:
     """Yield the whole model, and a narrower one where that can tell more.
 
-    A narrower one tells more where units have many entries or lie in groups.
+    A narrower one reveals more if units have many entries or are grouped.
 
     Args:
         builder: builds other sizes.
@@ -45,10 +46,12 @@ def variants_of_size(
     is_large = sum(value.numel() for value in module.parameters()) > _LARGE
     whole = _SizedModel(builder, module, axes, Cut)
     yield whole.run(gradients=not is_large)
+    # With one entry for each unit and no groups, there is only one order.
     has_groups = any(axis.groups > 1 for axis in axes.values())
     has_many_entries = any([*entries.values()] != [1] for entries in growth.values())
     if not has_groups and not has_many_entries and not is_large:
         return
+    # Some builders do not accept every size, so several are tried.
     for rate, enlarge in _narrower_sizes(axes, is_large=is_large):
         with contextlib.suppress(ConfigError):
             yield _narrower(builder, axes, rate, enlarge).run(gradients=True)
@@ -95,13 +98,15 @@ class _SizedModel:
         variant = self._run_without_initial_weights(gradients=gradients)
         if variant is not None:
             return variant
+        # The same random weights for every caller, without a change to the caller's state.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module = self.builder.build(self.cut())
         model = self._randomize(module)
         title = self.builder.arch.name
         try:
-            return self._variant(model, gradients=gradients)
+            with refusing_exits():
+                return self._variant(model, gradients=gradients)
         except ConfigError as error:
             raise ConfigError(f"{title}: {error}") from error
         except Exception as error:
@@ -117,14 +122,17 @@ class _SizedModel:
         if self._needs_initial_values():
             return None
         model = self._randomize(self.module)
+        # Anything may fail without initial weights; the model then runs with them.
         with contextlib.suppress(Exception), _MetaTensorsRefused():
             variant = self._variant(model, gradients=gradients)
+            # Without initial values a model may compute NaN, which says nothing about its layout.
             if all(bool(value.isfinite().all()) for value in variant.before.outputs):
                 return variant
         return None
 
     def _needs_initial_values(self) -> bool:
-        """Return whether parameters are shared, or buffers are others than statistics of norms."""
+        """Return whether parameters are shared, or there are buffers other than norm statistics."""
+        # Shared parameters have two names, and random values for each would differ.
         named = list(self.module.named_parameters(remove_duplicate=False))
         if len(list(self.module.parameters())) < len(named):
             return True
@@ -132,10 +140,12 @@ class _SizedModel:
         for path, layer in self.module.named_modules():
             if isinstance(layer, StaticBatchNorm):
                 norms.append(f"{path}.")
+        # Other buffers, such as tables of positions, need their values.
         return not all(name.startswith(tuple(norms)) for name, _ in self.module.named_buffers())
 
     def _randomize(self, module: nn.Module) -> RandomizedModel:
-        return randomize(module, random_samples(module, self.builder.row))
+        samples = random_samples(module, self.builder.row)
+        return randomize(module, samples, self.builder.until)
 
     def _variant(self, model: RandomizedModel, *, gradients: bool) -> Variant:
         before = model.run(gradients=gradients)
@@ -154,7 +164,7 @@ def _narrower(
 
 
 class _MetaTensorsRefused(TorchFunctionMode):
-    """Refuses tensors without memory, which computing would read as whatever lies there.
+    """Refuses tensors without memory, because computing would read arbitrary values.
 
     A builder may make others than parameters and buffers: attributes, or what a function of the
     model holds.
@@ -165,7 +175,7 @@ class _MetaTensorsRefused(TorchFunctionMode):
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and value.is_meta:
                 raise ConfigError(
-                    "a tensor that is no parameter and no buffer needs the device that the builder "
-                    "had"
+                    "a tensor that is neither a parameter nor a buffer needs the device of the"
+                    " builder"
                 )
         return func(*args, **(kwargs or {}))

@@ -1,1 +1,1 @@
-"""A table of figures as Markdown, comma-separated values and plots, and the page of all tables."""
+"""Writes a table as Markdown, comma-separated values and plots, and the page of all tables."""

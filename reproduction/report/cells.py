@@ -1,13 +1,18 @@
-"""Write figures, verdicts and times as the cells of a table."""
+"""Formats figures, verdicts and times as the cells of a table."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean
 
+from reproduction.by_seed import mean_and_spread
 from reproduction.experiment import Claim
-from reproduction.figures import ClaimResult, Figure, mean_and_spread
+from reproduction.figures import ClaimResult, Figure
 from reproduction.measures import measure_named
+from reproduction.power import MOST_SEEDS
+from reproduction.sizes import Sizes
+from reproduction.stored import Row
 
 MISSING = "-"
-"""The cell where there is no figure."""
+"""The cell without a figure."""
 
 _NOT_REACHED = "not reached"
 
@@ -29,12 +34,14 @@ def figure_cells(figure: Figure) -> dict[str, str]:
         "ours": _mean(deciding.values(), digits),
         "by seed": _seeds(deciding, digits),
         "best round": _mean(best, digits),
+        # A figure without a round, such as a time, has no last value.
         "last round": MISSING if None in last else _mean(last, digits),
     }
 
 
 def _digits(figure: Figure) -> int:
     measure = figure.measure
+    # Simulated hours often differ only in the third digit, and rounds are whole.
     if measure.unit == "h":
         return 3
     if measure.name == "rounds":
@@ -46,6 +53,7 @@ def _published(figure: Figure, digits: int) -> str:
     published = figure.published
     if published is None:
         return MISSING
+    # Papers print two decimals at most.
     places = min(digits, 2)
     text = f"{published.value:.{places}f}"
     if published.spread is None:
@@ -57,7 +65,13 @@ def claim_cells(result: ClaimResult) -> dict[str, str]:
     """Return the cells of a claim or comparison with its verdict, by column."""
     claim = result.claim
     best, _ = mean_and_spread(result.best.values(), claim.how)
-    seeds = _seeds(result.by_seed, 2, signed=_signed(claim), bounds=result.bounds)
+    seeds = _seeds(
+        result.by_seed,
+        2,
+        signed=_signed(claim),
+        bounds=result.bounds,
+        censored=result.censored,
+    )
     return {
         "claim": claim.says or comparison_text(claim),
         "verdict": result.verdict or MISSING,
@@ -66,11 +80,46 @@ def claim_cells(result: ClaimResult) -> dict[str, str]:
         "by seed": seeds + _lacking(result) or MISSING,
         "best round": _number(best, claim),
         "published": _number(result.published, claim),
+        "needs": _need(result),
     }
 
 
+def _need(result: ClaimResult) -> str:
+    """Write how many seeds would decide a claim at its published size, and their time."""
+    need = result.need
+    if need is None or not result.claim.says:
+        return MISSING
+    if need.seeds is None:
+        return f"more than {MOST_SEEDS:,} seeds"
+    return f"{need.seeds} seeds, {duration_text(need.seconds)}"
+
+
+def size_cells(rows: Iterable[Row]) -> list[dict[str, str]]:
+    """Return the cells of the sizes of each arm whose runs stored them."""
+    by_arm: dict[str, dict[int, Sizes]] = {}
+    for row in rows:
+        # Each figure of a run repeats its sizes; by seed they count once.
+        if row.parameters is not None and row.flops is not None:
+            sizes = Sizes(parameters=row.parameters, flops=row.flops)
+            by_arm.setdefault(row.arm, {})[row.seed] = sizes
+    lines: list[dict[str, str]] = []
+    for arm, by_seed in by_arm.items():
+        parameters = fmean(sizes.parameters for sizes in by_seed.values())
+        flops = fmean(sizes.flops for sizes in by_seed.values())
+        mean = Sizes(parameters=parameters, flops=flops)
+        lines.append(
+            {
+                "arm": arm,
+                "parameters": f"{mean.parameters:,.0f}",
+                "FLOPs": f"{mean.flops:,.0f}",
+                "space": f"{mean.mebibytes:.2f}",
+            }
+        )
+    return lines
+
+
 def comparison_text(claim: Claim) -> str:
-    """Name the arms that are compared, and the measure."""
+    """Return the names of the compared arms and the measure."""
     title = measure_named(claim.measure).title
     if not claim.right:
         return f"{claim.left}, {title}"
@@ -79,7 +128,7 @@ def comparison_text(claim: Claim) -> str:
 
 
 def table_text(rows: Sequence[Mapping[str, str]]) -> str:
-    """Write rows, of which there is at least one, as a table in Markdown."""
+    """Write at least one row as a table in Markdown."""
     columns = rows[0]
     rule = ["---"] * len(columns)
     lines = [_line(columns), _line(rule)]
@@ -89,19 +138,21 @@ def table_text(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
+    # Otherwise a bar in a cell would begin another cell.
     escaped = [cell.replace("|", "\\|") for cell in cells]
     joined = " | ".join(escaped)
     return f"| {joined} |"
 
 
 def duration_text(seconds: float | None) -> str:
-    """Write a time in seconds, minutes or hours; None is unknown."""
+    """Format a time in seconds, minutes or hours; None is unknown."""
     if seconds is None:
         return "unknown"
     minutes = seconds / 60
     hours = seconds / 3600
     if minutes < 1:
         return f"{seconds:.1f} s"
+    # Up to an hour and a half, minutes are easier to compare than parts of hours.
     if minutes < 90:
         return f"{minutes:.1f} min"
     return f"{hours:.2f} h"
@@ -147,6 +198,7 @@ def _seeds(
     *,
     signed: bool = False,
     bounds: Mapping[int, str] | None = None,
+    censored: Collection[int] = (),
 ) -> str:
     sign = "+" if signed else ""
     form = f"{sign}.{digits}f"
@@ -155,14 +207,17 @@ def _seeds(
         text = _NOT_REACHED
         if value is not None:
             text = format(value, form)
+        # A bound says more than that a time was not reached.
         elif bounds is not None:
             text = bounds.get(seed, _NOT_REACHED)
+        if seed in censored:
+            text += " (censored)"
         seeds.append(f"{seed}: {text}")
     return ", ".join(seeds)
 
 
 def _lacking(result: ClaimResult) -> str:
-    """Return the end of a cell, which names the stated seeds that were not run."""
+    """Return the end of a cell with the stated seeds that were not run."""
     text = ""
     if result.by_seed:
         for seed in result.lacking:
@@ -177,5 +232,6 @@ def _mean(values: Collection[float | None], digits: int) -> str:
     text = f"{mean:.{digits}f}"
     if spread is None:
         return text
+    # The spread of whole numbers has a fraction.
     places = max(digits, 1)
     return f"{text} ± {spread:.{places}f}"

@@ -1,4 +1,4 @@
-"""Draw the plots of a table from its stored curves."""
+"""Draws the plots of a table from its stored curves."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from reproduction.figures import stand_ins
 from reproduction.stored import Point
 from simulation.results.figures import save
 from simulation.results.history import ACCURACY, Quantity
-from simulation.results.plots import Curve, accuracy_over, over_rounds
+from simulation.results.plots import Curve, over_rounds, over_spent
 from simulation.results.tier_plots import Widths, widths_by_device
 
 Points = Sequence[Point]
@@ -19,7 +19,7 @@ Plots = dict[str, Any]
 ByDevice = tuple[float | None, ...]
 """The width of each device; None for one that did not take part."""
 
-# Curves in one panel, as many as there are colours; more are drawn in panels by the data of an arm.
+# Largest number of curves in a panel, one per colour; more are drawn in panels by data set.
 _MOST_TOGETHER = 7
 
 
@@ -31,12 +31,11 @@ def draw(
 ) -> None:
     """Write the plots of a table.
 
-    There is one for each quantity that the figures are taken from, accuracy over time and bytes
-    where a figure is of a time or at a number of bytes, and the widths of the devices where they
-    choose them, of the first seed of each arm.
+    There is one for each quantity of the figures, accuracy over time or bytes if a figure depends
+    on them, and the widths of the devices if they choose them, for the first seed of each arm.
 
     Raises:
-        StorageError: if a file cannot be written.
+        StorageError: a file cannot be written.
     """
     names = {point.arm for point in points}
     arms: list[Arm] = []
@@ -47,7 +46,8 @@ def draw(
             runs.append((arm.name, scale))
     title = experiment.title
     for published, here in stand_ins(experiment, runs):
-        title += f" ({here} stands for {published}, of which the published figures are)"
+        # The line of the published figure in the plot is then of other data.
+        title += f" ({here} stands for {published}, the data set of the published figures)"
     plots = _plots_of_quantities(arms, points, title)
     widths: list[Widths] = []
     for arm in arms:
@@ -63,7 +63,7 @@ def _plots_of_quantities(
     points: Points,
     title: str,
 ) -> Plots:
-    """Draw every quantity over rounds, and accuracy also over what figures measure it by."""
+    """Draw every quantity over rounds, and accuracy also over the costs in the figures."""
     quantities: list[Quantity] = []
     costs: set[str] = set()
     for arm in arms:
@@ -78,6 +78,7 @@ def _plots_of_quantities(
         if not curves:
             continue
         plots[quantity.name] = over_rounds(curves, quantity=quantity, title=title)
+        # Costs are only measured for the accuracy of the global model.
         if quantity == ACCURACY:
             plots |= _accuracy_plots(costs, curves, title)
     return plots
@@ -91,9 +92,9 @@ def _accuracy_plots(
     """Draw accuracy over each cost that figures measure it by."""
     plots: Plots = {}
     if "time" in costs:
-        plots["time"] = accuracy_over("time", curves, title=title)
+        plots["time"] = over_spent("time", curves, title=title)
     if "bytes" in costs:
-        plots["bytes"] = accuracy_over("bytes", curves, title=title)
+        plots["bytes"] = over_spent("bytes", curves, title=title)
     return plots
 
 
@@ -112,7 +113,7 @@ def _curves(
     points: Points,
     quantity: Quantity,
 ) -> list[Curve]:
-    """Return the curves of arms with figures of a quantity, as far as it was evaluated."""
+    """Return the curves of arms with figures of a quantity, if evaluated."""
     curves: list[Curve] = []
     for arm in arms:
         curve = _curve(arm, _runs(arm, points), quantity)
@@ -122,6 +123,7 @@ def _curves(
         return curves
     panels: list[Curve] = []
     for curve in curves:
+        # Behind the slash is the data set, so arms that can be compared share a panel.
         label, _, panel = curve.label.partition("/")
         panels.append(replace(curve, label=label, panel=panel))
     return sorted(panels, key=lambda curve: curve.panel)
@@ -132,12 +134,13 @@ def _curve(
     runs: list[list[Point]],
     quantity: Quantity,
 ) -> Curve | None:
-    """Return the curve of an arm, unless it has no figure of the quantity or a run no value."""
+    """Return the curve of an arm; None if a figure or the values of a run are missing."""
     plotted = ""
     targets: list[float] = []
     for measure in arm.measures:
         if measure.quantity != quantity:
             continue
+        # A measure with a target only marks it; the published value is that of the other one.
         if measure.target is None:
             plotted = measure.name
         else:
@@ -145,6 +148,7 @@ def _curve(
     if not plotted:
         return None
     for run in runs:
+        # A mean over some of the seeds must not be drawn as one over all.
         if not _is_evaluated(run, quantity):
             return None
     value = None
@@ -165,6 +169,7 @@ def _widths(
     points: Points,
 ) -> list[Widths]:
     """Return the widths of an arm's first seed, if its devices choose any."""
+    # The picture shows one seed, because no device has trained a mean of widths.
     run = _runs(arm, points)[0]
     by_round: dict[int, ByDevice] = {}
     for point in run:

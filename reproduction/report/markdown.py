@@ -1,4 +1,4 @@
-"""Write a table as Markdown: verdicts, published figures, ours with every seed, and differences."""
+"""Writes a table as Markdown: verdicts, published figures, ours by seed, and differences."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from reproduction.report.cells import (
     claim_cells,
     duration_text,
     figure_cells,
+    size_cells,
     table_text,
 )
 from reproduction.stored import Row, statement_of
@@ -25,12 +26,12 @@ Run = tuple[str, int]
 
 @dataclass(frozen=True)
 class Difference:
-    """One key that has another value in each of two configurations."""
+    """A key with different values in two configurations."""
 
     key: str  # such as `round.rounds`
     published: str  # its value in the published protocol, as text
     here: str  # its value in ours
-    arms: tuple[str, ...] = ()  # names of the arms that have it; empty for all of them
+    arms: tuple[str, ...] = ()  # names of the arms with this difference; empty for all
 
 
 def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Difference, ...]:
@@ -48,9 +49,9 @@ def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Di
 
 
 def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...]:
-    """Return the differences of several arms, each once with its arms, sorted by key.
+    """Return the distinct differences of several arms with their arms, sorted by key.
 
-    A difference that all arms have is without arms.
+    A difference of all arms has no names.
     """
     arms: dict[Difference, list[str]] = {}
     for arm, differing in by_arm.items():
@@ -60,6 +61,7 @@ def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...
     by_key = sorted(arms, key=lambda difference: (difference.key, difference.here))
     for difference in by_key:
         names = arms[difference]
+        # A difference that all arms share is one of the table.
         if len(names) == len(by_arm):
             names = []
         merged.append(replace(difference, arms=tuple(names)))
@@ -68,6 +70,7 @@ def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...
 
 def _flat(config: SimulationConfig) -> dict[str, str]:
     """Return the settings of a configuration as texts, by key such as `round.rounds`."""
+    # Seeds and workers do not belong to the protocol.
     excluded = {*HOW_COMPUTED, "seed"}
     settings = config.model_dump(mode="json", exclude=excluded)
     return dict(_values(settings, ""))
@@ -78,6 +81,7 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key, entry in value.items():
             inner = f"{path}.{key}" if path else str(key)
             yield from _values(entry, inner)
+    # Kinds of devices have no names to compare by, so all of them are one text.
     elif path == "devices.types":
         yield path, _kinds(value)
     else:
@@ -85,13 +89,15 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _kinds(kinds: Sequence[Mapping[str, Any]]) -> str:
-    """Describe kinds of devices by what differs from the defaults."""
+    """Describe kinds of devices by their differences from the defaults."""
     descriptions: list[str] = []
     for kind in kinds:
+        # A kind without a count has all devices that other kinds leave.
         count = str(kind["count"] or "the rest")
         words = [count, kind["type"], "at", _text(kind["link"])]
         for key in ("max_width", "max_depth"):
             limit = kind[key]
+            # Other limits do not bind.
             if limit not in (None, 1.0):
                 words.append(f"{key} {_text(limit)}")
         descriptions.append(" ".join(words))
@@ -117,14 +123,14 @@ def as_markdown(
     plots: Sequence[str] = (),
     drawn: Collection[Run] = (),
 ) -> str:
-    """Write the table with everything that belongs to it.
+    """Write the page of a table.
 
     Args:
         experiment: the table.
-        rows: the figures of the complete runs at one scale, at least one; what was not run is not
-            in the table.
-        plots: names of plots that are beside it.
-        drawn: arms and seeds whose curves are stored, and plotted.
+        rows: the figures of the complete runs at one scale, at least one; other runs are not in the
+            table.
+        plots: names of the plots beside the page.
+        drawn: arms and seeds with stored and plotted curves.
     """
     claims: list[ClaimResult] = []
     comparisons: list[ClaimResult] = []
@@ -157,21 +163,23 @@ def _head(experiment: Experiment, rows: Rows) -> Paragraphs:
     if experiment.url:
         paper = f"Paper: <{experiment.url}>. "
     yield f"# {experiment.title}"
-    yield f"{paper}Scale: {scale}. {count} of {total} arms run, which are in this table."
+    yield f"{paper}Scale: {scale}. The table has the {count} of {total} arms that were run."
     for published, here in stand_ins(experiment, arms_of(rows)):
-        yield (f"**{here} stands for {published}: published figures and claims are not about it.**")
+        yield (
+            f"**{here} stands for {published}: published figures and claims do not apply to it.**"
+        )
 
 
 def _judging(rows: Rows) -> str:
     words = (
-        "By `ours` below, paired over the seeds: Student's interval of 95 % must lie beyond what "
-        "is wanted."
+        "The column `ours` decides, paired over the seeds: Student's interval of 95 % must be"
+        " beyond the wanted value."
     )
     return f"{words} {stated_since(rows)}".rstrip()
 
 
 def stated_since(rows: Rows) -> str:
-    """Say which runs are older than the statement that judges them; empty if none is."""
+    """Return a sentence about runs older than the statement of claims; empty if there are none."""
     now = statement_of(rows)
     runs = _runs(rows)
     unstated_arms: set[str] = set()
@@ -179,22 +187,23 @@ def stated_since(rows: Rows) -> str:
     for row in runs.values():
         if not row.stated:
             unstated_arms.add(row.arm)
+        # The digest at the end of the run; if it differs, the statement changed after the run.
         if row.begun not in {"", now}:
             earlier.append(row.begun)
     unstated = sorted(unstated_arms)
     if unstated and not now:
-        return "These runs are older than the statement of what is judged."
+        return "These runs are older than the statement of the claims."
     sentences: list[str] = []
     if unstated:
         sentences.append(
-            f"Runs of {', '.join(unstated)} are older than the statement of what is judged."
+            f"Runs of {', '.join(unstated)} are older than the statement of the claims."
         )
     if earlier:
         statements = ", ".join(sorted(set(earlier)))
         change = f"it was {statements}, and is {now}"
         count = len(earlier)
         changed = f"{count} of the {len(runs)} runs"
-        sentences.append(f"**What is stated was changed after {changed}: {change}.**")
+        sentences.append(f"**The statement was changed after {changed}: {change}.**")
     return " ".join(sentences)
 
 
@@ -207,8 +216,9 @@ def _runs(rows: Rows) -> dict[Run, Row]:
 
 
 def _arms(rows: Iterable[Row]) -> list[str]:
-    """Return the names of the arms of rows, each once, in the order of the rows."""
+    """Return the names of the arms of rows, without repetition, in the order of the rows."""
     names = [row.arm for row in rows]
+    # Unlike a set, a dictionary keeps the order.
     return list(dict.fromkeys(names))
 
 
@@ -225,12 +235,12 @@ def _deciding(
     rows: Rows,
     shown: Figures,
 ) -> str:
-    """Say which figure decides."""
+    """Return a sentence about the deciding figure."""
     count = experiment.decides[rows[0].scale]
     decisive = "last evaluation"
     if count > 1:
         decisive = f"mean of the last {count} evaluations"
-    words = f"`ours` is the {decisive}, or a figure that belongs to no round, such as a time."
+    words = f"`ours` is the {decisive}, or a figure without a round, such as a time."
     last_alone: list[str] = []
     for figure in shown:
         name = figure.arm.name
@@ -238,8 +248,8 @@ def _deciding(
             last_alone.append(name)
     if count > 1 and last_alone:
         words += (
-            f" Of {', '.join(last_alone)}, and in claims about them, it is the last one: no more "
-            "was stored."
+            f" For {', '.join(last_alone)} and claims about them, it is the last evaluation,"
+            " because no others were stored."
         )
     return words
 
@@ -251,8 +261,8 @@ def _further_seeds(experiment: Experiment, rows: Rows) -> Paragraphs:
         stated_text = ", ".join(map(str, stated))
         further_text = ", ".join(map(str, sorted(further)))
         yield (
-            f"Figures are of all seeds that were run, verdicts of the stated ones ({stated_text}), "
-            f"not of {further_text}."
+            "Figures cover all seeds that were run; verdicts use only the stated ones"
+            f" ({stated_text}), not {further_text}."
         )
 
 
@@ -266,10 +276,7 @@ def _drawn(rows: Rows, drawn: Collection[Run]) -> Paragraphs:
     total = len(runs)
     count = len(runs & set(drawn))
     if 0 < count < total:
-        yield (
-            f"The plots show {count} of the {total} runs: those whose curves are stored, as "
-            "they are now."
-        )
+        yield (f"The plots show {count} of the {total} runs, those with stored curves.")
 
 
 def _claim_section(title: str, results: Results, *words: str) -> Paragraphs:
@@ -294,18 +301,26 @@ def _arm_section(experiment: Experiment, rows: Rows) -> Paragraphs:
         arm = experiment.arm(name)
         lines.append(f"{name}: {arm.about}")
     yield _listed(lines)
+    sizes = size_cells(rows)
+    if sizes:
+        yield (
+            "Sizes are means over all updates: parameters, operations of a forward pass of one"
+            " sample, and the space of the parameters in float32 (MiB)."
+        )
+        yield table_text(sizes)
 
 
 def _note_section(experiment: Experiment) -> Paragraphs:
     if experiment.notes:
-        yield "What no setting shows, at every scale:"
+        yield "Differences that no setting shows, at every scale:"
         yield _listed(experiment.notes)
 
 
 def _checked_section(experiment: Experiment, rows: Rows) -> Paragraphs:
+    # The checks are of the runs at this scale, and would be untrue beside others.
     if experiment.checked and rows[0].scale == "small":
-        yield "## What was checked of the runs that Shoal publishes"
-        yield "They are in `docs/results`, of this scale; others may come out otherwise."
+        yield "## Checks of the published runs"
+        yield "These runs are in `docs/results`, at this scale; others may give different results."
         yield from experiment.checked
 
 
@@ -317,10 +332,11 @@ def _difference_section(experiment: Experiment, rows: Rows) -> Paragraphs:
         arm = experiment.arm(row.arm)
         published = arm.config("paper", row.seed)
         here = arm.config(row.scale, row.seed)
+        # Seeds of an arm differ in nothing else, so it does not matter which row comes last.
         by_arm[row.arm] = differences(published, here)
     merged = grouped(by_arm)
     if not merged:
-        yield f"Computed from the configurations: nothing. This is the {whole}."
+        yield f"The configurations show no difference: this is the {whole}."
         return
     of_scale = "" if experiment.url else " of the scale paper"
     yield f"Computed from the configurations{of_scale}."
@@ -337,10 +353,11 @@ def _difference_section(experiment: Experiment, rows: Rows) -> Paragraphs:
 
 
 def _run_section(experiment: Experiment, rows: Rows) -> Paragraphs:
-    """Yield the command that runs the table, and the time of each run."""
+    """Yield the command that runs the table, and the times of its runs."""
     runs = _runs(rows)
     yield "## Runs"
     yield f"    {_command(experiment, rows)}"
+    # Simulated time only matters where a figure is a time.
     with_time = "h" in {row.unit for row in rows}
     cells = []
     seconds = []
@@ -358,6 +375,7 @@ def _command(experiment: Experiment, rows: Rows) -> str:
     arms = _arms(rows)
     seeds = ",".join(map(str, _seeds(rows)))
     command = f"shoal reproduce {experiment.table} --scale {scale} --seeds {seeds}"
+    # A short command if it runs the same arms.
     default_arms = [arm.name for arm in experiment.chosen(scale)]
     if set(arms) == set(default_arms):
         return command

@@ -1,4 +1,4 @@
-"""Write a table into a folder: figures, curves, Markdown and plots.
+"""Writes a table into a folder: figures, curves, Markdown and plots.
 
 Files of an earlier statement are kept.
 """
@@ -32,7 +32,7 @@ from reproduction.stored import (
 )
 
 CURVES = ".curves.csv"
-"""Ends the name of the file with a table's curves, from which its plots are made."""
+"""Suffix of the file of a table's curves, from which the plots are drawn."""
 
 StoredRows = tuple[Row, ...]
 Group = tuple[str, list[Experiment]]
@@ -40,25 +40,35 @@ Group = tuple[str, list[Experiment]]
 
 _ABOUT = """# Results
 
-This page judges every claim of the reproduced papers' tables. `shoal reproduce --report` writes \
-it from the stored figures."""
+This page judges every claim of the reproduced tables. `shoal reproduce --report` writes the \
+page from the stored figures."""
 
 _VERDICTS = """## Verdicts
 
-The file of a table (`reproduction/tables`) states its claims, what decides them and how they \
-are tested before the
-table is run. The mean of the last evaluations decides, or a simulated time; for arms with a run \
-that is too old to have
-that mean, the last evaluation. Arms are paired over the seeds. The interval is Student's, at 95 %.
+Before a table is run, its file (`reproduction/tables`) states its claims, and for each claim the \
+figure that decides it and the
+statistical test. The deciding figure is the mean of the last evaluations, or a simulated time; \
+for arms with a run that is
+too old to have that mean, it is the last evaluation. Two arms are compared in pairs of runs with \
+the same seed. The interval
+is Student's 95 % confidence interval.
+
+`needs` is the number of seeds that would decide a claim in 80 % of repetitions, if the difference \
+were as large as
+published and the spread as large as in the stored figures.
 
 | verdict | meaning |
 | --- | --- |
 | `holds` | the whole interval is beyond the wanted value |
 | `does not hold` | the whole interval is on the other side |
-| `undecided` | neither; or seeds are missing, an arm never reached a target, or the data differ. \
+| `undecided` | the interval contains the wanted value, seeds are missing, an arm never reached a \
+target, or the data differ. \
 `> 2.65` is a lower bound of a ratio of times: the slower arm had not reached the target when its \
-run ended |
-| `not run` | one of the arms has no stored figures, or they share no stated seed |
+run ended. `censored`: the best round of a run is its last, so a longer run might have a later \
+best round |
+| `out of reach here` | undecided, and the seeds that would decide it need more than eight hours |
+| `not run` | one of the arms has no stored figures, or the arms have no stated \
+seed in common |
 
 [Simulations](../simulation.md) explains how to run a table."""
 
@@ -71,20 +81,21 @@ longer judged."""
 def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
     """Write ``README.md`` from all tables, and the Markdown of each in the folder of its name.
 
-    Beside it is a picture of the verdicts. Files that were written when a table stated something
-    else are set aside, and not judged by what is stated now.
+    Beside it is a picture of the verdicts. Files of an earlier statement of a table are set aside,
+    and not judged by the current one.
 
     Raises:
-        DataError: if a stored table is damaged.
+        DataError: a stored table is damaged.
         StorageError: if a file cannot be written.
     """
     rows_by_table: dict[str, StoredRows] = {}
-    # All are read before any is written, so that a damaged one changes nothing.
+    # All are read before any is written, so that a damaged file changes nothing.
     for name in tables:
         path = folder / name / f"{name}.csv"
         rows_by_table[name] = read_rows(path)
     for name, experiment in tables.items():
         rows = rows_by_table[name]
+        # Rows of an earlier statement are dropped here, so that nothing below counts them.
         rows_by_table[name] = _write_again(experiment, rows, folder / name)
     papers = list(_by_paper(tables))
     counts = []
@@ -110,8 +121,9 @@ def _write_again(
     rows: StoredRows,
     folder: Path,
 ) -> StoredRows:
-    """Write the files of a table from its rows; return the rows that what is stated now judges."""
+    """Write the files of a table from its rows; return the rows of the current statement."""
     statement = statement_of(rows)
+    # Rows that are older than any statement stay; the page names their runs.
     if statement and statement != stated(experiment, rows[0].scale):
         keep_earlier(folder, experiment.table)
         return ()
@@ -121,6 +133,7 @@ def _write_again(
 
 
 def _by_paper(tables: Mapping[str, Experiment]) -> Iterator[Group]:
+    # Tables of one paper are neighbours, because tables are sorted by section.
     for paper, group in groupby(tables.values(), _paper_of):
         yield paper, list(group)
 
@@ -159,13 +172,14 @@ def _summary(experiment: Experiment, rows: Rows) -> Iterator[str]:
     if claims:
         yield table_text(claims)
     else:
-        yield "The table makes no claim; its figures are beside the others."
+        yield "This table makes no claims; its page lists the figures."
+    # As on the page of the table, for runs at this scale.
     if rows and rows[0].scale == "small":
         yield from experiment.checked
 
 
 def _run_sentences(experiment: Experiment, rows: Rows) -> Iterator[str]:
-    """Yield what was run of a table, and where it is."""
+    """Yield which arms of a table were run, and the link to its page."""
     name = experiment.table
     if rows:
         extent = _extent(experiment, rows)
@@ -207,7 +221,7 @@ def _extent(experiment: Experiment, rows: Rows) -> str:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenTable:
     """The files of a table (Markdown, figures, curves and plots), and the figures."""
 
     paths: tuple[Path, ...]
@@ -219,20 +233,21 @@ def write_table(
     scale: Scale,
     results: Sequence[ArmResult],
     folder: Path,
-) -> Written:
-    """Write the figures of complete runs, at least one, beside those that are there.
+) -> WrittenTable:
+    """Add the figures of complete runs, at least one, to the existing ones.
 
-    Figures that are there stay if the table stated the same then, and also if they are older than
-    any statement; the table names those. Where their curves were not kept, their page is set aside
-    with its plots.
+    Existing figures stay if the table's statement has not changed, or if they are older than any
+    statement; the page names those. If their curves were not stored, their page is set aside with
+    its plots.
 
     Raises:
-        ConfigError: if figures of another scale are there.
+        ConfigError: figures of another scale exist.
         StorageError: if a file cannot be written.
     """
     curves = folder / f"{experiment.table}{CURVES}"
-    # A run that is there once more replaces the earlier one in its place.
+    # A repeated run replaces the earlier one.
     rows: dict[tuple[str, int, str], Row] = {}
+    # Before the curves are read: files that new ones replace are set aside with their curves.
     kept = _rows_to_keep(experiment, scale, folder)
     for row in (*kept, *rows_of(experiment, scale, results)):
         rows[row.arm, row.seed, row.figure] = row
@@ -249,10 +264,10 @@ def _rows_to_keep(
     scale: Scale,
     folder: Path,
 ) -> StoredRows:
-    """Read the figures that are there and stay; set files aside that new ones would replace.
+    """Read the existing figures that stay; set aside files that new ones would replace.
 
     Raises:
-        ConfigError: if figures of another scale are there.
+        ConfigError: figures of another scale exist.
     """
     rows = read_rows(folder / f"{experiment.table}.csv")
     if not rows:
@@ -275,8 +290,8 @@ def write_rows(
     experiment: Experiment,
     rows: Rows,
     folder: Path,
-) -> Written:
-    """Write a table from its figures and curves, with older plots that are there.
+) -> WrittenTable:
+    """Write a table from its figures and curves, with existing older plots.
 
     Raises:
         StorageError: if a file cannot be written.
@@ -302,7 +317,7 @@ def write_rows(
     if drawn:
         paths.append(curves)
     paths += plots
-    return Written(tuple(paths), ordered)
+    return WrittenTable(tuple(paths), ordered)
 
 
 def keep_earlier(folder: Path, table: str) -> None:
@@ -317,6 +332,7 @@ def keep_earlier(folder: Path, table: str) -> None:
         if not earlier.exists():
             break
     earlier.mkdir()
+    # Two patterns, because `name*` would also find tables whose names begin with this one.
     files = [*folder.glob(f"{table}.*")]
     plots = [*folder.glob(f"{table}-*.png")]
     for path in files + plots:
@@ -326,7 +342,7 @@ def keep_earlier(folder: Path, table: str) -> None:
 def _in_order(experiment: Experiment, rows: Iterable[RowT]) -> tuple[RowT, ...]:
     """Sort rows by arm and seed; rows with the same stay in their order.
 
-    Rows of arms that the table does not have any more are left out.
+    Rows of arms that the table no longer has are omitted.
     """
     rows_by_arm: dict[str, list[RowT]] = {}
     for row in rows:

@@ -1,1 +1,1 @@
-"""The tables of the papers as data: a file each, with shared settings and published numbers."""
+"""The tables of the papers as data: one file each, with shared settings and published numbers."""

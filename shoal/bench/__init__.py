@@ -1,4 +1,4 @@
-"""Measures how a server bears many light devices, beside the bare broker.
+"""Load-tests a server with many light devices, and compares it with the bare broker.
 
-They speak the protocol but do not train.
+Light devices use the protocol but do not train.
 """

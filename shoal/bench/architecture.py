@@ -1,4 +1,4 @@
-"""The architecture of a benchmark: one tier, the whole model, and no graph, as nobody trains it."""
+"""The architecture of a benchmark: one tier, the whole model, without graphs."""
 
 from pathlib import Path
 
@@ -9,8 +9,10 @@ from fleet_protocol.manifest import Manifest, ParameterSpec
 from fleet_protocol.recipe_spec import OptimizerSpec, RecipeSpec
 from fleet_protocol.weights import encode_weights
 from models.axes import Axis, AxisKind
+from models.block_names import HEAD, block_name
 from models.dims import Dim
-from models.layout import HEAD, Layout, Parameter, block_name
+from models.layout import Layout
+from models.parameters import Parameter
 
 ARCH = "bench"
 _INPUTS = 64
@@ -18,7 +20,7 @@ _CLASSES = 10
 
 
 def write_architecture(root: Path, payload_bytes: int) -> None:
-    """Write an artifact folder whose parameters have nearly so many bytes."""
+    """Write an artifact folder whose parameters have about this many bytes."""
     layout = _layout(payload_bytes)
     tier = layout.tier(1.0)
     folder = root / ARCH / tier.id
@@ -37,12 +39,12 @@ def write_architecture(root: Path, payload_bytes: int) -> None:
         states=(),
         statistics=(),
         graphs={},
-        # Costs of a step that nobody takes.
+        # Nominal costs: no device runs this step.
         flops_per_sample=1,
         flops_per_step_sample=1,
         peak_memory_bytes=1,
     )
-    # Any numbers will do; zeros would compress.
+    # Random values, because zeros would compress.
     draw = np.random.default_rng(0)
     weights: dict[str, NDArray[np.float32]] = {}
     for parameter in layout.parameters:
@@ -69,7 +71,8 @@ def _parameter_specs(layout: Layout) -> tuple[ParameterSpec, ...]:
 
 
 def _layout(payload_bytes: int) -> Layout:
-    """Return two layers, whose hidden axis makes up for the bytes, of four in a parameter."""
+    """Return two layers with a hidden axis of the size that gives this many bytes."""
+    # Float32 numbers, and both layers have the hidden axis.
     hidden = max(1, payload_bytes // (4 * (_INPUTS + _CLASSES)))
     body = Parameter(
         "body.weight",

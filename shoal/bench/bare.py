@@ -1,6 +1,6 @@
-"""The baseline: the same bytes through the same broker, out to all devices and in from each.
+"""The baseline: the same bytes through the same broker, to all devices and back from each.
 
-There is nothing else. Its clients are paho's own, each driven as paho's users drive it.
+It does nothing else. Its clients are plain paho clients, each with its own network loop.
 """
 
 import queue
@@ -15,15 +15,15 @@ from fleet_protocol.transport import BrokerAddress
 from shoal.bench.swarm import SwarmClient
 
 _READY = b"r"
-# First bytes of chunks: of all but the last, and of the last.
+# First byte of a chunk: one value for the last chunk, another for all others.
 _CHUNK = b"c"
 _LAST = b"o"
 _WAIT_SECONDS = 120.0
-_DIGEST = "bare"  # of the broadcast, in its topics
+_DIGEST = "bare"  # name of the broadcast in its topics
 
 
 class BareDevice:
-    """Receives every chunk of a broadcast and sends as many bytes back."""
+    """Receives every chunk of a broadcast and sends the same number of bytes back."""
 
     def __init__(self, client: SwarmClient) -> None:
         self._client = client
@@ -35,7 +35,7 @@ class BareDevice:
         self._client.publish(self._client.topics.reply(self._client.name), _READY)
 
     def on_message(self, topic: str, payload: bytes) -> None:
-        """Keep a chunk; answer the last one, which its first byte tells, with all of them."""
+        """Keep a chunk; after the last one, which its first byte marks, send all of them back."""
         del topic
         self._chunks.append(payload)
         if payload[:1] != _LAST:
@@ -45,7 +45,7 @@ class BareDevice:
         self._chunks = []
 
     def on_tick(self, now: float) -> None:
-        """Repeat nothing."""
+        """Do nothing: the baseline repeats no message."""
 
 
 def bare_client(topics: Topics, name: str) -> SwarmClient:
@@ -60,8 +60,8 @@ class BareRound:
     """One fan-out and fan-in.
 
     Attributes:
-        seconds: from the first byte to the last.
-        cpu_seconds: of the process that sends and counts.
+        seconds: time from the first byte to the last.
+        cpu_seconds: processor time of the process that sends and counts.
     """
 
     seconds: float
@@ -69,12 +69,12 @@ class BareRound:
 
 
 class BareServer:
-    """Sends the broadcast and counts what comes back, while the context lasts.
+    """Sends the broadcast and counts the replies while the context lasts.
 
-    The network is in paho's thread.
+    Paho's thread handles the network.
 
     Raises:
-        TransportError: something does not come, or does not come back.
+        TransportError: a device is missing, or a chunk does not come back.
     """
 
     def __init__(self, topics: Topics, address: BrokerAddress) -> None:
@@ -84,10 +84,12 @@ class BareServer:
         self._client.behaviour = self
 
     def __enter__(self) -> Self:
+        # Paho calls this in its own thread, so events cross in a queue.
         self._client.client.on_subscribe = lambda *_: self._events.put("subscription")
         self._client.connect(self._address)
         self._client.client.loop_start()
-        # Before a device reports, so that none is missed.
+        # Subscribe before any device reports, so that no report is missed.
+        # Two subscriptions: to the reports and to the uploads.
         self._await(2, "subscriptions")
         return self
 
@@ -96,17 +98,17 @@ class BareServer:
         self._client.client.loop_stop()
 
     def on_connected(self) -> None:
-        """Subscribe to what all devices send."""
+        """Subscribe to the messages of all devices."""
         self._client.subscribe(self._client.topics.reply("+"))
         self._client.subscribe(self._client.topics.upload("+", "+"))
 
     def on_message(self, topic: str, payload: bytes) -> None:
-        """Count a device that is there, or a chunk that has come back."""
+        """Count a device that has reported, or a chunk that has come back."""
         del payload
         self._events.put(topic)
 
     def on_tick(self, now: float) -> None:
-        """Repeat nothing."""
+        """Do nothing: the baseline repeats no message."""
 
     def rounds(
         self,
@@ -114,17 +116,18 @@ class BareServer:
         chunks: tuple[bytes, ...],
         rounds: int,
     ) -> list[BareRound]:
-        """Send chunks to all devices and receive as many from each, a few times.
+        """Send chunks to all devices and receive the same number from each, a few times.
 
         The first round begins when all devices are there.
         """
         self._await(devices, "devices")
+        # The first byte is replaced and not added, so that a chunk keeps its size.
         broadcast = [_CHUNK + chunk[1:] for chunk in chunks[:-1]]
         broadcast.append(_LAST + chunks[-1][1:])
         return [self._round(broadcast, devices) for _ in range(rounds)]
 
     def _round(self, broadcast: list[bytes], devices: int) -> BareRound:
-        # Both clocks from the first byte: what paho's thread computes counts, too.
+        # Both clocks start at the first byte and include the work of paho's thread.
         began = time.monotonic()
         cpu_began = time.process_time()
         for index, chunk in enumerate(broadcast):
@@ -133,10 +136,11 @@ class BareServer:
         return BareRound(time.monotonic() - began, time.process_time() - cpu_began)
 
     def _await(self, count: int, events: str) -> None:
-        """Wait for so many events; `events` is their name for the message."""
+        """Wait for this many events; `events` names them in the error message."""
         deadline = time.monotonic() + _WAIT_SECONDS
         for received in range(count):
             try:
+                # One deadline covers all events, so the wait for the next one gets shorter.
                 self._events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise TransportError(

@@ -1,6 +1,6 @@
-"""A benchmark of rounds: a server in this process, light devices in a few others.
+"""A benchmark of rounds: the server runs in this process, light devices run in a few others.
 
-The bare broker is measured beside them.
+It also measures the bare broker for comparison.
 """
 
 import contextlib
@@ -34,19 +34,20 @@ class FleetFigures:
 
     Attributes:
         devices: number of light devices.
-        update_bytes: of one update.
-        round_seconds: from the offers to the new version.
-        paho_seconds: of the bare fan-out and fan-in of the same bytes by clients of paho.
-        cpu_ms_per_update: processor time of the server, its network thread and its receivers
-            included.
-        paho_cpu_ms_per_update: of the process that sends and counts in the baseline.
+        update_bytes: size of one update.
+        round_seconds: time from the offers to the new version.
+        paho_seconds: time of the bare fan-out and fan-in of the same bytes with paho clients.
+        cpu_ms_per_update: processor time of the server, including its network thread and its
+            receivers.
+        paho_cpu_ms_per_update: processor time of the process that sends and counts in the baseline.
         merged: updates merged in the counted rounds.
         asked: updates asked for in the counted rounds.
-        resident_bytes: peak memory of the process that held the server and, before it, the
-            baseline; and of its receivers.
-        wire_bytes: what the server exchanged in all rounds.
-        payload_bytes: what of it was blobs that were needed.
-        bytes_by_kind: what the devices exchanged in all rounds, by kind of topic and way.
+        resident_bytes: peak memory of the process that ran first the baseline and then the server,
+            and of its receivers.
+        wire_bytes: bytes that the server exchanged in all rounds.
+        payload_bytes: the part of them that was blobs that a receiver needed.
+        bytes_by_kind: bytes that the devices exchanged in all rounds, by kind of topic and
+            direction.
     """
 
     devices: int
@@ -65,14 +66,14 @@ class FleetFigures:
 
 @dataclass
 class _RoundClock:
-    """Listens to a run, and reads the processor's clock when a round begins and ends.
+    """Observes a run, and reads the processor clock when a round begins and ends.
 
     Attributes:
         began: processor time when the current round began.
-        rounds: those that are closed.
-        cpu_seconds: processor time of each.
-        update_bytes: of the last update.
-        receivers: of the server, whose processor time counts, too.
+        rounds: the closed rounds.
+        cpu_seconds: processor time of each round.
+        update_bytes: size of the last update.
+        receivers: receiver processes of the server, whose processor time is included.
     """
 
     began: float = 0.0
@@ -99,8 +100,9 @@ class _RoundClock:
         return seconds
 
     def cpu_ms_per_update(self) -> list[float]:
-        """Return the processor time of an update, for each round."""
+        """Return the processor time for each update, by round."""
         figures: list[float] = []
+        # A round may merge nothing.
         for seconds, closed in zip(self.cpu_seconds, self.rounds, strict=True):
             figures.append(1000 * seconds / max(1, len(closed.merged)))
         return figures
@@ -108,18 +110,18 @@ class _RoundClock:
 
 @dataclass(frozen=True)
 class _FleetRun:
-    """What the light devices and their server have shown."""
+    """The measurements of the light devices and their server."""
 
     clock: _RoundClock
     finished: control.RunFinished
-    exchanged: dict[str, int]  # bytes by kind of topic and way
+    exchanged: dict[str, int]  # bytes by kind of topic and direction
     resident_bytes: int
 
 
 def bench_fleet(bench: FleetBench) -> FleetFigures:
     """Measure the fleet over one broker, and the baseline before and after it.
 
-    A machine's pace changes, so the baseline is measured on both sides.
+    The speed of a machine changes over time, so the baseline is measured before and after.
 
     Raises:
         ConfigError: there are fewer than two rounds.
@@ -129,13 +131,14 @@ def bench_fleet(bench: FleetBench) -> FleetFigures:
         raise ConfigError("the first round warms up: take two rounds or more")
     bench.folder.mkdir(parents=True, exist_ok=True)
     write_architecture(bench.folder / "artifacts", bench.payload_bytes)
-    # One broker for both, so that only what runs on it differs.
+    # Both use one broker, so that only the clients differ.
     with contextlib.ExitStack() as stack:
         url = bench.broker
         settings = BrokerConfig(url=url, port=bench.port)
         hosted = hosted_broker(settings, ARCH, bench.folder / "broker")
         if hosted is not None:
             url = stack.enter_context(hosted).url
+        # Before and after the fleet, never beside it: both would compete for the processor.
         baseline = _run_baseline(bench, url)
         run = _run_fleet(bench, url)
         baseline += _run_baseline(bench, url)
@@ -164,8 +167,9 @@ def _figures(bench: FleetBench, baseline: list[BareRound], run: _FleetRun) -> Fl
 
 def _run_baseline(bench: FleetBench, url: str) -> list[BareRound]:
     fleet = f"bare-{secrets.token_hex(4)}"
+    # The baseline uses the chunk size of the rounds, so both send the same number of packets.
     size = RoundConfig().chunk_bytes
-    # Random, as a broker or a network may compress.
+    # Random bytes, because a broker or a network may compress.
     data = os.urandom(bench.payload_bytes)
     chunks = tuple(data[start : start + size] for start in range(0, len(data), size))
     with (
@@ -183,13 +187,15 @@ def _run_fleet(bench: FleetBench, url: str) -> _FleetRun:
         device_processes("light", fleet, url, bench.devices, bench.processes) as exchanged,
         Server(fleet, config.store, config.broker, listener=clock) as server,
     ):
-        # Processes of their own, whose processor time the server would not have.
+        # The devices run in separate processes, so that the server's processor time excludes
+        # theirs.
         clock.receivers = server.receivers
         finished = server.run(config)
+        # Linux counts it in kilobytes.
         resident_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if server.receivers is not None:
             resident_bytes += sum(map(_peak_bytes, server.receivers.pids))
-    # The devices have told their bytes at the end of the context.
+    # The devices report their bytes when the context ends.
     return _FleetRun(clock, finished, dict(sorted(exchanged.items())), resident_bytes)
 
 
@@ -204,16 +210,16 @@ def _fleet_config(bench: FleetBench, url: str) -> FleetConfig:
             rounds=bench.rounds,
             min_devices=bench.devices,
             deadline_seconds=bench.deadline_seconds,
-            quorum=0.5,  # devices that are late cost updates, and not the round
+            quorum=0.5,  # late devices cost updates, but not the round
         ),
-        keep_versions=1,  # older ones would only fill the disk
+        keep_versions=1,  # older versions would only fill the disk
     )
 
 
 def _peak_bytes(pid: int) -> int:
     """Return the peak memory of a process.
 
-    What `resource` says of a child begins with what its parent had.
+    The value that `resource` reports for a child starts at its parent's value.
     """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

@@ -1,4 +1,4 @@
-"""A device of a benchmark: it speaks the whole protocol of a board, and does not train."""
+"""A device of a benchmark, which uses the whole protocol of a board but does not train."""
 
 import time
 from collections.abc import Iterable
@@ -22,9 +22,11 @@ from fleet_protocol.transport import Farewell
 from fleet_protocol.weights import weights_parts
 from shoal.bench.swarm import SwarmClient
 
+# Without progress for so long, a device requests missing chunks, or repeats its announcement.
 REPAIR_SECONDS = 2.0
 RETRY_SECONDS = 5.0
-LASTING_SECONDS = 1.0  # that a state lasts before it is told, as on a board
+LASTING_SECONDS = 1.0  # seconds that a state lasts before the device publishes it, as on a board
+# A board's cache is bounded, too; the oldest blob leaves first and is fetched again if needed.
 _BLOBS_KEPT = 4
 
 _PROFILE = messages.Profile(
@@ -50,17 +52,18 @@ _METRICS = messages.TaskMetrics(
 
 DeviceMessage = messages.Accept | messages.NeedChunks | messages.Done
 Frames = Iterable[tuple[int, bytes | bytearray]]
-"""Chunks as they travel, with their indices."""
+"""Encoded chunks with their indices."""
 
-_decoded = lru_cache(2)(tensors_in)  # for all devices of a process
+_decoded = lru_cache(2)(tensors_in)  # shared by all devices of a process
 
 
 @lru_cache(2)
 def _shared_frames(weights: bytes, header_bytes: int, chunk_bytes: int) -> tuple[bytes, ...]:
-    """Return an update as it travels, but for its header.
+    """Return an encoded update without its header.
 
-    The header alone differs between the devices of a process, so they share all other chunks.
+    Only the header differs between the devices of a process, so they share all other chunks.
     """
+    # The first two buffers are the length of the header, and the header.
     update = b"".join((bytes(header_bytes), *weights_parts(_decoded(weights))[2:]))
     every_chunk = ((0, CHUNKS_LIMIT),)
     frames = iter_chunks(update, chunk_bytes, every_chunk, digests=False)
@@ -69,10 +72,10 @@ def _shared_frames(weights: bytes, header_bytes: int, chunk_bytes: int) -> tuple
 
 @dataclass(frozen=True)
 class _Update:
-    """An update that is announced.
+    """An announced update.
 
     Attributes:
-        announcement: the message that says so.
+        announcement: the message that announces it.
         ref: the update as a blob.
         buffers: its bytes.
     """
@@ -100,16 +103,16 @@ class LightDevice:
         self._held: list[str] = []  # digests of the blobs that this device has, newest last
         self._refs: dict[str, messages.BlobRef] = {}  # blobs that are being fetched
         self._chunks: dict[str, dict[int, bytes]] = {}  # those of them that have come
-        self._moved_at = 0.0  # ``time.monotonic()`` when something last went on
+        self._moved_at = 0.0  # ``time.monotonic()`` of the last progress
         self._patience = REPAIR_SECONDS
         self._state = "idle"
         self._told_state = "idle"
         self._lasts_at = 0.0
 
-    # What the swarm calls.
+    # The swarm calls these.
 
     def on_connected(self) -> None:
-        """Subscribe to tasks and to what is being fetched, as the session is a new one."""
+        """Subscribe to tasks and to the blobs being fetched, because the session is new."""
         name = self._client.name
         self._client.subscribe(self._topics.task(name))
         for digest in self._refs:
@@ -131,7 +134,7 @@ class LightDevice:
             self._on_answer(message)
 
     def _on_answer(self, message: messages.TaskAnswer) -> None:
-        """Handle what the server says about a task that it has offered."""
+        """Handle a message of the server about a task that it offered."""
         if self._offer is None or message.task != self._offer.task:
             return
         if isinstance(message, messages.UploadMissing):
@@ -141,13 +144,14 @@ class LightDevice:
             self._enter("idle")
 
     def on_tick(self, now: float) -> None:
-        """Publish a state that has lasted, ask again for chunks, or announce again."""
+        """Publish a state that has lasted, request missing chunks, or repeat an announcement."""
         if self._told_state != self._state and now >= self._lasts_at:
             self._publish_state()
+        # The announcement or the server's reply to it may be lost; the server replies to each.
         if self._update is not None and now - self._moved_at >= RETRY_SECONDS:
             self._announce()
         elif self._refs and now - self._moved_at >= self._patience:
-            # What is under way to many must not be asked for by each of them again and again.
+            # Chunks on their way to many devices must not be requested repeatedly by each of them.
             self._patience *= 2
             for digest in list(self._refs):
                 self._ask(digest)
@@ -159,7 +163,7 @@ class LightDevice:
         self._lasts_at = time.monotonic() + LASTING_SECONDS
 
     def _publish_profile(self) -> None:
-        """Publish what this device is, and what it does."""
+        """Publish the description and the state of this device."""
         profile = messages.DeviceProfile(profile=_PROFILE)
         topic = self._topics.profile(self._client.name)
         self._client.publish(topic, profile.to_bytes(), retain=True)
@@ -175,7 +179,7 @@ class LightDevice:
         self._client.publish(topic, self._message(kind, **fields).to_bytes())
 
     def _message(self, kind: type[DeviceMessage], **fields: object) -> DeviceMessage:
-        """Return a message about the task in hand."""
+        """Return a message about the current task."""
         if self._offer is None:
             raise RuntimeError(
                 "a light device speaks about a task that it does not have; this is a bug"
@@ -185,12 +189,12 @@ class LightDevice:
     # Fetching.
 
     def _begin(self, offer: messages.Offer) -> None:
-        """Accept an offer, and fetch what this device does not have."""
+        """Accept an offer, and fetch the blobs that this device lacks."""
         if self._offer is not None and self._offer.task == offer.task:
-            return  # a repetition; what is missing is asked for by the clock
+            return  # a repeated offer; the timer requests missing chunks
         self._forget()
         self._offer = offer
-        # A benchmark has one tier, so there is nothing to choose.
+        # A benchmark has only one tier.
         choice = offer.choices[0]
         offered = {"artifact_set": choice.artifact_set, "weights": choice.weights}
         missing = {name: ref for name, ref in offered.items() if ref.digest not in self._held}
@@ -200,6 +204,7 @@ class LightDevice:
             self._client.subscribe(self._topics.blob_filter(ref.digest))
         self._moved_at = time.monotonic()
         self._send(messages.Accept, lacks=tuple(missing))
+        # A device that lacks nothing starts at once.
         self._work()
 
     def _ask(self, digest: str) -> None:
@@ -213,6 +218,8 @@ class LightDevice:
             return
         self._moved_at = time.monotonic()
         chunks = self._chunks[digest]
+        # All devices of the process share one verified copy, so a chunk's payload is not needed
+        # again.
         if digest in self._whole:
             # Another device of this process has verified the blob: its index is enough.
             chunks[int.from_bytes(frame[4:8], "big")] = b""
@@ -229,7 +236,7 @@ class LightDevice:
         if digest not in self._whole:
             chunks = self._chunks[digest]
             data = b"".join(chunks[index] for index in range(ref.chunks))
-            # A chunk was damaged on its way: all of them are asked for again.
+            # A chunk was damaged in transit, so request all of them again.
             if not matches(data, digest):
                 chunks.clear()
                 self._ask(digest)
@@ -245,7 +252,7 @@ class LightDevice:
     # Uploading.
 
     def _work(self) -> None:
-        """Send the weights back as the update, once everything is there."""
+        """Send the weights back as the update once every blob has arrived."""
         offer = self._offer
         if offer is None or self._refs:
             return
@@ -258,6 +265,7 @@ class LightDevice:
             "version": str(offer.version),
             "tier": choice.tier,
         }
+        # The metadata names the task, so every device's update has its own digest.
         buffers = weights_parts(_decoded(weights), metadata)
         ref = messages.BlobRef(
             digest=blob_digest(*buffers),
@@ -282,7 +290,7 @@ class LightDevice:
     def _upload(self, frames: Frames) -> None:
         if self._offer is None:
             return
-        # Without waiting: paho keeps what the broker has not taken yet.
+        # No waiting: paho keeps messages that the broker has not accepted yet.
         for index, frame in frames:
             self._client.publish(self._topics.upload(self._offer.task, index), frame)
         self._announce()
@@ -294,7 +302,7 @@ class LightDevice:
             self._client.publish(topic, self._update.announcement)
 
     def _forget(self) -> None:
-        """Forget the task in hand."""
+        """Drop the current task."""
         for digest in self._refs:
             self._client.unsubscribe(self._topics.blob_filter(digest))
         self._offer = None
@@ -304,15 +312,15 @@ class LightDevice:
 
 
 def _own_frames(weights: bytes, update: _Update) -> Frames:
-    """Return the chunks of one device's update: those that all share, with its header in the first.
+    """Return the chunks of one device's update: the shared ones, with its header in the first.
 
-    The header is as long for all devices of a process.
+    The header has the same length for all devices of a process.
     """
     header = b"".join(update.buffers[:2])
     chunk_bytes = update.ref.chunk_bytes
     shared, *later = _shared_frames(weights, len(header), chunk_bytes)
     first = bytearray(shared)
-    # In front of the payload a frame has its own header, whose length is what is left.
+    # A frame has its own header before the payload; its length is the remainder.
     payload_start = len(shared) - min(chunk_bytes, update.ref.size)
     first[payload_start : payload_start + len(header)] = header
     return enumerate((first, *later))
@@ -323,7 +331,7 @@ def _status(state: str, *, online: bool = True) -> bytes:
 
 
 def light_client(topics: Topics, name: str, whole: dict[str, bytes]) -> SwarmClient:
-    """Return a light device with its connection; `whole` as of `LightDevice`."""
+    """Return a light device with its connection; `whole` is that of `LightDevice`."""
     will = Farewell(topics.status(name), _status("gone", online=False))
     client = SwarmClient(topics, name, will, LeanClient)
     client.behaviour = LightDevice(client, whole)

@@ -1,6 +1,6 @@
 """The processes that hold a benchmark's devices.
 
-Each runs a swarm until its standard input closes, then tells its bytes. Run as a module:
+Each runs a swarm until its standard input closes, then prints its byte counts. Run as a module:
 ``python -m shoal.bench.processes <light|bare> <fleet> <broker url> <first> <stop>``.
 """
 
@@ -45,15 +45,15 @@ def device_processes(
         kind: ``light``, or ``bare`` for those of the baseline.
         fleet: name of the fleet.
         broker: its URL.
-        devices: how many.
-        processes: in so many.
+        devices: number of devices.
+        processes: number of processes.
 
     Yields:
-        What has, after the end of the context, the bytes of payloads and topics that the devices
-        exchanged, by kind of topic and way.
+        A mapping that is filled when the context ends: the bytes of payloads and topics that the
+        devices exchanged, by kind of topic and direction.
     """
     exchanged: Counter[str] = Counter()
-    # Each process has as many as the others, but for one.
+    # The numbers of devices of two processes differ by at most one.
     bounds = [devices * index // processes for index in range(processes + 1)]
     children: list[ChildProcess] = []
     for first, stop in pairwise(bounds):
@@ -69,10 +69,11 @@ def device_processes(
 
 
 def _end(child: ChildProcess) -> bytes:
-    """End a child, and return what it prints then: nothing, if it had to be killed."""
+    """End a child, and return what it printed; empty if it had to be killed."""
     try:
         output, _ = child.communicate(timeout=END_SECONDS)
     except subprocess.TimeoutExpired:
+        # Without a grace period: it has had one already.
         child.end(0)
         return b""
     return output
@@ -96,7 +97,7 @@ def _main(
     stop: str,
 ) -> None:
     ended = threading.Event()
-    # Its standard input closes then, also where the parent was killed.
+    # Standard input also closes if the parent is killed.
     when_parent_ends(ended.set)
     topics = Topics(fleet)
     whole: dict[str, bytes] = {}  # one copy of each blob for all devices of this process

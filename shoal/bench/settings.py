@@ -6,20 +6,21 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FleetBench:
-    """What a benchmark of rounds runs and measures.
+    """The options of a benchmark of rounds.
 
-    The embedded broker drops chunks of readers that fall behind, which a fleet asks for again and
-    the baseline cannot.
+    The embedded broker drops chunks for slow readers. A fleet requests them again; the baseline
+    cannot.
 
     Attributes:
-        devices: light devices, which speak the protocol but do not train.
-        rounds: rounds, of which the first warms up and is not counted.
-        payload_bytes: bytes of an update, and of the weights that are sent.
-        broker: ``mosquitto``, ``embedded``, or ``mqtt://host:port`` of a running one.
-        port: port of a broker that is started.
-        processes: processes that hold the devices.
-        deadline_seconds: seconds until a round closes without the devices that are missing.
-        receivers: processes that receive updates for the server; with 0 the server does.
+        devices: number of light devices, which use the protocol but do not train.
+        rounds: number of rounds; the first one warms up and is not counted.
+        payload_bytes: size of an update and of the weights that are sent.
+        broker: ``mosquitto``, ``embedded``, or ``mqtt://host:port`` of a running broker.
+        port: port of the broker that the benchmark starts.
+        processes: number of processes that hold the devices.
+        deadline_seconds: seconds until a round closes without the missing devices.
+        receivers: number of processes that receive updates for the server; with 0 the server
+            receives them.
         folder: folder for the store.
     """
 

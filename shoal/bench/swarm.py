@@ -17,12 +17,14 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Farewell
 
 TICK_SECONDS = 0.5
+# QoS 1 messages of a client that the broker has not acknowledged.
 _IN_FLIGHT = 32
+# A connection that is lost for a shorter time keeps its subscriptions and queued messages.
 _SESSION_EXPIRY_SECONDS = 60
 
 
 class Behaviour(Protocol):
-    """What one client does."""
+    """The behaviour of one client."""
 
     def on_connected(self) -> None:
         """Subscribe, now that the broker has accepted the connection."""
@@ -31,20 +33,20 @@ class Behaviour(Protocol):
         """Handle a message."""
 
     def on_tick(self, now: float) -> None:
-        """Repeat what was not answered; called now and then, at ``time.monotonic()``."""
+        """Repeat messages that were not answered; called regularly with ``time.monotonic()``."""
 
 
 class SwarmClient:
-    """One client of a swarm, which counts the payload bytes of what it exchanges by kind.
+    """One client of a swarm, which counts the bytes that it exchanges by kind.
 
     Attributes:
-        topics: of the fleet.
-        name: of the device.
-        behaviour: what it does; set before it connects.
-        bytes_by_kind: bytes of topics and payloads by kind of topic and way.
+        topics: topics of the fleet.
+        name: name of the device.
+        behaviour: its behaviour; set before it connects.
+        bytes_by_kind: bytes of topics and payloads by kind of topic and direction.
         away_until: ``time.monotonic()`` before which it does not connect again.
-        watched: the socket that its swarm waits for, None for none.
-        client: paho's.
+        watched: the socket that its swarm waits for, if any.
+        client: the paho client.
     """
 
     def __init__(
@@ -69,20 +71,20 @@ class SwarmClient:
             self.client.will_set(will.topic, will.payload, qos=1, retain=True)
         self.client.max_inflight_messages_set(_IN_FLIGHT)
         self.client.on_message = self._on_message
-        # The lean client hands payloads over without making a message of paho's.
+        # The lean client passes payloads on without creating a paho message.
         if isinstance(self.client, LeanClient):
             self.client.on_plain_message = self._receive
         self.client.on_connect = self._on_connect
 
     def connect(self, address: BrokerAddress) -> None:
-        """Open the connection; the packets go with the swarm's loop."""
+        """Open the connection; the swarm's loop exchanges the packets."""
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = _SESSION_EXPIRY_SECONDS
         self.client.connect(
             address.host,
             address.port,
             keepalive=KEEP_ALIVE_SECONDS,
-            clean_start=True,  # a session of an earlier benchmark would bring its chunks
+            clean_start=True,  # the session of an earlier benchmark would deliver its chunks
             properties=properties,
         )
 
@@ -98,11 +100,11 @@ class SwarmClient:
         self.client.publish(topic, payload, qos=1, retain=retain)
 
     def subscribe(self, topic_filter: str) -> None:
-        """Let messages come."""
+        """Subscribe to a topic."""
         self.client.subscribe(topic_filter, qos=1)
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """Let them come no more."""
+        """Unsubscribe from a topic."""
         self.client.unsubscribe(topic_filter)
 
     def _on_connect(self, *_: Any) -> None:
@@ -128,8 +130,9 @@ class SwarmClient:
             self.behaviour.on_message(topic, payload)
 
     def _count(self, way: str, topic: str, size: int) -> None:
+        # Topics start with the fleet's root and a slash.
         levels = topic[len(self.topics.root) + 1 :].split("/")
-        # The last level says the kind where the first is that of a device or of the server.
+        # The last level is the kind if the first level names a device or the server.
         kind = levels[-1] if levels[0] in {"devices", "server"} else levels[0]
         key = f"{kind} {way}"
         self.bytes_by_kind[key] = self.bytes_by_kind.get(key, 0) + size
@@ -144,7 +147,7 @@ class Swarm:
         self._selector = selectors.DefaultSelector()
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Work until ``stop`` returns true; it is called every half second."""
+        """Run until ``stop`` returns true; it is called every half second."""
         for client in self._clients:
             self._connect(client, 0.0)
         next_tick = time.monotonic()
@@ -157,17 +160,19 @@ class Swarm:
             client.client.disconnect()
 
     def _exchange(self, wait_seconds: float) -> None:
-        """Read and write what the sockets have and take."""
+        """Read from and write to the sockets that are ready."""
         for key, events in self._selector.select(wait_seconds):
             client: SwarmClient = key.data
             if events & selectors.EVENT_READ:
                 client.client.loop_read()
             if events & selectors.EVENT_WRITE:
                 client.client.loop_write()
+            # Reading may queue a packet, or close the connection.
             self._watch(client)
 
     def _watch(self, client: SwarmClient) -> None:
-        """Wait for what a client's connection waits for now, if it has one."""
+        """Watch a client's connection for the events that it waits for, if it has one."""
+        # Paho opens a new socket when it connects again, and drops the socket of a lost connection.
         socket = client.client.socket()
         if socket is not client.watched:
             if client.watched is not None:
@@ -180,14 +185,14 @@ class Swarm:
         events = selectors.EVENT_READ
         if client.client.want_write():
             events |= selectors.EVENT_WRITE
-        # A system call for each change is what a bench of thousands of clients feels.
+        # With thousands of clients, a system call for each change is noticeable.
         if events != self._selector.get_key(socket).events:
             self._selector.modify(socket, events, client)
 
     def _connect(self, client: SwarmClient, now: float) -> None:
-        """Connect a client that is not, and is not to stay away.
+        """Connect a client that is disconnected, unless it has to stay away.
 
-        The broker may be gone, and is tried again.
+        If the broker is unreachable, the next call tries again.
         """
         if client.client.socket() is None and now >= client.away_until:
             with contextlib.suppress(OSError):
@@ -195,10 +200,12 @@ class Swarm:
         self._watch(client)
 
     def _tick(self, now: float) -> None:
-        """Let paho keep connections alive, and each client repeat what was not answered."""
+        """Let paho keep connections alive, and let clients repeat unanswered messages."""
         for client in self._clients:
+            # Keep-alive packets, which the selector's events do not cause.
             client.client.loop_misc()
             self._connect(client, now)
             if client.behaviour is not None and client.client.is_connected():
                 client.behaviour.on_tick(now)
+                # The behaviour may have queued packets.
                 self._watch(client)

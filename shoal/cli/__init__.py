@@ -1,1 +1,1 @@
-"""The one command, ``shoal``: parses, calls, prints."""
+"""The command ``shoal``: it parses options, calls the library and prints results."""

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they take from the folder of a project.
+"""Options that several commands share, and their defaults from the project's folder.
 
 In a folder with a ``fleet.toml`` no command needs ``--config`` or ``--store``.
 """
@@ -10,6 +10,7 @@ import typer
 from pydantic import BaseModel
 
 from fleet_protocol.configuration import load_config
+from fleet_protocol.run_names import check_run_name
 
 HERE = Path()
 FLEET_FILE = Path("fleet.toml")
@@ -19,11 +20,11 @@ SOURCE = "Fleet and store"
 OUTPUT = "Output"
 """Panels of a help text for options that many commands have."""
 _STORE = Path("runs/store")
-"""The store of a configuration that names none."""
+"""The store of a configuration without `store`."""
 
 
 class _Project(BaseModel):
-    """A ``fleet.toml`` of which only the store is read."""
+    """The store in a ``fleet.toml``; other keys are ignored."""
 
     store: Path = _STORE
 
@@ -31,7 +32,7 @@ class _Project(BaseModel):
 def project_store() -> Path:
     """Return the store of the project in the current folder.
 
-    It is the one that ``fleet.toml`` names, and ``runs/store`` where there is no such file.
+    It is the one that ``fleet.toml`` names, or ``runs/store`` if there is no such file.
 
     Raises:
         ConfigError: ``fleet.toml`` is not TOML, or its store is not a path.
@@ -42,12 +43,24 @@ def project_store() -> Path:
 
 
 def _unless_here(context: typer.Context, url: str) -> str:
-    """The address of a page; what is typed of this machine counts before SHOAL_URL."""
+    """The address of a page; options that name this machine override SHOAL_URL."""
+    # A missing source has no name: not every command has all of these options.
     came = [
         getattr(context.get_parameter_source(name), "name", "")
         for name in ("url", "store", "folder", "config")
     ]
+    # SHOAL_URL is a default for every command, so a typed path on this machine has priority.
     return "" if came[0] == "ENVIRONMENT" and "COMMANDLINE" in came else url
+
+
+def checked_name(name: str | None) -> str | None:
+    """The name of a new run, checked before the configuration is read."""
+    if name is None:
+        return None
+    try:
+        return check_run_name(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 StoreFolder = Annotated[
@@ -56,39 +69,52 @@ StoreFolder = Annotated[
         "--store",
         help="Folder of the server's store.",
         default_factory=project_store,
-        show_default="the store of fleet.toml here, or runs/store",
+        show_default="the store of fleet.toml in this folder, or runs/store",
         rich_help_panel=SOURCE,
     ),
 ]
 RunId = Annotated[
     str | None,
     typer.Option(
-        help="Id of a run, or its beginning; default: the newest, in a list of runs or lines all.",
+        help="Name or id of a run, or a prefix of the id. By default, the newest run; lists"
+        " and logs show all runs.",
         rich_help_panel=SOURCE,
     ),
 ]
-FleetFolder = Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")]
+FleetFolder = Annotated[Path, typer.Option(help="The fleet's folder from `shoal init`.")]
 FleetFile = Annotated[
     Path,
     typer.Option(
         "--config",
-        help="The configuration of the fleet and its runs.",
+        help="Configuration file of the fleet and its runs.",
         rich_help_panel=SOURCE,
     ),
 ]
-RunName = Annotated[
+RunInProgress = Annotated[
     str,
-    typer.Option("--run", help="Id of the run, or its beginning; by default the one in progress."),
+    typer.Option(
+        "--run",
+        help="Name or id of the run, or a prefix of the id; by default, the run in progress.",
+    ),
+]
+NewName = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        callback=checked_name,
+        help="Name of the run, for --run and all lists; overrides run_name in the configuration.",
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
 ]
 Watch = Annotated[
-    bool, typer.Option("--watch", help="Show it again whenever it changes.", rich_help_panel=OUTPUT)
+    bool,
+    typer.Option("--watch", help="Update the output whenever it changes.", rich_help_panel=OUTPUT),
 ]
 _ASK = (
-    "Ask the page at http(s)://host:port instead, with the token in SHOAL_TOKEN or in the file "
-    "SHOAL_TOKEN_FILE."
+    "Read from the page at http(s)://host:port instead, with the token in SHOAL_TOKEN or in the"
+    " file SHOAL_TOKEN_FILE."
 )
 PageUrl = Annotated[
     str,
@@ -98,7 +124,7 @@ PageUrl = Annotated[
 ]
 BrokerUrl = Annotated[
     str | None,
-    typer.Option(help="mqtt(s)://host:port instead of the configured broker."),
+    typer.Option(help="Use the broker at mqtt(s)://host:port instead of the configured one."),
 ]
 ModelsFile = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""Draws what the versions of several runs were judged, over their rounds."""
+"""Plots the scores of the versions of several runs over their rounds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def require_format(path: Path) -> None:
-    """Raise a ConfigError if no picture has the ending of a file's name."""
+    """Raise a ConfigError if the file name has no extension of a picture."""
     if path.suffix not in _FORMATS:
         raise ConfigError(f"--plot {path}: the name must end with {', '.join(_FORMATS)}")
 
@@ -20,11 +20,13 @@ def plot_runs(runs: Sequence[ComparedRun], path: Path) -> Path:
     """Write a picture with a curve for each run, and return its path.
 
     Raises:
-        ConfigError: no version was judged.
+        ConfigError: no version was evaluated.
         StorageError: the file cannot be written.
     """
     if not any(run.scores for run in runs):
-        raise ConfigError("--plot: no version of these runs was judged, so there is no curve")
+        raise ConfigError(
+            "--plot: no version of these runs was evaluated, so there is nothing to plot"
+        )
     figure, (axes,) = new_figure("")
     lines = []
     for position, run in enumerate(runs):
@@ -34,6 +36,7 @@ def plot_runs(runs: Sequence[ComparedRun], path: Path) -> Path:
             if score is not None:
                 rounds.append(run.rounds[version])
                 scores.append(score)
+        # More runs than colours or line styles repeat them, but rarely the same pair.
         colour = COLOURS[position % len(COLOURS)]
         style = LINES[position % len(LINES)]
         lines += axes.plot(rounds, scores, style, color=colour)

@@ -21,23 +21,23 @@ from fleet_protocol.errors import visible
 PIPE_WIDTH = 160
 _WIDEST = 10_000
 _WHOLE_LETTERS = 20
-"""Columns of cells up to this length, such as dates, are broken nowhere."""
-_MOST_SHOWN = 8000  # characters of one error
+"""Columns with cells up to this length, such as dates, are never wrapped."""
+_MOST_SHOWN = 8000  # characters shown of an error
 
 
 class ShoalConsole(Console):
-    """A console on which no text can move the cursor; only rich's own drawing passes unchanged.
+    """A console that removes control characters from text; only rich's own output keeps them.
 
-    Stores, messages, files and their names may come from others. See `visible`. Nothing is
-    highlighted: rich searches a text for numbers, paths and addresses in a time that grows with the
-    square of its length.
+    Stores, messages, files and their names may be untrusted. See `visible`. Highlighting is off:
+    rich's search for numbers, paths and addresses takes time quadratic in the length of a text.
     """
 
     def __init__(self, **options: Any) -> None:
-        """Make a console with the options of rich's own."""
+        """Create a console with the options of rich's `Console`."""
         super().__init__(highlight=False, **options)
 
     @override
+    # Rich parses this text as markup, so characters are removed before that.
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
 
@@ -53,7 +53,8 @@ class ShoalConsole(Console):
 
 
 def output_console() -> Console:
-    """Return the console of standard output; unless it is a terminal, lines have 160 columns."""
+    """Return the console of standard output; without a terminal, lines have 160 columns."""
+    # Output into a file or a pipe must not depend on a terminal's width.
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     return ShoalConsole(width=width)
 
@@ -64,34 +65,34 @@ def error_console() -> Console:
     return ShoalConsole(stderr=True, width=width)
 
 
-def say(text: str) -> None:
-    """Print a sentence as it is: no markup, no colours, and cut nowhere."""
+def print_text(text: str) -> None:
+    """Print a sentence unchanged: without markup, colours or truncation."""
     output_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def cut(text: str, most: int = _MOST_SHOWN) -> str:
-    """Return the beginning of a text of any length, with a note of how much is not shown."""
+    """Return the beginning of a text, with a note of how many characters are not shown."""
     if len(text) <= most:
         return text
     return f"{text[:most]} ... ({len(text) - most} more characters are not shown)"
 
 
 def print_error(text: str) -> None:
-    """Print why a command ends, on standard error; of a long text its beginning alone."""
+    """Print on standard error why a command ends; a long text is truncated."""
     error_console().print(f"[bold red]error:[/] {escape(cut(text))}", soft_wrap=True)
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
-    """Print a value `flat` for a program to read, on a line of its own or spread."""
+    """Print a value as flat JSON (see `flat`), on one line or indented."""
     print(json.dumps(flat(value), indent=None if line else 2, default=str), flush=True)
 
 
 def flat(value: Any) -> Any:
     """Return a record, or a list of records, without nesting.
 
-    Values inside have dotted names, and lists hold plain values alone. Entries of any other list
-    go by their name or number. The records of a list have the same names, with None for a value
-    that a record lacks.
+    Nested values get dotted names, and lists hold only plain values. Entries of other lists are
+    named by their ``name`` or their number. The records of a list have the same names, with None
+    for a value that a record lacks.
 
     Example:
         >>> records = [{"id": 1, "of": {"tiers": [1, 0.5], "blocks": [{"no": 3}]}}]
@@ -104,7 +105,7 @@ def flat(value: Any) -> Any:
     if not _is_nested(value):
         return value
     records = [flat(record) for record in value]
-    # A dictionary as a set that keeps the order in which names first occur.
+    # A dictionary serves as a set that keeps the order of first occurrence.
     names: dict[str, None] = {}
     for record in records:
         names |= dict.fromkeys(record)
@@ -118,11 +119,13 @@ def _with_names(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, An
 
 
 def _without_prefixes(names: Iterable[str]) -> list[str]:
-    """Return dotted names without those that are the beginning of others, in their order."""
+    """Return dotted names in their order, without those that are prefixes of others."""
     ordered = sorted(names)
     complete = []
     for name in names:
         beginning = f"{name}."
+        # A name that extends this one sorts directly after it, so one look at the next name is
+        # enough.
         following = bisect_left(ordered, beginning)
         if following == len(ordered) or not ordered[following].startswith(beginning):
             complete.append(name)
@@ -130,14 +133,14 @@ def _without_prefixes(names: Iterable[str]) -> list[str]:
 
 
 def _is_nested(value: Any) -> bool:
-    """Return whether a list has records or lists in it."""
+    """Return whether a list contains records or lists."""
     if not isinstance(value, list | tuple):
         return False
     return any(isinstance(entry, Mapping | list | tuple) for entry in value)
 
 
 def _plain_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values inside a value, each with its dotted name."""
+    """Yield the nested values of a value, each with its dotted name."""
     if _is_nested(value):
         value = _by_name_or_number(value)
     if not isinstance(value, Mapping):
@@ -148,7 +151,7 @@ def _plain_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _by_name_or_number(entries: Sequence[Any]) -> dict[Any, Any]:
-    """Return the entries of a list by their ``name``, or else by their number."""
+    """Return the entries of a list by their ``name`` or, without one, by their number."""
     by_key = {}
     for number, entry in enumerate(entries):
         key = entry.get("name", number) if isinstance(entry, Mapping) else number
@@ -165,18 +168,19 @@ def print_rows(
 ) -> None:
     """Print a table whose columns are the keys of the first row.
 
-    Cells are plain text. On a terminal that is too narrow for their words each row becomes a list.
+    Cells are plain text. If the terminal is too narrow for their words, each row becomes a list.
 
     Args:
-        title: above the table.
+        title: title above the table.
         rows: the cells of each row by the name of their column.
-        empty: printed where there are no rows.
-        optional: columns that a narrow terminal leaves out, the first of them first.
+        empty: printed if there are no rows.
+        optional: columns that a narrow terminal omits, in this order.
     """
     console = output_console()
     if not rows:
         console.print(empty)
         return
+    # Measured without a bound, because rich never reports a minimum above the width that it has.
     unbounded = console.options.update(max_width=_WIDEST)
     left_out: list[str] = []
     table = _table(title, rows, left_out)
@@ -188,19 +192,23 @@ def print_rows(
     if Measurement.get(console, unbounded, table).minimum <= console.width:
         console.print(table)
         if left_out:
-            say(f"left out: {', '.join(left_out)}; a wider terminal or --json shows them")
+            # A person who reads a narrow table must know that it is incomplete.
+            print_text(
+                f"columns omitted: {', '.join(left_out)}; a wider terminal or --json shows them"
+            )
         return
     for row in rows:
         lines = [f"{name}: {value}" for name, value in row.items()]
-        say("\n  ".join(lines))
+        print_text("\n  ".join(lines))
 
 
 def _table(title: str, rows: Sequence[Mapping[str, str]], left_out: Sequence[str]) -> Table:
-    """Lay out rows without some columns; only long texts are broken into lines."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    """Lay out rows without some columns; only long texts are wrapped."""
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
     names = [name for name in rows[0] if name not in left_out]
     for name in names:
         first = rows[0][name]
+        # The first row decides for the column.
         numeric = first[:1].isdigit() or first in {"-", ""}
         longest = max(cell_len(name), *(cell_len(row[name]) for row in rows))
         table.add_column(
@@ -215,7 +223,7 @@ def _table(title: str, rows: Sequence[Mapping[str, str]], left_out: Sequence[str
 
 
 def bytes_text(count: float) -> str:
-    """Return a number of bytes for people.
+    """Return a number of bytes as readable text.
 
     Example:
         >>> bytes_text(1_234_567)
@@ -231,7 +239,7 @@ def bytes_text(count: float) -> str:
 
 
 def count_text(count: float) -> str:
-    """Return a large count for people.
+    """Return a large count as readable text.
 
     Example:
         >>> count_text(80_500_000)
@@ -247,7 +255,7 @@ def count_text(count: float) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return a duration for people.
+    """Return a duration as readable text.
 
     Example:
         >>> seconds_text(75)
@@ -261,19 +269,19 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Return a number with four decimals, or a dash without one."""
+    """Return a number with four decimals, or a dash for None."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def time_text(seconds: float | None) -> str:
-    """Return a time in seconds since 1970 as local date and time, or a dash without one."""
+    """Return a time in seconds since 1970 as local date and time, or a dash for None."""
     if seconds is None:
         return "-"
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def release_text(version: str, record: str | None, sets: str | None = None) -> str:
-    """Return what a board runs: a version, the releases that it got, and why one failed.
+    """Return what a board runs: its version, its releases, and why a release failed.
 
     Args:
         version: version of Shoal on the board.
@@ -284,7 +292,9 @@ def release_text(version: str, record: str | None, sets: str | None = None) -> s
     for kind, line in (("", record), ("sets ", sets)):
         if not line:
             continue
+        # A board reports these records as plain lines; only the reason contains spaces.
         phase, number, _, _, *reason = line.split(" ", 4)
+        # Release 0 is what the board was installed with.
         if number == "0":
             continue
         text += f", {kind}{phase} {number}"

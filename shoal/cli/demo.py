@@ -1,4 +1,4 @@
-"""A whole fleet on this machine, trained three ways on the same data, and a report."""
+"""Trains a fleet on this machine in three ways on the same data, and writes a report."""
 
 import socket
 import time
@@ -28,7 +28,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.spelling import without_login
 from models.registry import Registry, infer_layout
-from shoal.cli.console import error_console, print_rows, say, seconds_text
+from shoal.cli.console import error_console, print_rows, print_text, seconds_text
 from shoal.cli.progress import RunDisplay, export_bar
 from shoal.cli.report import (
     Arm,
@@ -43,7 +43,7 @@ from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.dataset import Dataset
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet, iid
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 FLEET = "demo"
@@ -55,7 +55,7 @@ def _device(task: TaskRecord) -> DevicePoint | None:
     return DevicePoint(
         device=task.device,
         tier=task.tier,
-        examples=task.metrics.examples,
+        examples=task.metrics.weight,
         train_loss=task.metrics.train_loss,
         local_accuracy=task.metrics.evaluation.accuracy if task.metrics.evaluation else None,
         train_seconds=task.metrics.train_seconds,
@@ -63,21 +63,28 @@ def _device(task: TaskRecord) -> DevicePoint | None:
 
 
 def _round(record: RoundRecord, tasks: list[TaskRecord]) -> RoundPoint:
-    devices = [point for task in tasks if (point := _device(task)) is not None]
+    devices = []
+    for task in tasks:
+        point = _device(task)
+        if point is not None:
+            devices.append(point)
     return RoundPoint(
         number=record.number,
         accuracy=record.evaluation.accuracy if record.evaluation else None,
         loss=record.evaluation.loss if record.evaluation else None,
         metrics={m.name: m.value for m in record.evaluation.metrics} if record.evaluation else {},
+        # A round without a recorded end counts 0 seconds.
         seconds=(record.ended_at or record.planned_at) - record.planned_at,
         devices=tuple(devices),
     )
 
 
 def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) -> Arm:
-    """Read a run, or raise a ConfigError where the store has none such."""
+    """Read a run; raise a ConfigError if the store does not have it."""
     with closing(Store(store_folder, read_only=True)) as store:
         view = queries.status(store, run)
+        # An abandoned round has made no version.
+        # Only these have figures to show.
         closed = [record for record in store.rounds(run) if record.state is RoundState.CLOSED]
         points = tuple(
             _round(record, store.tasks(run, record.number, "train")) for record in closed
@@ -98,19 +105,19 @@ class Preset(FrozenModel):
     Attributes:
         arch: architecture of the zoo.
         settings: its settings; input shape and classes follow from the data.
-        devices: agents to start.
-        widths: tiers, widest first; devices share them evenly, the first devices getting the
-            widest.
+        devices: number of agents to start.
+        widths: widths of the tiers, widest first; the tiers are assigned evenly, the widest to the
+            first devices.
         partition: how the training data is split.
         alpha: concentration of a Dirichlet split.
-        rounds: rounds of every run.
+        rounds: number of rounds of every run.
         epochs: local epochs.
         batch_size: samples per step.
-        learning_rate: of the optimizer.
-        baselines: also run AllSmall and Exclusive.
+        learning_rate: learning rate of the optimizer.
+        baselines: whether to run AllSmall and Exclusive, too.
         evaluate_every: rounds between evaluations; each asks every device for a pass over its data
             (specification 1.6).
-        deadline_seconds: of a round.
+        deadline_seconds: deadline of a round.
     """
 
     arch: str
@@ -129,7 +136,8 @@ class Preset(FrozenModel):
     deadline_seconds: float = Field(gt=0)
 
     def width_of(self, index: int) -> float:
-        """The widest tier that device ``index`` can hold."""
+        """Return the widest tier that device ``index`` can hold."""
+        # Equal shares of the devices, without a remainder for the narrowest tier.
         return self.widths[index * len(self.widths) // self.devices]
 
 
@@ -142,9 +150,9 @@ class DemoConfig(FrozenModel):
 
 
 def read_demos(path: Path | None) -> DemoConfig:
-    """Read what the demos do, from a file or else ``shoal/cli/demo.toml``.
+    """Read the presets of the demos from a file, by default ``shoal/cli/demo.toml``.
 
-    A ConfigError where it is wrong.
+    Raises a ConfigError if it is invalid.
     """
     if path is not None:
         return load_config(path, DemoConfig)
@@ -154,7 +162,7 @@ def read_demos(path: Path | None) -> DemoConfig:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What stands on disk before the fleet starts."""
+    """The files that exist before the fleet starts."""
 
     folder: Path
     test_set: Path
@@ -171,15 +179,15 @@ def _export(preset: Preset, data: Dataset, seed: int, out: Path) -> Mapping[floa
     tiers = {width: layout.tier(width) for width in preset.widths}
     with export_bar(error_console(), f"exporting {preset.arch}") as progress:
         export_architecture(
-            architecture,
-            settings,
-            tuple(tiers.values()),
-            Recipe.of(preset.recipe),
+            ExportRequest(
+                architecture,
+                settings,
+                tuple(tiers.values()),
+                Recipe.from_table(preset.recipe),
+                seed=seed,
+            ),
             out,
-            formats=("onnx",),
-            seed=seed,
-            progress=progress,
-            others="replace",
+            ExportOptions(formats=("onnx",), progress=progress, others="replace"),
         )
     return {width: tier.id for width, tier in tiers.items()}
 
@@ -188,16 +196,16 @@ def _prepare(data_name: str, preset: Preset, seed: int, folder: Path) -> _Prepar
     data = load_dataset(data_name)
     count = preset.devices
     dealt = preset.partition == "dirichlet"
-    parts = (
+    samples_by_device = (
         dirichlet(data.train_y, count, preset.alpha, seed)
         if dealt
         else iid(len(data.train_y), count, seed)
     )
     (folder / "data").mkdir(parents=True)
     devices = []
-    for index, part in enumerate(parts):
+    for index, samples in enumerate(samples_by_device):
         path = folder / "data" / f"device-{index}.npz"
-        np.savez(path, x=data.train_x[part], y=data.train_y[part])
+        np.savez(path, x=data.train_x[samples], y=data.train_y[samples])
         devices.append(LocalDevice(f"device-{index}", path.resolve(), preset.width_of(index)))
     test_set = folder / "data" / "test.npz"
     np.savez(test_set, x=data.test_x, y=data.test_y)
@@ -221,6 +229,7 @@ def _fleet_config(
         model=ModelConfig(artifacts=folder / "artifacts", arch=preset.arch, recipe=preset.recipe),
         round=RoundConfig(
             rounds=preset.rounds,
+            # Every device takes part in every round.
             min_devices=preset.devices,
             deadline_seconds=preset.deadline_seconds,
         ),
@@ -239,7 +248,7 @@ def _fleet_config(
 def _arms(
     base: FleetConfig, prepared: _Prepared, preset: Preset
 ) -> list[tuple[Heading, FleetConfig]]:
-    """What every run is called and its configuration, the main one first."""
+    """Name and configuration of every run, the main one first."""
     smallest = prepared.tiers[min(preset.widths)]
     widest = prepared.tiers[max(preset.widths)]
     arms = [
@@ -247,22 +256,26 @@ def _arms(
             Heading(
                 "global",
                 "Shoal",
-                "every device trains the largest sub-model it can hold",
+                "every device trains the largest sub-model that it can hold",
             ),
             base,
         )
     ]
+    # With one width the baselines would be the run itself.
     if preset.baselines and len(preset.widths) > 1:
         large = sum(device.max_width >= max(preset.widths) for device in prepared.devices)
         small_only = base.model_copy(
             update={
                 "tiers": TiersConfig(allowed=(smallest,)),
+                # The numbers outside this tier stay random, so the whole model says nothing.
                 "evaluation": base.evaluation.model_copy(update={"tier": smallest}),
             }
         )
         large_only = base.model_copy(
             update={
+                # Devices that hold only smaller tiers are not selected.
                 "tiers": TiersConfig(allowed=(widest,), exclude_smaller=True),
+                # Only these devices can take part, so a round must not wait for more.
                 "round": base.round.model_copy(update={"min_devices": large}),
             }
         )
@@ -274,7 +287,7 @@ def _arms(
         exclusive = Heading(
             "exclusive",
             "Exclusive",
-            f"only the {large} devices that hold {widest} take part",
+            f"only the {large} devices that can hold {widest} take part",
         )
         arms += [(small, small_only), (exclusive, large_only)]
     return arms
@@ -284,6 +297,7 @@ def _run_arm(
     server: Server, config: FleetConfig, title: str, shown: list[RunDisplay]
 ) -> control.RunFinished:
     with RunDisplay(error_console(), title) as display:
+        # The server informs one listener about all its runs; the display shows the run in progress.
         shown.append(display)
         finished = server.run(config)
         shown.clear()
@@ -294,6 +308,7 @@ def _run_arm(
 
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
+        # The port is free again once the socket closes; the broker takes it a moment later.
         return int(probe.getsockname()[1])
 
 
@@ -301,7 +316,7 @@ def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "em
     """Export, start and train a fleet on this machine, and write a report to a folder of `runs`.
 
     Raises:
-        ShoalError: something the demo needs is missing, or a run failed.
+        ShoalError: a requirement of the demo is missing, or a run failed.
     """
     started = time.monotonic()
     folder = runs / f"demo-{data}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-seed{seed}"
@@ -326,6 +341,7 @@ def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "em
             for heading, config in _arms(base, prepared, preset):
                 began = time.monotonic()
                 finished = _run_arm(server, config, heading.title, shown)
+                # An agent that ended must fail the demo rather than lower its number of devices.
                 devices.check()
                 arms.append(summarise(base.store, finished.run, heading, time.monotonic() - began))
     report = Report(
@@ -362,6 +378,6 @@ def _settings(preset: Preset, broker: str) -> dict[str, str]:
 
 def _print(report: Report, page: Path, numbers: Path) -> None:
     print_rows(report.title, arm_rows(report), empty="no run")
-    say("\n".join(f"{arm.title}: {arm.about}" for arm in report.arms))
-    say(f"seed {report.seed}, {seconds_text(report.seconds)} in all")
-    say(f"page: {page}\nnumbers: {numbers}")
+    print_text("\n".join(f"{arm.title}: {arm.about}" for arm in report.arms))
+    print_text(f"seed {report.seed}, {seconds_text(report.seconds)} in all")
+    print_text(f"page: {page}\nnumbers: {numbers}")

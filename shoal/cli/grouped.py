@@ -1,4 +1,4 @@
-"""Commands with many options take them as one frozen value, not as an argument each."""
+"""Lets commands with many options receive them as one frozen value."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,10 +12,10 @@ Options = TypeVar("Options")
 def grouped(
     options: type[Options], declared: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Let Typer take the fields of a frozen dataclass as the options of a command.
+    """Let Typer use the fields of a frozen dataclass as the options of a command.
 
     Args:
-        options: the dataclass. Its fields may be annotated as Typer's options are.
+        options: the dataclass. Its fields may be annotated like Typer's options.
         declared: Typer's option of each field, for a dataclass that does not know Typer.
 
     Example:
@@ -35,10 +35,11 @@ def grouped(
         parameters.append(_parameter(field, hints[field.name]))
 
     def decorate(function: Callable[[Options], None]) -> Callable[..., None]:
+        # Typer passes the options by name.
         def command(**values: Any) -> None:
             function(options(**values))
 
-        # Typer reads these, and so sees the fields where the function has one argument.
+        # Typer reads these, so it sees the fields instead of the function's one argument.
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = hints
         command.__doc__ = function.__doc__

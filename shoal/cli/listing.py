@@ -1,4 +1,4 @@
-"""Makes commands that show a part of a store, which all have the same options."""
+"""Creates the commands that show a part of a store; all have the same options."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ def view_command(
     """Return an app with the command that shows a view.
 
     Args:
-        load_view: imports the view, when the command runs: it needs the extra ``server``.
-        text: help of the command.
-        group: whether further commands will stand below it.
+        load_view: imports the view when the command runs, because it needs the extra ``server``.
+        text: help text of the command.
+        group: whether the command has subcommands.
     """
     app = typer.Typer(add_completion=False, invoke_without_command=group, help=text)
 
@@ -32,6 +32,7 @@ def view_command(
         as_json: AsJson = False,
         watch: Watch = False,
     ) -> None:
+        # The callback also runs before a subcommand.
         if context.invoked_subcommand is not None:
             return
         with needs("server"):

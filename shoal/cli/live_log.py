@@ -1,6 +1,6 @@
-"""A log as people watch it: on a terminal the newest event in one line, warnings above it.
+"""Shows a log: on a terminal, the newest event in one line with warnings above it.
 
-Elsewhere all lines.
+Without a terminal, it prints all lines.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from shoal.cli.console import error_console
 
 
 class _Line(logging.Handler):
-    """Shows what is as it should be in a status line, and prints the rest above it."""
+    """Shows ordinary events in a status line, and prints warnings and errors above it."""
 
     def __init__(self, status: Status) -> None:
         super().__init__()
@@ -23,6 +23,7 @@ class _Line(logging.Handler):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
+        # Device names and messages in an event must not count as rich's markup.
         text = escape(self.format(record))
         if record.levelno >= logging.WARNING:
             self._status.console.print(
@@ -36,14 +37,15 @@ class _Line(logging.Handler):
 
 @contextlib.contextmanager
 def shown(name: str, *, quiet: bool, lines: bool = False) -> Iterator[None]:
-    """Show a logger's events while something runs.
+    """Show a logger's events while the block runs.
 
-    With `lines` or ``shoal --verbose`` as lines on a terminal, too.
+    With `lines` or ``shoal --verbose``, a terminal also shows one line for each event.
 
-    Quietly it leaves out what is as it should be.
+    With `quiet` it omits ordinary events.
     """
     logger = logging.getLogger(name)
     console = error_console()
+    # A log that goes to a file, or that the user asked to see, stays one line for each event.
     lines = (
         lines or quiet or not console.is_terminal or logging.getLogger().isEnabledFor(logging.INFO)
     )
@@ -54,6 +56,7 @@ def shown(name: str, *, quiet: bool, lines: bool = False) -> Iterator[None]:
     with console.status("starting") as status:
         handler = _Line(status)
         logger.addHandler(handler)
+        # The root handler would print the same event below the status line.
         logger.propagate = False
         try:
             yield

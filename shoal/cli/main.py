@@ -1,7 +1,7 @@
-"""The entry point: one Typer application, and one place where errors become exit codes.
+"""The entry point: one Typer application, and the one place that turns errors into exit codes.
 
-Commands are found in a folder: `shoal --help` reads their docstrings, and only the one that is used
-is imported.
+The commands are the modules of a folder: `shoal --help` reads their docstrings, and only the
+    command that runs is imported.
 """
 
 import ast
@@ -25,9 +25,11 @@ import shoal.cli.commands
 from fleet_protocol.errors import ShoalError, StorageError
 from fleet_protocol.logs import log_to_stderr
 from shoal.cli.console import error_console, print_error
+from shoal.cli.failures import print_failure
+from shoal.packages import OWN_PACKAGES
 
 _OUTPUT_ERRORS = {errno.ENOSPC, errno.EIO, errno.EPIPE}
-"""Errors of a file without a name that concern what a command prints."""
+"""Errors without a file name that concern the output of a command."""
 
 
 _PANELS = {
@@ -36,6 +38,7 @@ _PANELS = {
     "Boards": ("device", "flash"),
     "Results": (
         "runs",
+        "rename",
         "rounds",
         "versions",
         "compare",
@@ -48,7 +51,7 @@ _PANELS = {
     ),
     "Research": ("simulate", "reproduce", "data", "bench"),
 }
-"""The commands in the order of `shoal --help`, by the panel that they stand in."""
+"""The commands in the order of `shoal --help`, by panel."""
 
 
 class CommandFolder(TyperGroup):
@@ -58,6 +61,7 @@ class CommandFolder(TyperGroup):
         super().__init__(**settings)
         for module in pkgutil.iter_modules(shoal.cli.commands.__path__):
             name = module.name.replace("_", "-")
+            # A placeholder: it has a name and a panel, and `get_command` adds the help.
             self.commands[name] = TyperCommand(name)
         for panel, names in _PANELS.items():
             for name in names:
@@ -67,11 +71,12 @@ class CommandFolder(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  (the framework's signature)
         """Return the names of all commands in the order of their panels."""
         in_panels = [name for names in _PANELS.values() for name in names]
-        others = sorted(self.commands.keys() - set(in_panels))
-        return [*filter(self.commands.__contains__, in_panels), *others]
+        # A module without a panel must still be listed.
+        without_panel = sorted(self.commands.keys() - set(in_panels))
+        return [*filter(self.commands.__contains__, in_panels), *without_panel]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command that has only its help, for the list of all; None if there is none.
+        """Return a command with only its help text, for the list of commands; None if unknown.
 
         The module of the command is read and not imported.
         """
@@ -81,7 +86,7 @@ class CommandFolder(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the command that is used."""
+        """Import the command that runs."""
         name, listed_command, arguments = super().resolve_command(ctx, args)
         if name is None or listed_command is None:
             return name, listed_command, arguments
@@ -94,7 +99,7 @@ class CommandFolder(TyperGroup):
 def _app(module: ModuleType, name: str) -> typer.Typer:
     """Return the application of a command's module.
 
-    A module without an `app` has one function, of the command's name after an underscore.
+    A module without an `app` has one function: an underscore and the command's name.
     """
     if hasattr(module, "app"):
         own_app: typer.Typer = module.app
@@ -115,6 +120,7 @@ def _docstring(name: str) -> str:
     spec = find_spec(_module(name))
     if spec is None or not isinstance(spec.loader, InspectLoader):
         return ""
+    # Reading the source costs far less than importing the module's packages.
     source = spec.loader.get_source(_module(name))
     return ast.get_docstring(ast.parse(source or "")) or ""
 
@@ -138,9 +144,15 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Log what happens to standard error."),
-    ] = False,
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            help="Log events to standard error; -vv also logs details and the tracebacks of"
+            " errors.",
+        ),
+    ] = 0,
     _version: Annotated[
         bool,
         typer.Option(
@@ -155,39 +167,47 @@ def _options(
         logging.INFO if verbose else logging.WARNING,
         "%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if verbose > 1:
+        # Details of Shoal's packages only: those of others would hide them.
+        for package in ("shoal", *OWN_PACKAGES):
+            logging.getLogger(package).setLevel(logging.DEBUG)
 
 
 def _open_closed_streams() -> None:
-    """Replace standard output and error by nothing where the parent process has closed them."""
+    """Replace standard output and error by a null device if the parent process closed them."""
     for name in ("stdout", "stderr"):
+        # Python sets a stream to None if its file descriptor was closed at the start.
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def main() -> None:
-    """Run the command line; an error that is not a bug prints one message and its exit code."""
+    """Run the command line; an expected error prints one message and sets the exit code."""
     _open_closed_streams()
     try:
         try:
             app(prog_name="shoal")
+        # Flush here, where an error still leads to an exit code.
         finally:
             sys.stdout.flush()
     except ShoalError as error:
-        print_error(str(error))
+        print_failure(error)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.filename is not None:
             problem = f"cannot use {error.filename}"
         elif error.errno in _OUTPUT_ERRORS:
-            problem = "what this prints cannot be written"
+            problem = "cannot write the output"
         else:
+            # An error without a file that does not concern the output is a bug.
             raise
-        # Python flushes standard output once more at its end, and would report the error again.
+        # Python flushes standard output again at exit, and would report the error twice.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print_error(f"{problem}: {error.strerror}")
         sys.exit(StorageError.exit_code)
     except KeyboardInterrupt:
         error_console().print("interrupted")
+        # 128 plus the number of SIGINT, as shells report it.
         sys.exit(130)
 
 

@@ -1,20 +1,23 @@
 """Parses values of options: lists of numbers, durations, settings and heads.
 
-Each error shows the form that is expected.
+Each error shows the expected form.
 """
 
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from fleet_protocol.configuration import load_config
+from fleet_protocol.data.terms import ContractTerms
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.recipe import RecipeTable
-from models.tier import Tier
+from models.tier import HEAD_NAME, HEAD_SHARE, Tier
+
+NameT = TypeVar("NameT", bound=str)
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -23,22 +26,57 @@ def parse_floats(option: str, text: str) -> tuple[float, ...]:
     """Read ``1,0.5,1/16``.
 
     Raises:
-        ConfigError: it is none of this form; so do the functions below.
+        ConfigError: the text has another form; the same applies to the functions below.
     """
     return tuple(_parse_float(option, number.strip()) for number in text.split(","))
 
 
-def _parse_float(option: str, text: str) -> float:
+def _parse_float(option: str, text: str, example: str = "1,0.5,1/16") -> float:
     """Read a decimal number or a fraction."""
     numerator, slash, denominator = text.partition("/")
     try:
         if slash:
+            # A missing denominator counts as 1, so "1/" is 1.
             return float(numerator) / float(denominator or 1.0)
         return float(numerator)
     except (ValueError, ZeroDivisionError) as error:
         raise ConfigError(
-            f"{option}: {text!r} is not a number; write for example 1,0.5,1/16"
+            f"{option}: {text!r} is not a number; write for example {example}"
         ) from error
+
+
+def parse_shares(option: str, text: str) -> tuple[float, ...]:
+    """Read ``1,0.5,head``: shares of blocks that a tier trains."""
+    example = f"1,0.5,{HEAD_NAME}"
+    shares: list[float] = []
+    for word in text.split(","):
+        name = word.strip()
+        if name == HEAD_NAME:
+            shares.append(HEAD_SHARE)
+            continue
+        share = _parse_float(option, name, example)
+        if not 0 < share <= 1:
+            raise ConfigError(
+                f"{option}: {name} is not a share in (0, 1]; write for example {example}"
+            )
+        shares.append(share)
+    return tuple(shares)
+
+
+def parse_names(option: str, text: str, known: Sequence[NameT]) -> tuple[NameT, ...] | None:
+    """Read some of the known names, in their order; None for an empty text.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    if not text:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            kind = option.removeprefix("--").removesuffix("s")
+            raise ConfigError(f"{option}: unknown {kind} {name!r}; choose from {', '.join(known)}")
+    return tuple(name for name in known if name in names)
 
 
 def parse_ints(option: str, text: str) -> tuple[int, ...]:
@@ -93,14 +131,23 @@ def parse_heads(option: str, values: Sequence[str]) -> dict[Tier, int]:
 def read_recipe(path: Path | None) -> RecipeTable:
     """Read ``[model.recipe]`` of a ``fleet.toml`` or ``sim.toml``.
 
-    Without a path it is the default recipe.
+    Without a path, return the default recipe.
 
     Raises:
-        ConfigError: the file cannot be read, or the table is wrong.
+        ConfigError: the file cannot be read, or the table is invalid.
     """
     if path is None:
         return RecipeTable()
     return load_config(path, _Document).model.recipe
+
+
+def read_contract_terms(path: Path | None) -> ContractTerms | None:
+    """Read ``[contract]`` of a ``fleet.toml``; None without a path or such a table.
+
+    Raises:
+        ConfigError: the file cannot be read, or the table is invalid.
+    """
+    return None if path is None else load_config(path, _Document).contract
 
 
 class _Model(BaseModel):
@@ -108,17 +155,21 @@ class _Model(BaseModel):
 
 
 class _Document(BaseModel):
-    """A configuration of which only the recipe is read and checked."""
+    """The parts of a configuration that an export reads; other keys are ignored."""
 
     model: _Model = _Model()
+    contract: ContractTerms | None = None
 
 
 def _value(text: str) -> Any:
     """Return the value of a setting."""
+    # JSON may contain commas, so a value in braces is not a list.
     if "," in text and not text.startswith("{"):
         entries = [entry.strip() for entry in text.split(",")]
+        # A comma at the end makes a list of one value.
         return tuple(_value(entry) for entry in entries if entry)
     try:
         return json.loads(text)
     except ValueError:
+        # Text without quotes is not JSON.
         return text

@@ -1,4 +1,4 @@
-"""Draws what goes on as it comes: the events of a run, the stages of an export."""
+"""Draws progress: the events of a run, the stages of an export."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,12 +29,12 @@ _BUSY = {"train": "training", "statistics": "statistics"}
 
 @contextmanager
 def export_bar(console: Console, title: str) -> "Iterator[Callable[[Stage], None]]":
-    """Draw how far an export is; yields the function that receives its stages.
+    """Draw the progress of an export; yields the function that receives its stages.
 
-    Nothing is drawn where the console is no terminal.
+    Without a terminal, nothing is drawn.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    # Drawn to a file it would leave an empty line before an error.
+    # In a file it would leave an empty line before an error.
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
@@ -52,7 +52,7 @@ def export_bar(console: Console, title: str) -> "Iterator[Callable[[Stage], None
 
 
 class Display:
-    """Bars that are drawn anew while something runs, where the console is a terminal."""
+    """Progress bars that are redrawn while something runs, if the console is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -77,51 +77,58 @@ class Display:
 class RunDisplay(Display):
     """A live view of one run; give every event to :meth:`show`.
 
-    Where the console is no terminal, lines are printed instead: of closed rounds, and of devices
-    that come and go while there are too few.
+    Without a terminal, it prints lines instead: for closed rounds, and for devices that connect and
+    disconnect while too few are online.
     """
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(console)
-        self._title = title
+        # It has the name of the run, which a person chose.
+        self._title = escape(title)
         self._devices: dict[str, tuple[str, str]] = {}
         self._waiting = ""
         self._last = ""
-        self._rounds: TaskID = self._bars.add_task(title, total=None)
+        self._rounds: TaskID = self._bars.add_task(self._title, total=None)
         self._live.update(self._render())
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         for device, (tier, state) in sorted(self._devices.items()):
-            table.add_row(f"  {device}", f"[dim]{tier}[/]", state)
+            table.add_row(f"  {escape(device)}", f"[dim]{escape(tier)}[/]", state)
         lines = [line for line in (self._waiting, self._last) if line]
         return Group(self._bars, table, *lines)
 
     def _set_state(self, device: str, state: str, tier: str | None = None) -> None:
-        """Show another state of a device, with the tier that it had, if no other is given."""
+        """Show a new state of a device; without a tier, it keeps its last one."""
         last_tier, _ = self._devices.get(device, ("", ""))
         self._devices[device] = (last_tier if tier is None else tier, state)
 
     def show(self, event: control.RunEvent) -> None:
-        """Draw the view as it is after an event."""
+        """Draw the view after an event."""
         self._apply(event)
         self._live.update(self._render())
 
+    def note(self, line: str) -> None:
+        """Print a line that does not belong to an event of the run."""
+        self._console.print(f"[yellow]{escape(line)}[/]", highlight=False, soft_wrap=True)
+
     def _apply(self, event: control.RunEvent) -> None:
-        """Change what is shown of the run, and then of its devices."""
+        """Update the view of the run, and then of its devices."""
         match event:
             case control.RunStarted():
                 self._bars.update(self._rounds, total=event.rounds, completed=event.closed)
             case control.FleetChanged():
                 self._show_waiting(event)
+            # A round ends the wait for devices.
             case control.RoundStarted():
                 self._waiting = ""
+                # The devices of the last round leave the view.
                 self._devices = {device: (tier, "asked") for device, tier in event.devices.items()}
             case control.RoundClosed():
                 self._closed(event)
             case control.RoundJudged():
                 result = event.note if event.evaluation is None else event.evaluation.summary
-                self._show_last(f"  round {event.round} judged: {result}")
+                self._show_last(f"  round {event.round} evaluated: {result}")
             case control.RoundAbandoned():
                 self._console.print(
                     f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}"
@@ -132,7 +139,7 @@ class RunDisplay(Display):
                 self._apply_to_devices(event)
 
     def _apply_to_devices(self, event: control.RunEvent) -> None:
-        """Change what is shown of the devices that an event concerns."""
+        """Update the view of the devices that an event concerns."""
         match event:
             case control.DeviceAccepted():
                 self._set_state(event.device, _BUSY[event.kind], event.tier)
@@ -143,18 +150,19 @@ class RunDisplay(Display):
             case control.UpdateReceived():
                 self._set_state(event.device, f"[green]sent {bytes_text(event.size)}[/]")
             case control.UpdateRefused():
-                # The detail comes from a device: a [word] in it is no markup.
-                about = f"({event.reason.value}) {event.device or ''}"
-                self._console.print(f"[yellow]refused[/] {about}: {escape(event.detail)}")
+                # Names and details come from devices, so a [word] in them must not count as markup.
+                about = f"({event.reason.value}) {event.device or ''}: {event.detail}"
+                self._console.print(f"[yellow]refused[/] {escape(about)}")
             case control.StatisticsStarted():
                 for device in event.devices:
-                    self._set_state(device, "asked for statistics")
+                    self._set_state(device, "statistics requested")
 
     def _show_waiting(self, event: control.FleetChanged) -> None:
         """Show how many devices are missing."""
         ready = f"{event.eligible} of {event.needed} ready"
         self._waiting = f"waiting for devices: {ready}, {len(event.online)} online"
         if not self._console.is_terminal:
+            # Without a terminal the bars are not drawn, so print the state instead.
             self._console.print(self._waiting)
 
     def _closed(self, event: control.RoundClosed) -> None:
@@ -167,7 +175,8 @@ class RunDisplay(Display):
         )
 
     def _show_last(self, last: str) -> None:
-        """Show the last thing that happened, as a line where the console is no terminal."""
+        """Show the last event; without a terminal, print it as a line."""
+        # The summary has names of devices and metrics, which must not count as markup.
         self._last = escape(last)
         if not self._console.is_terminal:
             self._console.print(f"{self._title}{self._last}", highlight=False)

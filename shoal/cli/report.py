@@ -1,4 +1,4 @@
-"""The report of a comparison: one HTML page with its plots inside, and the same numbers as JSON."""
+"""The report of a comparison: one HTML page with embedded plots, and the same numbers as JSON."""
 
 import io
 import json
@@ -12,14 +12,13 @@ from typing import Any
 from fleet_protocol.blob_store import write_atomically
 from shoal.cli.console import bytes_text, seconds_text
 
-# A palette that stays apart for colour-blind readers (Okabe and Ito); the global model always has
-# the first.
+# A palette for colour-blind readers (Okabe and Ito); the global model always has the first colour.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 @dataclass(frozen=True)
 class DevicePoint:
-    """What one device did in one round."""
+    """The work of one device in one round."""
 
     device: str
     tier: str  # the sub-model it trained
@@ -27,7 +26,7 @@ class DevicePoint:
     train_loss: float | None  # mean loss of the last epoch, if it trained
     local_accuracy: (
         float | None
-    )  # of the trained sub-model on the device's held-out samples, if it keeps any
+    )  # accuracy of the trained sub-model on the device's held-out samples, if any
     train_seconds: float
 
 
@@ -36,22 +35,22 @@ class RoundPoint:
     """One closed round."""
 
     number: int  # from 1
-    accuracy: float | None  # of the merged model on the server's test set, if it was evaluated
-    loss: float | None  # likewise
-    seconds: float  # from planning to closing
+    accuracy: float | None  # accuracy of the merged model on the server's test set, if evaluated
+    loss: float | None  # loss of the merged model, likewise
+    seconds: float  # seconds from planning to closing
     devices: tuple[DevicePoint, ...]
-    # that the recipe asks for, of the merged model on the test set
+    # the recipe's metrics of the merged model on the test set
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Heading:
-    """How a run of the comparison is named.
+    """The name of a run of the comparison.
 
     Attributes:
         key: its key in the JSON.
-        title: its name for people.
-        about: what it is.
+        title: its displayed name.
+        about: its description.
     """
 
     key: str
@@ -65,22 +64,22 @@ class Arm(Heading):
 
     rounds: tuple[RoundPoint, ...]  # in order
     wire_bytes: int  # bytes of MQTT packets at the server's connection
-    payload_bytes: int  # bytes of the blobs inside them
-    seconds: float  # whole run
+    payload_bytes: int  # bytes of the blobs in these packets
+    seconds: float  # seconds of the whole run
     refusals: Mapping[str, int]  # refused messages and updates, by reason
 
     @property
     def accuracy(self) -> float | None:
-        """Of the final merged model."""
+        """Accuracy of the final merged model."""
         evaluated = [point.accuracy for point in self.rounds if point.accuracy is not None]
         return evaluated[-1] if evaluated else None
 
 
 @dataclass(frozen=True)
 class Report:
-    """Runs on the same fleet and data beside one another, the main one first.
+    """Several runs on the same fleet and data, the main one first.
 
-    `devices` has the tier each holds.
+    `devices` maps each device to its tier.
     """
 
     title: str
@@ -93,7 +92,7 @@ class Report:
     arms: tuple[Arm, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers of the report as plain JSON values."""
+        """Return the numbers of the report as plain JSON values."""
         main = self.arms[0]
         return {
             **asdict(self),
@@ -109,10 +108,11 @@ class Report:
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     """Write ``report.html`` and ``report.json``, and return their paths.
 
-    A StorageError if the folder is unwritable.
+    Raises a StorageError if the folder is not writable.
     """
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
 
+    # Names in the report may come from users, so the page escapes them.
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         files("shoal.cli").joinpath("report.html.j2").read_text(encoding="utf-8")
     )
@@ -142,7 +142,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
 
 
 def arm_rows(report: Report) -> list[dict[str, str]]:
-    """A row for each run, by the headings of a table."""
+    """Return a row for each run, by the headings of a table."""
     return [
         {
             "run": arm.title,
@@ -173,6 +173,7 @@ def _figure(width: float = 7.2, height: float = 3.4) -> tuple[Any, Any]:
 def _svg(figure: Any) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
+    # Without the XML declaration before it, the picture can stand inside the page.
     return buffer.getvalue().partition("<svg")[1] + buffer.getvalue().partition("<svg")[2]
 
 
@@ -212,6 +213,7 @@ def _by_device(arm: Arm) -> dict[str, list[tuple[int, DevicePoint]]]:
 
 def _tier_colours(arm: Arm) -> dict[str, str]:
     tiers = sorted({device.tier for point in arm.rounds for device in point.devices}, reverse=True)
+    # More tiers than colours repeat colours.
     return dict(zip(tiers, COLOURS * len(tiers), strict=False))
 
 
@@ -227,6 +229,7 @@ def _loss_plot(arm: Arm) -> str:
             if device.train_loss is not None
         ]
         if series:
+            # One entry in the legend for each tier, not for each device.
             label = None if tier in labelled else tier
             labelled.add(tier)
             axes.plot(
@@ -247,6 +250,7 @@ def _loss_plot(arm: Arm) -> str:
 
 def _time_plot(arm: Arm) -> str:
     devices = _by_device(arm)
+    # Inches: a margin, and a bar for each device.
     figure, axes = _figure(height=0.8 + 0.32 * max(len(devices), 1))
     colours = _tier_colours(arm)
     for row, (name, points) in enumerate(devices.items()):
@@ -264,6 +268,7 @@ def _time_plot(arm: Arm) -> str:
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_xlabel("mean training time per round, seconds")
+    # Room for the texts to the left and right of the bars.
     axes.margins(x=0.3)
     axes.grid(axis="x", alpha=0.25)
     return _svg(figure)

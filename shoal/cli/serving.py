@@ -1,4 +1,4 @@
-"""The server at the command line: until stopped (``shoal up``) or for one run (``shoal run``)."""
+"""Runs the server until it is stopped (``shoal up``) or for one run (``shoal run``)."""
 
 import contextlib
 import sys
@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from broker_server.service.launch import predict, run_fleet, serve_fleet, steer
 from broker_server.service.server import Server
-from broker_server.service.visiting import Home
+from broker_server.service.visiting import ServerAccess
 from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.fleet import FleetConfig, ViewConfig
 from fleet_protocol import control
@@ -18,7 +18,7 @@ from fleet_protocol.configuration import load_config, validate_config
 from fleet_protocol.data.samples import print_predictions, read_request
 from fleet_protocol.own_code import require_own_code
 from fleet_protocol.requests import Wanted, Wish
-from shoal.cli.console import error_console, print_json, say
+from shoal.cli.console import error_console, print_json, print_text
 from shoal.cli.progress import RunDisplay
 from shoal.client import Client
 from shoal.extras import needs
@@ -28,18 +28,19 @@ INTERRUPTED = 130
 
 
 def read_fleet(path: Path, broker: str | None) -> FleetConfig:
-    """Read fleet.toml, whose relative paths are relative to its folder.
+    """Read fleet.toml; its relative paths start at its folder.
 
-    `broker` counts instead of its address.
+    `broker` replaces the configured address.
 
     Raises:
-        ConfigError: the file is missing or wrong, or calls functions outside its own folder and
-            those that it lists.
+        ConfigError: the file is missing or invalid, or names functions outside its own folder and
+            the folders that it lists.
     """
     config = load_config(path, FleetConfig).resolved(path.resolve().parent)
     require_own_code(config, path, config.code)
     if broker is None:
         return config
+    # Only the written keys: the defaults of the others may depend on the address.
     changed = {**config.broker.model_dump(exclude_unset=True), "url": broker}
     settings = validate_config(changed, BrokerConfig, source="--broker")
     return config.model_copy(update={"broker": settings})
@@ -52,9 +53,9 @@ def serve(
     own: FleetConfig | None = None,
     view: ViewConfig | None = None,
 ) -> None:
-    """Accept requests until stopped, and draw the events; without `view` no page is served.
+    """Accept requests until stopped, and draw the events; serve the page only with `view`.
 
-    Over MQTT it accepts only runs of its `own` configuration. Raises a ShoalError if the server
+    Over MQTT it accepts only runs of its `own` configuration. It raises a ShoalError if the server
     cannot continue.
     """
     console = error_console()
@@ -63,6 +64,7 @@ def serve(
     def show(event: control.RunEvent) -> None:
         if isinstance(event, control.RunStarted):
             display.append(RunDisplay(console, event.run))
+            # The display lasts from one event to another, so no `with` can hold it.
             display[-1].__enter__()
         if display:
             display[-1].show(event)
@@ -80,11 +82,12 @@ def serve(
     with contextlib.ExitStack() as page:
         if view is not None:
             with needs("view"):
-                from shoal.view.serving import serving  # noqa: PLC0415  (an extra of its own)
+                from shoal.view.serving import serving  # noqa: PLC0415  (needs an extra)
+            # Beside the store, because anyone who may read its folder may see its page.
             token_file = view.token_file or store / "view.token"
 
             def steered(wish: Wanted, run: str) -> str:
-                return steer(Home(fleet, store, broker), wish, run)
+                return steer(ServerAccess(fleet, store, broker), wish, run)
 
             address = page.enter_context(serving(store, view, token_file, steered))
             text = f"page at {address}; log in with the token in {token_file}"
@@ -94,9 +97,9 @@ def serve(
 
 
 def fleet_or_page(path: Path, broker: str | None, url: str) -> FleetConfig | Client:
-    """The page, where there is an address, or else the fleet.
+    """Open the page if there is an address, otherwise the fleet.
 
-    Errors are those of `connect` and `read_fleet`.
+    It raises the errors of `connect` and `read_fleet`.
     """
     if url:
         return connect(url)
@@ -109,9 +112,9 @@ def steer_run(
     run: str,
     done: str,
 ) -> None:
-    """Hold, end or go on with a run, and print what becomes of it.
+    """Pause, stop or resume a run, and print the effect.
 
-    The run is named by its id or the beginning of it; "" is the one in progress.
+    The run is given by its name, its id or a prefix of its id; "" is the run in progress.
 
     Raises:
         ShoalError: no server answers, or no such run is in progress.
@@ -119,39 +122,43 @@ def steer_run(
     if isinstance(source, Client):
         run_id = source.act(verb, run)
     else:
+        # `go` is the protocol's word for a run that is not paused.
         wish: Wish = "go" if verb == "resume" else verb
         run_id = steer(source, wish, run)
-    say(f"run {run_id} {done}")
+    print_text(f"run {run_id} {done}")
 
 
 def predict_at(
     source: FleetConfig, device: str, data: Path, seconds: float, *, as_json: bool
 ) -> None:
-    """Print what the model of a board says of the samples in a file.
+    """Print the predictions of a board's model for the samples in a file.
 
-    Errors as of `predict` and `read_request`.
+    It raises the errors of `predict` and `read_request`.
     """
     answer = predict(source, device, read_request(data), seconds)
     print_predictions(answer.model, answer.predictions, as_json=as_json)
 
 
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:
-    """Do one run, say how it ended, and return the exit code.
+    """Run once, print the outcome, and return the exit code.
 
-    A ShoalError where it could not be started.
+    Raises a ShoalError if the run cannot start.
     """
     try:
+        # Progress goes to the error stream, so that a pipe gets only the result.
         with RunDisplay(error_console(), settings.model.arch) as display:
-            finished = run_fleet(settings, listener=display.show)
+            finished = run_fleet(settings, listener=display.show, notify=display.note)
     except KeyboardInterrupt:
         return _left(settings)
     if as_json:
         print_json(finished.model_dump(mode="json"))
     else:
         accuracy = "" if finished.evaluation is None else f", {finished.evaluation.summary}"
-        say(
-            f"run {finished.run} {finished.status} after {finished.rounds} "
-            f"rounds{accuracy}{_why(finished)}"
+        name = finished.run
+        if settings.run_name is not None:
+            name = f"{settings.run_name} ({finished.run})"
+        print_text(
+            f"run {name} {finished.status} after {finished.rounds} rounds{accuracy}{_why(finished)}"
         )
     return finished.exit_code
 
@@ -162,16 +169,17 @@ def _why(finished: control.RunFinished) -> str:
 
 
 def _left(settings: FleetConfig) -> int:
-    """Ask an interrupted user whether to stop the run, or only to stop following it."""
+    """After an interrupt, ask whether to stop the run or only to stop following it."""
     console = error_console()
+    # A second interrupt, or an end of input, leaves without stopping the run.
     with contextlib.suppress(KeyboardInterrupt, typer.Abort):
         if sys.stdin.isatty() and typer.confirm(
-            "\nstop the run? (otherwise it goes on without you)", err=True
+            "\nstop the run? (otherwise it continues on its server)", err=True
         ):
             steer_run(settings, "stop", "", "ends after the round in progress")
             return INTERRUPTED
     console.print(
-        "detached; the run goes on at its server. Watch it with `shoal log -f`, end it with "
-        "`shoal stop`"
+        "detached; the run continues on its server. Watch it with `shoal log -f`, end it with"
+        " `shoal stop`"
     )
     return INTERRUPTED

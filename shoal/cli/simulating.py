@@ -1,4 +1,4 @@
-"""Draws a simulation as it runs, and sums it up when it has ended."""
+"""Draws a running simulation, and summarises it at its end."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SimulationDisplay(Display):
-    """Two bars, rounds and the tasks of the round in progress, and the last round in words."""
+    """Two bars, for rounds and for tasks of the current round, and the last round as text."""
 
     def __init__(self, console: Console, rounds: int) -> None:
         super().__init__(console)
@@ -24,14 +24,16 @@ class SimulationDisplay(Display):
         self._tasks = self._bars.add_task("devices", total=None)
 
     def stage(self, text: str) -> None:
-        """Show what is being prepared."""
+        """Show the current step of the preparation."""
         self._bars.update(self._tasks, description=text)
+        # Without a terminal the bars are not drawn.
         if not self._console.is_terminal:
             self._console.print(text)
 
     def show(self, event: control.RunEvent) -> None:
-        """Draw the bars as they are after an event of the run."""
+        """Draw the bars after an event of the run."""
         if isinstance(event, control.RoundStarted):
+            # The number of devices changes from round to round, so each stage starts an empty bar.
             self._bars.reset(
                 self._tasks,
                 total=len(event.devices),
@@ -47,23 +49,26 @@ class SimulationDisplay(Display):
             self._bars.advance(self._tasks)
         elif isinstance(event, control.UpdateRefused):
             about = f"{event.device}, round {event.round}: {event.reason.value}"
-            self._say(f"[yellow]{about}: {escape(event.detail)}[/]")
+            # The detail may contain a path or a device's text, which must not count as markup.
+            self._print_line(f"[yellow]{about}: {escape(event.detail)}[/]")
         elif isinstance(event, control.RoundAbandoned):
-            self._say(f"[yellow]round {event.round} was abandoned: {escape(event.reason)}[/]")
+            self._print_line(
+                f"[yellow]round {event.round} was abandoned: {escape(event.reason)}[/]"
+            )
 
     def closed(self, number: int, text: str) -> None:
         """Show a closed round."""
         self._bars.update(self._rounds, completed=number)
-        self._say(text)
+        self._print_line(text)
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         self._console.print(text, highlight=False)
 
 
 def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
-    """Print a simulation in one line, nothing if no round was evaluated.
+    """Print a simulation in one line; nothing if no round was evaluated.
 
-    Without an accuracy the loss is printed.
+    Without an accuracy, print the loss.
     """
     scores = [(row.accuracy, row.round) for row in rows if row.accuracy is not None]
     name = "accuracy"
@@ -74,6 +79,7 @@ def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
         best_name = "lowest"
     if not scores:
         return
+    # Among equal accuracies the latest round wins, among equal losses the earliest.
     best, best_round = max(scores) if best_name == "highest" else min(scores)
     last, _ = scores[-1]
     columns = {
@@ -84,6 +90,7 @@ def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
         "real": seconds_text(sum(row.seconds for row in rows)),
         "payload": bytes_text(sum(row.payload_bytes for row in rows)),
     }
+    # Only a run with noise spends privacy.
     if rows[-1].epsilon is not None:
         columns["epsilon"] = f"{rows[-1].epsilon:.4g}"
     table = Table(*columns, title=title)

@@ -1,1 +1,1 @@
-"""Making boards out of computers: what is put on them, and how it is packed."""
+"""Prepares boards: the files that they need, and how these are packed."""

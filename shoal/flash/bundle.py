@@ -1,9 +1,9 @@
-"""Makes bundles, which install Shoal on a board without a network.
+"""Creates bundles, which install Shoal on a board without a network.
 
 A bundle is a tar with a script, for any 64-bit Linux. A board gets only the packages that the agent
-imports, which pip fetches by `--platform`. They lie in a virtual environment that is written here,
-so that a board needs neither pip nor venv: opt/shoal/bin/python is a link to the system's Python,
-and lib/pythonX.Y/site-packages holds unpacked wheels. `shoal.flash.debian` packs the same files.
+imports; pip fetches them with `--platform`. This module writes them into a virtual environment, so
+that a board needs neither pip nor venv: opt/shoal/bin/python is a link to the system's Python, and
+lib/pythonX.Y/site-packages holds unpacked wheels. `shoal.flash.debian` packs the same files.
 """
 
 import hashlib
@@ -27,12 +27,13 @@ from shoal.flash.tree import Entry, packed
 
 _UNIT = "usr/lib/systemd/system/shoal-device.service"
 HOME = "opt/shoal"
+# No file of a wheel may unpack into more.
 _WHEEL_FILE_BYTES = 500_000_000
 _DOWNLOAD_SECONDS = 900
 
-# Everything that Shoal imports on a board, and what that imports. onnxruntime asks for sympy,
-# protobuf, flatbuffers, packaging and coloredlogs as well, and imports none of them to run a graph.
-# One list for Python 3.10 to 3.13.
+# All packages that Shoal imports on a board, directly or indirectly. onnxruntime also requires
+# sympy, protobuf, flatbuffers, packaging and coloredlogs, but does not import them to run a graph.
+# The list applies to Python 3.10 to 3.13.
 PINS: Mapping[str, str] = MappingProxyType(
     {
         "annotated-types": "0.8.0",
@@ -48,13 +49,13 @@ PINS: Mapping[str, str] = MappingProxyType(
         "typing-inspection": "0.4.5",
     }
 )
-_TOMLI = "2.3.0"  # Python 3.11 and later read TOML themselves
+_TOMLI = "2.3.0"  # part of the standard library since Python 3.11
 
 _GLIBC_VERSIONS = ("2_17", "2_27", "2_28")
-"""Versions of glibc whose wheels run on a board: that of onnxruntime's wheels, and earlier ones."""
+"""Versions of glibc whose wheels run on a board: that of onnxruntime's wheels and earlier ones."""
 
-# Parts of packages that training does not import; of cffi only the compiled half is, by
-# cryptography. Libonnxruntime.so is for programs in C: what Python loads has all of it inside.
+# Parts of packages that training does not import. cryptography imports only the compiled half of
+# cffi. libonnxruntime.so is for C programs; the module that Python loads contains it.
 _UNUSED = re.compile(
     r"onnxruntime/((transformers|quantization|tools|datasets)/|capi/libonnxruntime\.so)|cffi/"
     r"|numpy/(f2py|distutils)/|numpy/(.*/)?tests/|numpy/_core/_(simd|\w*_tests)\."
@@ -63,16 +64,17 @@ _UNUSED = re.compile(
 
 
 def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:
-    """Return the wheels for a kind of board; pip fetches those that are not there yet.
+    """Return the wheels for a kind of board; pip downloads the missing ones.
 
     Args:
         board: the kind of board.
-        folder: where wheels are kept; None is the user's cache.
+        folder: where wheels are kept; None: the user's cache.
 
     Raises:
         ConfigError: pip cannot fetch them.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    # Wheels of boards with different processors or Pythons have different files.
     place = (folder or cache / "shoal" / "wheels") / f"{board.machine}-{board.python}"
     place.mkdir(parents=True, exist_ok=True)
     pins = dict(PINS)
@@ -95,10 +97,11 @@ def _download_wheels(
     place: Path,
     requirements: list[str],
 ) -> None:
-    """Let pip fetch the wheels of pinned packages for a kind of board."""
+    """Let pip download the wheels of pinned packages for a kind of board."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
     command += ["--no-deps", "--only-binary=:all:", "--implementation=cp"]
     command.append(f"--python-version={board.python}")
+    # pip takes the newest wheel that fits one of the named platforms.
     for version in _GLIBC_VERSIONS:
         command.append(f"--platform=manylinux_{version}_{board.machine}")
     try:
@@ -113,14 +116,15 @@ def _download_wheels(
         output = getattr(error, "stderr", None) or str(error)
         last_line = " ".join(output.strip().splitlines()[-1:])
         raise ConfigError(
-            f"pip cannot fetch {', '.join(requirements)} for {board.machine} and Python "
-            f"{board.python}: {last_line}; this needs a network and `pip`, "
-            f"or these wheels in {place}"
+            f"pip cannot download {', '.join(requirements)} for {board.machine} and Python"
+            f" {board.python}: {last_line}; connect to a network and install `pip`, or put these"
+            f" wheels into {place}"
         ) from error
 
 
 def _wheels_in(folder: Path, name: str, version: str) -> list[Path]:
-    """Return the wheel of a package in a folder, in a list that is empty if there is none."""
+    """Return a list with the wheel of a package in a folder; empty if it is missing."""
+    # A wheel's file name has underscores in place of the hyphens of the package's name.
     return sorted(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"))[:1]
 
 
@@ -128,18 +132,20 @@ def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
     """Yield everything below opt/shoal, from the wheels of `fetch_wheels`.
 
     Raises:
-        ConfigError: a file is no wheel.
+        ConfigError: a file is not a valid wheel.
     """
     site = f"{HOME}/lib/python{board.python}/site-packages"
+    # As venv does: the link makes Python look for pyvenv.cfg beside its folder.
     yield Entry(
         f"{HOME}/bin/python",
         b"/usr/bin/python" + board.python.encode(),
         link=True,
     )
     yield Entry(f"{HOME}/pyvenv.cfg", f"home = /usr/bin\nversion = {board.python}\n".encode())
-    # In the order of the pins, so that the archive has the same bytes again.
+    # In the order of the pins, so that the archive is reproducible.
     for wheel in wheels:
         yield from _unpacked(wheel, site)
+    # The board needs Shoal's two packages only, so they are copied without a wheel.
     for package in (device_runtime, fleet_protocol):
         folder = Path(str(package.__file__)).parent
         for path in sorted(folder.rglob("*.*")):
@@ -147,6 +153,7 @@ def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
                 name = path.relative_to(folder).as_posix()
                 yield Entry(f"{site}/{folder.name}/{name}", path.read_bytes())
     version = importlib.metadata.version("shoal")
+    # Metadata, so that importlib.metadata finds Shoal's version.
     metadata = f"Metadata-Version: 2.1\nName: shoal\nVersion: {version}\nLicense: Apache-2.0\n"
     yield Entry(f"{site}/shoal-{version}.dist-info/METADATA", metadata.encode())
 
@@ -160,7 +167,8 @@ def _unpacked(wheel: Path, site: str) -> Iterator[Entry]:
                     yield Entry(f"{site}/{name}", archive.read(name, _WHEEL_FILE_BYTES))
     except (OSError, BlobError) as error:
         raise ConfigError(
-            f"{wheel} is no whole wheel: {error}; delete it, and it is fetched again"
+            f"{wheel} is truncated or corrupt: {error}; delete it, and run this again to"
+            " download it"
         ) from error
 
 
@@ -170,7 +178,7 @@ def read_part(name: str) -> bytes:
 
 
 def runtime_files(config: FlashConfig, wheels: Path | None = None) -> Iterator[Entry]:
-    """Yield the files that every board of a kind has, from wheels that a folder keeps.
+    """Yield the files that every board of a kind has, from the wheels in a folder.
 
     Raises:
         ConfigError: the wheels cannot be fetched.
@@ -195,12 +203,13 @@ def runtime_files(config: FlashConfig, wheels: Path | None = None) -> Iterator[E
 
 
 def release_files(config: FlashConfig, wheels: Path | None = None) -> bytes:
-    """Return what a release brings to boards of a kind, packed.
+    """Return the packed contents of a release for boards of a kind.
 
-    It is the part of `runtime_files` that Python runs.
+    It is the Python part of `runtime_files`.
     """
     tree: list[Entry] = []
     for entry in runtime_files(config, wheels):
+        # Scripts and units stay: the launcher must survive any release.
         if entry.path.startswith(f"{HOME}/lib/"):
             tree.append(Entry(entry.path.removeprefix(f"{HOME}/"), entry.data))
     return packed(tree)
@@ -210,12 +219,15 @@ def settings_files(config: FlashConfig) -> Iterator[Entry]:
     """Yield the files that only one board has: its configuration, identity and data.
 
     Raises:
-        ConfigError: a file cannot be read, or two would have the same name on the board.
+        ConfigError: a file cannot be read, or two files would have the same name on the board.
     """
+    # The first character is the slash of an absolute path.
     yield Entry(CONFIG[1:], config.device_toml().encode(), 0o600)
     carried = {Path(DATA, path.name): path for path in config.files}
     if len(carried) < len(config.files):
-        raise ConfigError(f"two of the files have one name in {DATA} on the board; rename one")
+        raise ConfigError(
+            f"two of the files would have the same name in {DATA} on the board; rename one of them"
+        )
     _require_named_files(config, carried)
     sources = dict(carried)
     if config.enrolment:
@@ -225,17 +237,17 @@ def settings_files(config: FlashConfig) -> Iterator[Entry]:
             yield Entry(str(target)[1:], source.read_bytes(), 0o600)
         except OSError as error:
             raise ConfigError(
-                f"cannot read {source}, which the board is to get: {error.strerror}"
+                f"cannot read {source}, which is listed for the board: {error.strerror}"
             ) from error
 
 
 def _require_named_files(config: FlashConfig, carried: Mapping[Path, Path]) -> None:
-    """Raise a ConfigError if `[data]` names a file of a kind that is carried under another name."""
+    """Raise a ConfigError if a data file has one name in `files` and another in `[data]`."""
     named = set()
     for _, path in config.data.resolved(Path(DATA)):
         if isinstance(path, Path) and path.suffix:
             named.add(path)
-    # Others of its paths may lie on the board already, such as a mounted disk.
+    # Other paths of `[data]` may exist on the board already, such as a mounted disk.
     missing = {path.suffix for path in named - carried.keys() if path.is_relative_to(DATA)}
     unnamed = {path.suffix for path in carried.keys() - named}
     if missing & unnamed:
@@ -252,7 +264,7 @@ class Packed:
     Attributes:
         target: the kind of board.
         tree: a tar.gz of its files.
-        kilobytes: room that it takes on a board, with what Python compiles of it.
+        kilobytes: disk space that it takes on a board, with compiled modules.
     """
 
     target: Board
@@ -264,7 +276,7 @@ def pack_runtime(config: FlashConfig, wheels: Path | None = None) -> Packed:
     """Pack `runtime_files` once for all boards of a kind."""
     entries = list(runtime_files(config, wheels))
     size = sum(len(entry.data) for entry in entries)
-    # Compiled modules take about half of the room of all files.
+    # Compiled modules take about half of the space of all files.
     return Packed(
         config.target,
         packed(entries),
@@ -273,7 +285,7 @@ def pack_runtime(config: FlashConfig, wheels: Path | None = None) -> Packed:
 
 
 def bundle(config: FlashConfig, runtime: Packed) -> bytes:
-    """Return a tar with ``install.sh`` and all that it installs.
+    """Return a tar with ``install.sh`` and all files that it installs.
 
     Raises:
         ConfigError: a file of the board cannot be read.
@@ -297,7 +309,7 @@ def bundle(config: FlashConfig, runtime: Packed) -> bytes:
         Entry("install.sh", script.encode(), 0o755),
         Entry("SHA256SUMS", checksums.encode()),
     ]
-    # Not readable by others: one of them has the board's key.
+    # Other users must not read them, because one contains the board's key.
     board_only = 0o600
     for name, tree in trees.items():
         entry = Entry(name, tree, board_only)
@@ -305,5 +317,6 @@ def bundle(config: FlashConfig, runtime: Packed) -> bytes:
     return packed(
         entries,
         prefix=f"shoal-{config.host}/",
+        # Its largest files are compressed already.
         compress=False,
     )

@@ -1,6 +1,6 @@
-"""Makes a Debian package of the agent, without dpkg.
+"""Creates a Debian package of the agent, without dpkg.
 
-It has the files of a bundle, but neither a board's key nor its data, and may be given to anyone.
+It has the files of a bundle without a board's key and data, so it may be published.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from shoal.flash.settings import CONFIG, FlashConfig
 from shoal.flash.tree import Entry, packed
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType({"aarch64": "arm64", "x86_64": "amd64"})
-"""Debian's names of processors, by those of ``uname -m``."""
+"""Debian's names of processors, by the names of ``uname -m``."""
 
 _CONTROL = """\
 Package: shoal-device
@@ -30,9 +30,11 @@ Description: Agent of a Shoal fleet
  Its settings are in /etc/shoal/device.toml, and its key in /etc/shoal/enrolment.
 """
 
-# dpkg --root with scripts that run outside of it (DPKG_ROOT) has no system to start anything in.
+# With dpkg --root and scripts that run outside it (DPKG_ROOT), no system runs that could start
+# services.
 _SCRIPTS: Mapping[str, str] = MappingProxyType(
     {
+        # `configure` is the only step after which the service may start.
         "postinst": '[ "$1" != configure ] || [ -n "${DPKG_ROOT:-}" ] || /opt/shoal/setup.sh start',
         "prerm": '[ -n "${DPKG_ROOT:-}" ] || /opt/shoal/setup.sh stop',
         "postrm": 'case "$1" in\n'
@@ -47,16 +49,17 @@ _SCRIPTS: Mapping[str, str] = MappingProxyType(
 def debian_package(config: FlashConfig, wheels: Path | None = None) -> bytes:
     """Return the Debian package ``shoal-device``.
 
-    Of the files that only one board has, it contains the settings. They are a configuration file,
-    which dpkg keeps if it was changed on the board.
+    It contains only the settings among the files that differ between boards. They are a
+    configuration file: dpkg keeps it if it was changed on the board.
 
     Args:
-        config: what the board is to be.
-        wheels: folder that keeps wheels; None is the user's cache.
+        config: the description of the board.
+        wheels: folder that keeps wheels; None: the user's cache.
 
     Raises:
         ConfigError: the wheels cannot be fetched.
     """
+    # Only the owner may read it, because it may name a broker with a password.
     settings = Entry(CONFIG[1:], config.device_toml().encode(), 0o600)
     tree = [*runtime_files(config, wheels), settings]
     control = _CONTROL.format(
@@ -87,6 +90,7 @@ def debian_package(config: FlashConfig, wheels: Path | None = None) -> bytes:
         ),
         "data.tar.gz": packed(tree, prefix="./", folders=True),
     }
+    # A .deb is an ar archive of exactly these members in this order.
     archive = b"!<arch>\n"
     for name, data in members.items():
         archive += _ar_member(name, data)
@@ -94,11 +98,11 @@ def debian_package(config: FlashConfig, wheels: Path | None = None) -> bytes:
 
 
 def _checksums(tree: Iterable[Entry]) -> str:
-    """Return the md5sums of a package, which dpkg compares files with; settings may change."""
+    """Return the md5sums by which dpkg checks the files of a package, without the settings."""
     lines = []
     for entry in sorted(tree, key=lambda entry: entry.path):
         if not entry.link and entry.path != CONFIG[1:]:
-            # MD5 is the format; it finds damage, and keeps nobody out.
+            # The format prescribes MD5. It detects damage, but does not protect against attackers.
             digest = hashlib.md5(entry.data, usedforsecurity=False).hexdigest()
             lines.append(f"{digest}  {entry.path}\n")
     return "".join(lines)
@@ -107,9 +111,9 @@ def _checksums(tree: Iterable[Entry]) -> str:
 def _ar_member(name: str, data: bytes) -> bytes:
     """Return a file of an ar archive.
 
-    Its head has name, time, owner, group, mode and size in columns. The data has even length.
+    Its header has name, time, owner, group, mode and size in columns. The data has even length.
     """
     head = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n"
-    # The next member begins at an even place.
+    # The next member begins at an even offset.
     padding = b"\n" * (len(data) % 2)
     return head.encode() + data + padding

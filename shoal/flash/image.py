@@ -1,6 +1,6 @@
-"""Makes a card that starts by itself, without root.
+"""Builds a bootable card image, without root.
 
-It has Debian's arm64 packages, the agent, and the identity of one board.
+The image has Debian's arm64 packages, the agent, and the identity of one board.
 """
 
 import hashlib
@@ -23,17 +23,19 @@ from shoal.flash.settings import FlashConfig, Network, load_flash_config
 from shoal.flash.tree import Entry, packed
 from shoal.flash.writer import Disk, Progress, find_disk, write_image
 
+# The Debian that has this version of Python.
 _SUITES: Mapping[str, str] = MappingProxyType({"3.11": "bookworm", "3.13": "trixie"})
 _BOARDS = {"generic-arm64", "rpi3", "rpi4", "zero2w"}
+# Fetching and unpacking a system's packages takes minutes.
 _SCRIPT_SECONDS = 1800
 _NEEDED_BYTES = 2_000_000_000
-"""Room that a card takes while it is made: unpacked packages, and the image."""
-_ELSEWHERE = "; take `shoal flash seed` with a system of its maker, or `shoal flash bundle`"
-"""What to do about a board for which no card is made."""
+"""Disk space to build a card: unpacked packages, and the image."""
+_ELSEWHERE = "; use `shoal flash seed` with the manufacturer's system, or `shoal flash bundle`"
+"""The advice for a board for which no card can be built."""
 
 
 def access_files(config: FlashConfig) -> Iterator[Entry]:
-    """What ``[network]`` and ``[ssh]`` put on a card; nothing without them."""
+    """Yield the files that a card needs for ``[network]`` and ``[ssh]``."""
     if config.network:
         yield Entry(
             "etc/wpa_supplicant/wpa_supplicant-wlan0.conf",
@@ -41,6 +43,7 @@ def access_files(config: FlashConfig) -> Iterator[Entry]:
             0o600,
         )
     if config.ssh:
+        # The image holds no accounts yet: systemd creates them at the first boot.
         user = config.ssh.user
         home = f"home/{config.ssh.user}"
         yield Entry(
@@ -65,9 +68,9 @@ def access_files(config: FlashConfig) -> Iterator[Entry]:
 def _wifi(wifi: Network) -> str:
     """A configuration of wpa_supplicant.
 
-    Where a network has WPA3 beside WPA2, it takes what the radio can.
+    If a network has both WPA3 and WPA2, the radio uses the one that it supports.
     """
-    # A name in hexadecimal needs no quotes.
+    # A hexadecimal name needs no quotes.
     lines = [f"ssid={wifi.ssid.encode().hex()}", f"scan_ssid={int(wifi.hidden)}"]
     if wifi.password is None:
         lines.append("key_mgmt=NONE")
@@ -75,6 +78,7 @@ def _wifi(wifi: Network) -> str:
         # A value ends with the last quote of its line, so that a password may contain quotes.
         lines.append(f'psk="{wifi.password.get_secret_value()}"')
         if wifi.wpa3:
+            # ieee80211w: management frames are protected, which WPA3 requires and WPA2 may.
             lines += ["key_mgmt=SAE", "ieee80211w=2"]
         else:
             lines += ["key_mgmt=WPA-PSK SAE", "ieee80211w=1"]
@@ -87,14 +91,14 @@ class Card:
     """An image to build, an image to write to a card, or both.
 
     Attributes:
-        config: what the board is to be, flash.toml.
-        out: the image, ``.img`` or ``.img.zst``; None names it after the board.
+        config: flash.toml, the description of the board.
+        out: the image, ``.img`` or ``.img.zst``; None: named after the board.
         lock: file with the digest of each package: read if it exists, written otherwise.
-        image: an existing ``.img`` for `to`; nothing is built then.
+        image: an existing ``.img`` for `to`; then nothing is built.
         to: a card to write to and read back, such as ``/dev/sdb``.
         yes: whether to write without asking for the card's name.
         mirror: address of Debian's archive.
-        wheels: folder that keeps wheels; None is the user's cache.
+        wheels: folder that keeps wheels; None: the user's cache.
     """
 
     config: Path = Path("flash.toml")
@@ -115,20 +119,21 @@ def make_card(
     """Build an image, write one to a card, or both.
 
     Args:
-        card: what is to be made.
+        card: the card to build or write.
         confirm: asks the user whether a disk may be overwritten.
         report: receives the progress of writing, see `shoal.flash.writer.write_image`.
 
     Yields:
-        Lines for people.
+        Lines of text about the progress.
 
     Raises:
-        ConfigError: something is missing, or cannot be fetched.
-        StorageError: there is no room, or the card is broken.
+        ConfigError: something is missing, or cannot be downloaded.
+        StorageError: the disk is full, or the card is broken.
     """
     _require_image(card)
     if card.to:
-        # A wrong card is refused before minutes are spent on an image.
+        # Check the card first, because building an image takes minutes.
+        # The final size is not known yet, so any card with a medium is accepted.
         find_disk(card.to, card.image.stat().st_size if card.image else 1)
     image = card.image
     if image is None:
@@ -138,21 +143,22 @@ def make_card(
         yield from _build(card, config, image)
         yield from _pack(config, image, out)
     if card.to:
+        # Looked at again: the card may have been changed while the image was built.
         disk = find_disk(card.to, image.stat().st_size)
         if not card.yes and not confirm(disk):
-            raise ConfigError(f"{disk.path} was left as it is")
+            raise ConfigError(f"{disk.path} was not changed")
         write_image(image, disk.path, report)
-        yield f"{disk.path}: {image.name} written and read back; take the card out"
+        yield f"{disk.path}: {image.name} written and read back; remove the card"
 
 
 def _require_image(card: Card) -> None:
-    """Raise a ConfigError if an image that is named cannot be written to a card."""
+    """Raise a ConfigError if the named image cannot be written to a card."""
     if card.image and not card.to:
-        raise ConfigError("--image names an image to write; name the card with --to")
+        raise ConfigError("--image needs --to with the card to write the image to")
     if card.image and not is_image(card.image):
         raise ConfigError(
-            f"{card.image} is no image of a card; unpack it if it is packed, or build one without "
-            "--image"
+            f"{card.image} is not an image of a card; decompress it if necessary, or omit"
+            " --image to build one"
         )
 
 
@@ -161,10 +167,10 @@ def _pack(
     image: Path,
     out: Path,
 ) -> Iterator[str]:
-    """Pack an image where that is wanted, and list it for Raspberry Pi Imager; yield lines."""
+    """Compress an image if requested, and list it for Raspberry Pi Imager; yield lines of text."""
     if out != image:
         _compress(image, out)
-        yield f"{out}: {out.stat().st_size / 1e6:.0f} MB, packed"
+        yield f"{out}: {out.stat().st_size / 1e6:.0f} MB, compressed"
     os_list = out.with_name(f"{out.name}.json")
     os_list.write_text(_os_list(config, image, out))
     yield (
@@ -193,34 +199,36 @@ def _build(
     config: FlashConfig,
     image: Path,
 ) -> Iterator[str]:
-    """Build an image from Debian's packages; yield lines for people."""
+    """Build an image from Debian's packages; yield lines of text."""
     _require_possible(config)
     needs_tools()
     image.parent.mkdir(parents=True, exist_ok=True)
     free_bytes = shutil.disk_usage(image.parent).free
     if free_bytes < _NEEDED_BYTES:
         raise StorageError(
-            f"{image.parent} has {free_bytes / 1e9:.1f} GB free, and a card takes "
-            f"{_NEEDED_BYTES / 1e9:.1f}; make room"
+            f"{image.parent} has {free_bytes / 1e9:.1f} GB free, and building a card takes"
+            f" {_NEEDED_BYTES / 1e9:.1f}; free some disk space"
         )
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     suite = _SUITES[config.target.python]
+    # On the disk of the result, so that moving it there is only a rename.
     with tempfile.TemporaryDirectory(dir=image.parent, prefix=".card-") as folder:
         work = Path(folder).resolve()
         inputs = script_inputs(config, card.wheels)
         for name, data in inputs.items():
             (work / name).write_bytes(data)
+        # Without --lock the digests are written, but not kept.
         lock = card.lock.resolve() if card.lock else work / "lock"
         cache = caches / "shoal" / "debian"
         run_script(["sh", "fetch_packages.sh", suite, card.mirror, cache, lock], work)
         yield f"{len(lock.read_text().splitlines())} packages of Debian {suite}"
-        # Not readable by others: it may hold a key.
+        # Other users must not read it, because it may hold a key.
         (work / "card.img").touch(mode=0o600)
         card_id = _card_id(inputs, lock)
-        # Files of a card belong to root, whoever makes it.
+        # Files of a card belong to root, whoever builds it.
         as_root = [] if os.geteuid() == 0 else ["fakeroot"]
         run_script([*as_root, "sh", "make_card.sh", config.board, card_id, "card.img"], work)
-        # The image last: whoever finds it finds all of it.
+        # The image is moved last, so that an existing image is always complete.
         (work / "card.bmap").replace(f"{image}.bmap")
         (work / "card.img").replace(image)
     status = image.stat()
@@ -231,20 +239,21 @@ def _build(
 
 
 def _require_possible(config: FlashConfig) -> None:
-    """Raise a ConfigError if no card can be made for a board or its version of Python."""
+    """Raise a ConfigError if no card can be built for a board or its version of Python."""
     if config.board not in _BOARDS:
         raise ConfigError(
-            f"no card is made for {config.board}, but for {', '.join(sorted(_BOARDS))}{_ELSEWHERE}"
+            f"cannot build a card for {config.board}, only for"
+            f" {', '.join(sorted(_BOARDS))}{_ELSEWHERE}"
         )
     if config.target.python not in _SUITES:
         raise ConfigError(
-            f"Debian has no Python {config.target.python}: `python` is one of "
-            f"{', '.join(_SUITES)}{_ELSEWHERE}"
+            f"Debian has no Python {config.target.python}: set `python` to one of"
+            f" {', '.join(_SUITES)}{_ELSEWHERE}"
         )
 
 
 def _card_id(inputs: Mapping[str, bytes], lock: Path) -> str:
-    """Return an id that the same inputs and packages always have, 32 hexadecimal digits."""
+    """Return an id of 32 hexadecimal digits, derived from the inputs and packages."""
     digests = b""
     for _name, data in sorted(inputs.items()):
         digests += hashlib.sha256(data).digest()
@@ -267,6 +276,7 @@ def script_inputs(config: FlashConfig, wheels: Path | None) -> dict[str, bytes]:
             else:
                 wanted.append(name)
     inputs["wanted"] = _file_of_lines(wanted)
+    # For the computer that builds: it compiles Python's modules for the card.
     inputs["wanted-here"] = _file_of_lines([f"python{config.target.python}-minimal"])
     inputs["left-out"] = _file_of_lines(left_out)
     inputs["ours.tar"] = packed(_own_files(config, wheels), compress=False)
@@ -279,7 +289,7 @@ def _file_of_lines(lines: Iterable[str]) -> bytes:
 
 
 def _own_files(config: FlashConfig, wheels: Path | None) -> list[Entry]:
-    """Return the files of the card that are of no package of Debian."""
+    """Return the files of the card that do not come from Debian's packages."""
     entries = [
         *runtime_files(config, wheels),
         *settings_files(config),
@@ -302,8 +312,8 @@ def _os_list(config: FlashConfig, image: Path, out: Path) -> str:
             digest.update(data)
     entry = {
         "name": f"Shoal: {config.host}",
-        "description": f"for {config.board}; joins its fleet by itself",
-        "icon": "icons/use_custom.png",  # one that Imager has
+        "description": f"for {config.board}; joins its fleet automatically",
+        "icon": "icons/use_custom.png",  # an icon that Imager has
         "url": out.resolve().as_uri(),
         "release_date": time.strftime("%Y-%m-%d"),
         "extract_size": image.stat().st_size,
@@ -316,10 +326,11 @@ def _os_list(config: FlashConfig, image: Path, out: Path) -> str:
 def _lines(name: str, config: FlashConfig) -> Iterator[str]:
     """Yield the lines of a file that apply to a card.
 
-    Lines that begin with the name of a table of flash.toml are for cards that have it.
+    Lines that begin with a table's name apply only if flash.toml has that table.
     """
     text = read_part(name).decode().replace("@PYTHON@", config.target.python)
     for line in text.splitlines():
+        # A comment may contain ": ", so it is recognised by its first character.
         table, _, content = line.rpartition(": ")
         is_comment = line.startswith("#")
         if not is_comment and (not table or getattr(config, table)):
@@ -327,7 +338,7 @@ def _lines(name: str, config: FlashConfig) -> Iterator[str]:
 
 
 def needs_tools() -> None:
-    """Raise a ConfigError that names the packages of programs that are missing here."""
+    """Raise a ConfigError that names the packages of missing programs."""
     missing = set()
     for line in read_part("card.tools").decode().splitlines():
         program, package = line.split()
@@ -335,15 +346,14 @@ def needs_tools() -> None:
             missing.add(package)
     if missing:
         raise ConfigError(
-            "a card is made with programs that are missing here: apt install "
-            f"{' '.join(sorted(missing))}"
+            f"programs that build a card are missing: apt install {' '.join(sorted(missing))}"
         )
 
 
 def run_script(command: Sequence[str | Path], folder: Path) -> None:
-    """Run a program in a folder to its end; a ConfigError has its last words if it fails."""
+    """Run a program in a folder; if it fails, a ConfigError contains the end of its output."""
     try:
-        subprocess.run(  # noqa: S603  (scripts of our own)
+        subprocess.run(  # noqa: S603  (scripts of this package)
             list(map(str, command)),
             capture_output=True,
             text=True,
@@ -354,10 +364,11 @@ def run_script(command: Sequence[str | Path], folder: Path) -> None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or str(error)
+        # Scripts say at their end why they failed.
         last_words = output.split()[-80:]
-        raise ConfigError(f"the card was not made: {' '.join(last_words)}") from error
+        raise ConfigError(f"cannot build the card: {' '.join(last_words)}") from error
 
 
 def _path() -> str:
-    """Return where programs are searched: what root has in its path other users may run, too."""
+    """Return the path to search programs in; it includes root's, as any user may run those."""
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

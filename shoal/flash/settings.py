@@ -1,4 +1,4 @@
-"""flash.toml: everything that one board is to be."""
+"""flash.toml: the description of one board."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ ENROLMENT = "/etc/shoal/enrolment"
 STATE = "/var/lib/shoal"
 DATA = "/var/lib/shoal/data"
 
-# Keys of device.toml that an enrolment brings.
+# Keys of device.toml that an enrolment contains.
 _ENROLLED_KEYS = {"fleet", "device", "broker", "identity", "tls", "insecure"}
-# In front of public keys of OpenSSH.
+# Prefixes of public keys of OpenSSH.
 _KEY_KINDS = ("ssh-", "ecdsa-", "sk-")
 
 BoardName = Literal["generic-arm64", "generic-x86-64", "jetson", "rpi3", "rpi4", "rpi5", "zero2w"]
@@ -38,8 +38,8 @@ class Board:
     """A kind of computer.
 
     Attributes:
-        machine: its processor, as ``uname -m`` has it.
-        python: that of its usual system.
+        machine: its processor, as ``uname -m`` prints it.
+        python: the Python version of its usual system.
     """
 
     machine: Literal["aarch64", "x86_64"]
@@ -60,14 +60,16 @@ BOARDS: Mapping[BoardName, Board] = MappingProxyType(
 
 
 class Network(FrozenModel):
-    """``[network]``: Wi-Fi; a cable needs nothing.
+    """``[network]``: Wi-Fi; a cable needs no settings.
 
     Attributes:
-        ssid: name of the Wi-Fi.
-        password: 8 to 63 characters of WPA2 or WPA3; none for an open network.
-        country: two letters, as in ``DE``; without them the radio stays off.
-        hidden: whether the network does not say its name.
-        wpa3: whether it has WPA3 alone; one that has WPA2 as well needs nothing.
+        ssid: name of the Wi-Fi network.
+        password: password of the network, 8 to 63 characters for WPA2 or WPA3; empty for an open
+            network.
+        country: country code of two letters, such as ``DE``; without a code, the radio stays off.
+        hidden: whether the network does not broadcast its name.
+        wpa3: whether the network supports only WPA3; not needed for a network with both WPA2 and
+            WPA3.
     """
 
     ssid: str = Field(min_length=1, max_length=32)
@@ -78,32 +80,33 @@ class Network(FrozenModel):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        # Not ValueError: what pydantic makes of one shows the whole table, the password included.
+        # Not ValueError, because pydantic's message would show the whole table with the password.
         if self.country is None:
             raise ConfigError(
                 "[network] country is missing: by law the radio stays off without it; "
-                'write the two letters of where the board is, such as country = "DE"'
+                'set it to the two-letter code of the board\'s country, such as "DE"'
             )
+        # The limit counts bytes, which pydantic's length does not.
         if len(self.ssid.encode()) > 32 or not self.ssid.isprintable():
             raise ConfigError(
-                "[network] ssid has to have 1 to 32 bytes (an umlaut has two), "
-                "and none that is not printed"
+                "[network] ssid must have 1 to 32 bytes (an umlaut has two) and only printable"
+                " characters"
             )
+        # An open network has no password to check, so a valid one stands in.
         word = "8 letters" if self.password is None else self.password.get_secret_value()
         if not 8 <= len(word.encode()) <= 63 or not word.isprintable():
             raise ConfigError(
-                "[network] password has to have 8 to 63 characters; "
-                "leave it out for an open network"
+                "[network] password must have 8 to 63 characters; omit it for an open network"
             )
         return self
 
 
 class Ssh(FrozenModel):
-    """``[ssh]``: who may log in; without it nobody can.
+    """``[ssh]``: the account that may log in; without it nobody can.
 
     Attributes:
-        user: name of the account, which may use sudo.
-        keys: public keys, or files that hold one each.
+        user: name of the account on the board; the account may use sudo.
+        keys: public SSH keys, or files with one key each.
     """
 
     user: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,30}$")] = "shoal-admin"
@@ -111,23 +114,25 @@ class Ssh(FrozenModel):
 
 
 class FlashConfig(FrozenModel):
-    """What ``shoal flash`` reads.
+    """The configuration of ``shoal flash``.
 
     Attributes:
-        board: kind of computer.
-        hostname: of the board; by default the device's name.
-        python: of its system, where that is not the usual one of the board.
-        enrolment: the file that ``shoal enroll`` wrote; it has fleet, device and server in it.
-        fleet: without an enrolment: name of the fleet.
-        device: without an enrolment: id of the device.
-        server: address of the broker, ``mqtt[s]://host:port``; with an enrolment only where that
-            one's is another.
-        insecure: a network that you trust, without identities.
-        files: carried to the board, into the folder that relative paths of ``[data]`` start from.
-        data: where the training data is, as in device.toml.
+        board: kind of computer on which the agent runs.
+        hostname: host name of the board; by default the device's id.
+        python: Python version of the board's system, if it differs from the usual version.
+        enrolment: the enrolment file that `shoal enroll` wrote; it sets the fleet, the device and
+            the broker.
+        fleet: name of the fleet, if there is no enrolment.
+        device: id of the device, if there is no enrolment.
+        server: address of the broker, ``mqtt[s]://host:port``; with an enrolment, needed only if
+            the address differs from the enrolment's.
+        insecure: whether to run without identities, on a network that you trust.
+        files: files to copy to the board, into the folder to which paths in ``[data]`` are
+            relative.
+        data: the training data, as in device.toml.
         settings: further keys of device.toml, such as ``max_width``.
         network: Wi-Fi.
-        ssh: who may log in.
+        ssh: the account that may log in.
     """
 
     board: BoardName
@@ -146,23 +151,24 @@ class FlashConfig(FrozenModel):
 
     @property
     def target(self) -> Board:
-        """Processor and Python of the board."""
+        """Return processor and Python version of the board."""
         usual = BOARDS[self.board]
         return Board(usual.machine, self.python or usual.python)
 
     @property
     def host(self) -> str:
-        """Name of the board in its network."""
+        """Return the name of the board in its network."""
         if self.hostname:
             return self.hostname
         name = (self.device or self.board).lower()
+        # A host name allows neither underscores nor dots.
         return name.replace("_", "-").replace(".", "-")
 
     def resolved(self, base: Path) -> "FlashConfig":
-        """Return the same with paths from ``base``, and what the enrolment says.
+        """Return these settings with paths from ``base`` and the values of the enrolment.
 
         Raises:
-            ConfigError: the enrolment says otherwise than this, or a key cannot be read.
+            ConfigError: the enrolment contradicts these settings, or a key cannot be read.
         """
         changes: dict[str, object] = {"files": tuple(base / path for path in self.files)}
         if self.enrolment is not None:
@@ -183,24 +189,26 @@ class FlashConfig(FrozenModel):
         value: str | None,
         enrolled: str,
     ) -> None:
+        # None: the key was not given, so the enrolment's value holds.
         if value not in {None, enrolled}:
             raise ConfigError(
-                f"{key} is {value!r}, and in the enrolment {self.enrolment} {enrolled!r}"
+                f"{key} is {value!r}, but the enrolment {self.enrolment} has {enrolled!r}"
             )
 
     def device_toml(self) -> str:
-        """Return the board's configuration, checked as the board will read it.
+        """Return the board's configuration, with the same checks as on the board.
 
-        Where neither an enrolment nor a fleet is named, it expects an enrolment that is copied to
-        the board later.
+        If neither an enrolment nor a fleet is named, the configuration expects that an enrolment is
+        copied to the board later.
 
         Raises:
-            ConfigError: a key that device.toml does not have, or one that is missing.
+            ConfigError: a key is unknown in device.toml, or a key is missing.
         """
         document = self._device_document()
         if self.fleet is None or self.enrolment is not None:
             self._refuse_idle_settings()
-            # What the enrolment will say on the board.
+            # Only for the check: the file for the board must not contain them.
+            # The values that the enrolment will have on the board.
             enrolled = {"fleet": "fleet", "device": "device", "broker": "mqtts://broker"}
             text = tomli_w.dumps({**enrolled, **document})
             parse_config(text, DeviceConfig, source="flash.toml")
@@ -208,26 +216,28 @@ class FlashConfig(FrozenModel):
         own = {"fleet": self.fleet, "device": self.device, "insecure": self.insecure}
         named = {key: value for key, value in own.items() if value}
         text = tomli_w.dumps({**named, **document})
+        # `address` raises if the board could not connect without an identity.
         parse_config(text, DeviceConfig, source="flash.toml").address()
         return text
 
     def _device_document(self) -> dict[str, Any]:
-        """Return device.toml but for who the board is."""
+        """Return device.toml without the board's identity."""
         data = self.data.resolved(Path(DATA))
         document: dict[str, Any] = {"state_dir": STATE, **self.settings}
         if self.server is not None:
             document["broker"] = self.server
-        # The user's functions are carried beside the data.
+        # The user's functions are copied beside the data.
         if data.functions() and "code" not in self.settings:
             document["code"] = [DATA]
         document["data"] = {
+            # `exclude_defaults` would drop the kind, which chooses the table's form.
             "kind": data.kind,
             **data.model_dump(mode="json", exclude_defaults=True),
         }
         return document
 
     def _refuse_idle_settings(self) -> None:
-        """Refuse settings that an enrolment makes needless, and with which no agent starts."""
+        """Refuse settings that contradict an enrolment, because the agent would not start."""
         idle = _ENROLLED_KEYS & self.settings.keys()
         subject = ""
         if idle:
@@ -236,36 +246,39 @@ class FlashConfig(FrozenModel):
             subject = "the login in server"
         if subject:
             raise ConfigError(
-                f"{subject} has no effect beside an enrolment, and would end the agent; remove it"
+                f"{subject} is not allowed beside an enrolment, and the agent would not"
+                " start; remove it"
             )
 
 
 def load_flash_config(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> FlashConfig:
-    """Read flash.toml; `changes` are keys at its top that are others for this board.
+    """Read flash.toml; `changes` are top-level keys with other values for this board.
 
     Raises:
-        ConfigError: it is wrong, or names something that is not there.
+        ConfigError: the file is invalid, or names something that does not exist.
     """
+    # Values of a card in the table of cards replace those of flash.toml.
     document = {**read_toml(path), **changes}
     config = validate_config(document, FlashConfig, source=str(path))
     config = config.resolved(path.resolve().parent)
-    config.device_toml()  # raises where it is wrong, before anything is packed
+    config.device_toml()  # raises if it is invalid, before anything is packed
     return config
 
 
 def _public_key(key: str, base: Path) -> str:
-    """Return a public key itself, where a file that holds it was named."""
+    """Return a public key, read from its file if a file was named."""
     if key.startswith(_KEY_KINDS):
         return key
     try:
         text = (base / Path(key).expanduser()).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"[ssh] keys: {key} is no public key and no file that holds one: {error}"
+            f"[ssh] keys: {key} is neither a public key nor a file that contains one: {error}"
         ) from error
-    # A private one must not leave this computer.
+    # A private key must not leave this computer.
     if not text.startswith(_KEY_KINDS):
         raise ConfigError(
-            "[ssh] keys: this file holds no public key; name the one of OpenSSH that ends in .pub"
+            "[ssh] keys: this file does not contain a public key; name OpenSSH's file that"
+            " ends in .pub"
         )
     return text

@@ -1,4 +1,4 @@
-"""Files as they will lie on a board, and reproducible archives of them."""
+"""The files of a board, and reproducible archives of them."""
 
 import gzip
 import io
@@ -15,8 +15,8 @@ class Entry:
     """A file on a board.
 
     Attributes:
-        path: from the root, without the slash in front.
-        data: its content; of a link the path that it points to.
+        path: path from the root, without the leading slash.
+        data: its content; for a link, the path that it points to.
         mode: its permissions.
         link: whether it is a symbolic link.
     """
@@ -34,15 +34,15 @@ def packed(
     folders: bool = False,
     compress: bool = True,
 ) -> bytes:
-    """Return a tar archive that has the same bytes for the same entries.
+    """Return a tar archive; equal entries give equal bytes.
 
-    Everything in it belongs to root and has no time.
+    All entries belong to root and have no time.
 
     Args:
-        entries: files and links, which the archive has in the order of their paths.
-        prefix: folder, with its slash, that is put before each path.
-        folders: whether folders have entries, as dpkg needs. Without them the folders of a board
-            stay as they are when the archive is unpacked.
+        entries: files and links; the archive sorts them by path.
+        prefix: folder with its slash, prepended to each path.
+        folders: whether folders have entries, which dpkg needs. Without them, unpacking does not
+            change existing folders of a board.
         compress: whether to compress it by gzip.
     """
     buffer = io.BytesIO()
@@ -52,6 +52,7 @@ def packed(
         mode="w",
         format=tarfile.GNU_FORMAT,
     ) as archive:
+        # Sorted, so that equal entries in any order give equal bytes.
         for entry in sorted(entries, key=lambda entry: entry.path):
             if folders:
                 _add_folders(
@@ -62,6 +63,7 @@ def packed(
                 )
             _add_entry(archive, entry, prefix)
     if compress:
+        # Without a time, for the same reason.
         return gzip.compress(buffer.getvalue(), _LEVEL, mtime=0)
     return buffer.getvalue()
 
@@ -72,11 +74,12 @@ def _add_folders(
     prefix: str,
     added: set[PurePosixPath],
 ) -> None:
-    """Add the folders above a path that the archive does not have yet."""
+    """Add the missing parent folders of a path."""
     for folder in reversed(path.parents):
         if folder in added:
             continue
         added.add(folder)
+        # dpkg expects an entry for the root itself.
         info = tarfile.TarInfo(prefix if str(folder) == "." else f"{prefix}{folder}")
         info.type = tarfile.DIRTYPE
         info.mode = 0o755

@@ -1,7 +1,4 @@
-"""Writes an image to a card: a whole, removable, unmounted disk that is large enough.
-
-What was written is read back and compared.
-"""
+"""Writes an image to a card."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,10 +9,10 @@ from fleet_protocol.errors import ConfigError, StorageError
 
 _CHUNK_BYTES = 4 << 20
 _SECTOR_BYTES = 512
-"""The unit in which the kernel states the size of a disk, whatever the disk's own sectors are."""
+"""The unit in which the kernel reports the size of a disk, whatever its sector size."""
 
 Progress = Callable[[str, int, int], None]
-"""Receives what is being done, the bytes that are done, and the bytes of all."""
+"""Receives the current step, the number of processed bytes, and the total."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class Disk:
 
     Attributes:
         path: its device file, such as ``/dev/sdb``.
-        model: the name that it has for itself.
+        model: the model name that it reports.
         size: its size in bytes.
     """
 
@@ -38,33 +35,35 @@ def find_disk(
     needed_bytes: int,
     system: Path = Path("/"),
 ) -> Disk:
-    """Return the disk, such as ``/dev/sdb``, that an image may be written to.
+    """Return the disk to write an image to, such as ``/dev/sdb``.
 
     Args:
         path: its device file.
         needed_bytes: size of the image.
-        system: root of the file system, which tests replace.
+        system: root of the file system; tests replace it.
 
     Raises:
-        ConfigError: it is no disk, a partition, built in, in use, or too small.
+        ConfigError: the path is not a disk or is a partition, or the disk is built in, in use or
+            too small.
     """
     block_devices = system / "sys/class/block"
     device = block_devices / path.resolve().name
+    # A path elsewhere could have the name of a disk by chance.
     is_device_file = system != Path("/") or path.resolve().parent == Path("/dev")
     if not device.is_dir() or not is_device_file:
         candidates = sorted(block_devices.glob("*"))
         removable = [candidate.name for candidate in candidates if _is_removable(candidate)]
         raise ConfigError(
-            f"{path} is no disk; those that can be taken out are: {', '.join(removable) or 'none'}"
+            f"{path} is not a disk; the removable disks are: {', '.join(removable) or 'none'}"
         )
     if (device / "partition").exists():
         raise ConfigError(
-            f"{path} is a part of a disk; name the whole one: /dev/{device.resolve().parent.name}"
+            f"{path} is a partition; name the whole disk: /dev/{device.resolve().parent.name}"
         )
     if not _is_removable(device):
         raise ConfigError(
-            f"{path} is built in, not a card: its data would be lost; write the image with --out "
-            "instead"
+            f"{path} is a built-in disk, not a card, and its data would be lost; write the image"
+            " to a file with --out instead"
         )
     users = _users_of(device, system)
     if users:
@@ -72,19 +71,20 @@ def find_disk(
             f"{path} is in use ({', '.join(users)}): umount it first, "
             f"for example: umount {users[0]}"
         )
-    # A reader without a card is a disk of no size.
+    # A card reader without a card is a disk of size 0.
     size = int(_text(device / "size") or 0) * _SECTOR_BYTES
     if size < needed_bytes:
         raise ConfigError(
-            f"{path} holds {size / 1e9:.1f} GB, and the image {needed_bytes / 1e9:.1f}: is a card "
-            "in it? take a larger one"
+            f"{path} has {size / 1e9:.1f} GB, but the image needs {needed_bytes / 1e9:.1f} GB:"
+            " check that a card is inserted, or use a larger one"
         )
+    # A card reader's device has a model, a board's own slot a name.
     model = _text(device / "device/model") or _text(device / "device/name") or "without a name"
     return Disk(path, model, size)
 
 
 def _users_of(device: Path, system: Path) -> list[str]:
-    """Return what uses a disk or a partition of it: mounts, swap areas, and devices built on it."""
+    """Return the users of a disk and its partitions: mounts, swap areas and stacked devices."""
     names = {device.name}
     for partition in device.glob("*/partition"):
         names.add(partition.parent.name)
@@ -96,14 +96,14 @@ def _users_of(device: Path, system: Path) -> list[str]:
                 users.add(source[0])
     holders = []
     for name in names:
-        # Such as a RAID or an encrypted volume, which no table of mounts names.
+        # Such as a RAID or an encrypted volume, which the mount table does not list.
         for holder in (device.parent / name / "holders").glob("*"):
             holders.append(holder.name)
     return sorted(users) + sorted(holders)
 
 
 def _ignore(_step: str, _done: int, _all: int) -> None:
-    """Report no progress."""
+    """Ignore the progress."""
 
 
 def write_image(
@@ -119,21 +119,23 @@ def write_image(
         report: receives progress in the steps ``writing`` and ``reading back``.
 
     Raises:
-        StorageError: the disk cannot be written, or does not hold what was written.
+        StorageError: the disk cannot be written, or its data differs from the image.
     """
     size = image.stat().st_size
     try:
-        # O_EXCL: the kernel refuses a disk that is mounted, also under another name.
+        # O_EXCL: the kernel refuses a mounted disk, even under another name.
         descriptor = os.open(disk, os.O_RDWR | os.O_EXCL)
         with os.fdopen(descriptor, "r+b", buffering=0) as target:
             for start, data in _chunks(image):
                 remaining = memoryview(data)
                 while remaining:
                     written = target.write(remaining) or 0
+                    # The kernel may take less than a whole block.
                     remaining = remaining[written:]
                 report("writing", start + len(data), size)
+            # Errors of the medium appear here at the latest.
             os.fsync(target.fileno())
-            # Reading must come from the card and not from the kernel's cache.
+            # Read from the card, not from the kernel's cache.
             os.posix_fadvise(
                 target.fileno(),
                 0,
@@ -144,7 +146,8 @@ def write_image(
             for start, data in _chunks(image):
                 if target.read(len(data)) != data:
                     raise StorageError(
-                        f"{disk} does not hold what was written at byte {start}: take another card"
+                        f"{disk} returned different data at byte {start} than was written:"
+                        " use another card"
                     )
                 report("reading back", start + len(data), size)
     except OSError as error:
@@ -154,7 +157,7 @@ def write_image(
 
 
 def _chunks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield a file in pieces, each with the position at which it starts."""
+    """Yield a file in blocks, each with its start offset."""
     start = 0
     with path.open("rb") as file:
         while data := file.read(_CHUNK_BYTES):
@@ -163,15 +166,15 @@ def _chunks(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_removable(device: Path) -> bool:
-    """Return whether a disk can be taken out.
+    """Return whether a disk is removable.
 
-    An SD card in a slot of the board is an mmc device, which the kernel calls not removable.
+    The kernel reports an SD card in a board's slot (an mmc device) as not removable.
     """
     return _text(device / "removable") == "1" or _text(device / "device/type") == "SD"
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file of the kernel, empty if it has none."""
+    """Return the text of a kernel file; empty if the file does not exist."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

@@ -34,12 +34,12 @@ def open_writer(target: str) -> Writer:
             a collector of traces, or ``homeassistant:ADDRESS`` of its broker.
 
     Raises:
-        ConfigError: it is none of these.
-        ModuleNotFoundError: the package that writes there is not installed.
+        ConfigError: the target has another form.
+        ModuleNotFoundError: the package for the target is not installed.
     """
     kind, _, place = target.partition(":")
     if kind not in _WRITERS or not place:
-        raise ConfigError(f"{target!r} is no place to write to; give one of {_EXAMPLES}")
+        raise ConfigError(f"{target!r} is not a target; give one of {_EXAMPLES}")
     return _WRITERS[kind](place)
 
 
@@ -53,9 +53,9 @@ def track(
 
     Args:
         opened: the store.
-        run: id of the run; None for the run that is the newest at each change.
+        run: id of the run; None for the newest run at each change.
         writer: where to write.
-        changes: yields when the store is to be read, the first time at once.
+        changes: yields whenever to read the store, the first time at once.
 
     Returns:
         The number of rounds that were written.
@@ -67,5 +67,6 @@ def track(
     written = 0
     for _ in changes():
         written += writer.update(opened, queries.find_run(opened, run))
+    # The status is read again, because the run may have ended since the last change.
     writer.end(queries.find_run(opened, run).status)
     return written

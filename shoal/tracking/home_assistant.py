@@ -1,7 +1,7 @@
-"""Shows a fleet in Home Assistant, by its discovery over MQTT.
+"""Shows a fleet in Home Assistant through MQTT discovery.
 
-See https://www.home-assistant.io/integrations/mqtt/. Its broker receives the figures of a run and
-which devices are online, but no weights and no samples.
+See https://www.home-assistant.io/integrations/mqtt/. Home Assistant's broker receives the figures
+of a run and the online devices, but neither weights nor samples.
 """
 
 import json
@@ -20,7 +20,7 @@ from fleet_protocol.transport import BrokerAddress
 _DISCOVERY = "homeassistant/device"
 _STATES = "shoal-state"
 _STATE_LETTERS = 255
-"""Bound of Home Assistant on the text of a state."""
+"""Home Assistant's limit on the length of a state."""
 _RUN_COMPONENTS: Mapping[str, Mapping[str, str]] = {
     "status": {"name": "Run"},
     "round": {"name": "Rounds closed", "state_class": "measurement"},
@@ -51,15 +51,15 @@ _BOARD_COMPONENTS: Mapping[str, Mapping[str, str]] = {
 
 
 class HomeAssistant:
-    """A device for the fleet and one for each board.
+    """One Home Assistant device for the fleet and one for each board.
 
-    Each has a retained state, which is published again when it changes.
+    Each has a retained state, which is published when it changes.
 
     Args:
         address: broker of Home Assistant, ``mqtt://[user:password@]host[:port]``.
 
     Raises:
-        ConfigError: the address has another form.
+        ConfigError: the address is malformed.
     """
 
     def __init__(self, address: str) -> None:
@@ -67,10 +67,10 @@ class HomeAssistant:
         self._published: dict[str, str] = {}
 
     def update(self, opened: Store, run: RunRecord) -> int:
-        """Publish what has changed.
+        """Publish the changed states.
 
         Returns:
-            The number of closed rounds the first time, and then 0.
+            The number of closed rounds at the first call, then 0.
         """
         status = queries.status(opened, run.id)
         is_first = not self._published
@@ -78,16 +78,18 @@ class HomeAssistant:
         changed = []
         for topic, payload in payloads.items():
             if self._published.get(topic) != payload:
+                # Quality of service 1, retained: Home Assistant may start later.
                 changed.append((topic, payload, 1, True))
         self._publish(changed)
+        # Only now, so that states that the broker did not accept are sent again.
         self._published = payloads
         return status.closed if is_first else 0
 
     def end(self, _status: str) -> None:
-        """Leave the states, which the broker retains."""
+        """Do nothing: the broker retains the states."""
 
     def _publish(self, messages: list[Any]) -> None:
-        """Publish messages (topic, payload, quality of service, whether it is retained)."""
+        """Publish messages (topic, payload, quality of service, retain flag)."""
         if not messages:
             return
         broker = self._broker
@@ -96,12 +98,12 @@ class HomeAssistant:
             login = {"username": broker.username, "password": broker.password}
         tls: Any = None
         if broker.tls:
-            tls = {"ca_certs": None}  # the authorities that the system trusts
+            tls = {"ca_certs": None}  # use the system's trusted authorities
         try:
             publish.multiple(messages, broker.host, broker.port, auth=login, tls=tls)
         except (OSError, MQTTException) as error:
             raise TransportError(
-                f"the broker of Home Assistant at {broker} has not taken it: {error}"
+                f"the broker of Home Assistant at {broker} did not accept the messages: {error}"
             ) from error
 
 
@@ -115,7 +117,7 @@ def _payloads(
         "round": status.closed,
         "accuracy": evaluation.accuracy if evaluation else None,
         "loss": evaluation.loss if evaluation else None,
-        "online": status.online,
+        "online": sum(view.is_online for view in devices),
     }
     fleet_id = f"shoal_{_safe(run.fleet)}"
     fleet_topic = f"{_STATES}/{run.fleet}/run"
@@ -125,7 +127,8 @@ def _payloads(
     for view in devices:
         profile = view.device.profile
         values = {
-            "online": "ON" if view.device.online else "OFF",
+            "online": "ON" if view.is_online else "OFF",
+            # Home Assistant refuses longer states.
             "reason": view.reason[:_STATE_LETTERS] or "it trains",
             "tier": view.tier,
             "merged": view.merged,
@@ -134,6 +137,7 @@ def _payloads(
         board_id = f"{fleet_id}_{_safe(view.device.id)}"
         topic = f"{_STATES}/{run.fleet}/devices/{_safe(view.device.id)}"
         board = _description(board_id, view.device.id, topic, _BOARD_COMPONENTS)
+        # Home Assistant shows the boards below their fleet.
         board["device"]["via_device"] = fleet_id
         yield f"{_DISCOVERY}/{board_id}/config", _json(board)
         yield topic, json.dumps(values)
@@ -142,10 +146,11 @@ def _payloads(
 def _description(
     identity: str, name: str, state_topic: str, components: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return what Home Assistant needs to show a device whose state has a topic."""
+    """Return the discovery message of a device whose state is published to a topic."""
     described = {}
     for key, component in components.items():
         described[key] = {
+            # A component may state another platform.
             "platform": "sensor",
             "unique_id": f"{identity}_{key}",
             "value_template": f"{{{{ value_json.{key} }}}}",
@@ -164,8 +169,9 @@ def _json(document: Mapping[str, Any]) -> str:
 
 
 def _safe(name: str) -> str:
-    """Return a name in the letters that discovery allows; different names stay different."""
+    """Return a name in the characters that discovery allows; different names stay different."""
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     if safe == name:
         return name
+    # Two names may become the same text, so the digest keeps them apart.
     return f"{safe}-{blob_digest(name.encode())[:6]}"

@@ -12,7 +12,7 @@ _SUFFIX = ".shoal"
 
 
 class TensorBoard(RoundWriter):
-    """A folder for each run, written from its first round: event files cannot be continued."""
+    """A folder for each run, written from its first round: event files cannot be appended to."""
 
     def __init__(self, folder: str) -> None:
         from tensorboardX import SummaryWriter  # noqa: PLC0415  (an extra)
@@ -24,6 +24,7 @@ class TensorBoard(RoundWriter):
         """Replace the files of the run by new ones."""
         folder = self._folder / run.id
         try:
+            # Only files of this command: others may share the folder.
             for earlier in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
                 earlier.unlink()
             self._writer = self._open_folder(str(folder), filename_suffix=_SUFFIX)
@@ -37,6 +38,7 @@ class TensorBoard(RoundWriter):
         """Write the values of a round as scalars."""
         for name, value in values_of(view):
             self._writer.add_scalar(name, value, view.round.number, walltime=view.round.ended_at)
+        # TensorBoard reads the file while the run is in progress.
         self._writer.flush()
 
     def end(self, status: str) -> None:

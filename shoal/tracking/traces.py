@@ -1,5 +1,6 @@
 """Writes each round of a run as a trace to a collector of OpenTelemetry."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from broker_server.store import RoundRecord, RunRecord, TaskRecord, queries
@@ -11,7 +12,7 @@ _COLLECTOR_SECONDS = 10
 
 
 class Traces(RoundWriter):
-    """A trace for each round, with a span for each device and, inside, what the board measured."""
+    """A trace for each round, with a span for each device and spans of the board's measurements."""
 
     def __init__(self, address: str) -> None:
         from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415  (an extra)
@@ -24,7 +25,7 @@ class Traces(RoundWriter):
         )
 
     def begin(self, run: RunRecord) -> int:
-        """Remember the run, of which every round is written."""
+        """Remember the run; every round of it is written."""
         self._run = run
         return 1
 
@@ -44,11 +45,13 @@ class Traces(RoundWriter):
             state=record.state.value,
         )
         _add_stages(trace, whole, record, began, seconds)
+        times = _RoundTimes(began, record.collect_seconds or seconds, seconds)
         for task in view.tasks:
-            _add_task(trace, whole, task, began, record.collect_seconds or seconds, seconds)
+            _add_task(trace, whole, task, times)
+        # The exporter reports failures by its result, and does not raise.
         if self._exporter.export(trace.spans()) is not SpanExportResult.SUCCESS:
             raise StorageError(
-                f"{without_login(self._address)} has not taken the trace of round {record.number}"
+                f"{without_login(self._address)} did not accept the trace of round {record.number}"
             )
 
     def end(self, _status: str) -> None:
@@ -67,6 +70,7 @@ class _Trace:
             InMemorySpanExporter,
         )
 
+        # Spans are collected here and sent in one request.
         self._finished = InMemorySpanExporter()
         resource = Resource(
             {"service.name": "shoal", "shoal.fleet": run.fleet, "shoal.run": run.id}
@@ -83,14 +87,14 @@ class _Trace:
         parent: Any = None,
         **attributes: str | float | None,
     ) -> Any:
-        """Add a span with the attributes that are known, and return it.
+        """Add a span with its known attributes, and return it.
 
         Args:
             name: name of the span.
-            start: its begin in seconds since 1970.
+            start: start time in seconds since 1970.
             seconds: its duration.
             parent: the span around it, if any.
-            attributes: values by name; None for one that is not known.
+            attributes: values by name; None for unknown ones.
         """
         from opentelemetry.trace import set_span_in_context  # noqa: PLC0415
 
@@ -99,6 +103,7 @@ class _Trace:
             if value is not None:
                 named[f"shoal.{key}"] = value
         context = None if parent is None else set_span_in_context(parent)
+        # Nanoseconds since 1970.
         span = self._tracer.start_span(name, context, start_time=int(start * 1e9), attributes=named)
         span.end(int((start + seconds) * 1e9))
         return span
@@ -111,35 +116,47 @@ class _Trace:
 def _add_stages(
     trace: _Trace, whole: Any, record: RoundRecord, began: float, seconds: float
 ) -> None:
-    """Add the spans of collecting and merging, if the round has collected."""
+    """Add the spans of collecting and merging, if the round collected updates."""
     if record.ending is None or record.collect_seconds is None:
         return
-    # A simulation collects on its own clock, on which more time may pass than in fact.
+    # A simulation has its own clock, on which more time may pass than in reality.
     collected = min(record.collect_seconds, seconds)
     trace.add_span("collect", began, collected, whole, wanted=record.wanted, quorum=record.quorum)
     trace.add_span("merge", began + collected, seconds - collected, whole, version=record.version)
 
 
-def _add_task(  # noqa: PLR0913  (an argument for each thing that it needs)
-    trace: _Trace, whole: Any, task: TaskRecord, began: float, given_up: float, most: float
-) -> None:
+@dataclass(frozen=True)
+class _RoundTimes:
+    """When a round began, and how long it lasted.
+
+    Attributes:
+        began: in seconds since the epoch.
+        given_up: seconds after which the server stopped waiting for a device that had not answered.
+        most: duration of the round in seconds.
+    """
+
+    began: float
+    given_up: float
+    most: float
+
+
+def _add_task(trace: _Trace, whole: Any, task: TaskRecord, times: _RoundTimes) -> None:
     """Add the span of a device, and of what it measured.
 
     Args:
         trace: the trace of the round.
         whole: the span of the round.
         task: what the device was to do.
-        began: begin of the round.
-        given_up: seconds after which a device that has not answered was given up.
-        most: duration of the round in seconds.
+        times: times of the round.
     """
     ended = None
     if task.timing:
+        # A device that answered after the end of the round does not extend its span.
         ended = task.timing.answered or task.timing.left
     span = trace.add_span(
         task.device,
-        began,
-        min(ended or given_up, most),
+        times.began,
+        min(ended or times.given_up, times.most),
         whole,
         tier=task.tier,
         outcome=task.phase.value,
@@ -149,10 +166,10 @@ def _add_task(  # noqa: PLR0913  (an argument for each thing that it needs)
     if task.metrics is None:
         return
     fetch_seconds = task.metrics.fetch_seconds
-    trace.add_span("fetch", began, fetch_seconds, span, bytes=task.weights.size)
+    trace.add_span("fetch", times.began, fetch_seconds, span, bytes=task.weights.size)
     trace.add_span(
         "train",
-        began + fetch_seconds,
+        times.began + fetch_seconds,
         task.metrics.train_seconds,
         span,
         examples=task.metrics.examples,

@@ -1,4 +1,4 @@
-"""What every target of tracking has in common, and the values of a round that are written to it."""
+"""The interface of all tracking targets, and the values of a round that they receive."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,25 +11,25 @@ _PHASES = ("merged", "missed", "refused", "declined", "left-out")
 
 
 class Writer(Protocol):
-    """A target that a run is written to."""
+    """A target of tracking."""
 
     def update(self, opened: Store, run: RunRecord) -> int:
-        """Write what is new in the store, and return the number of rounds that were written."""
+        """Write new rounds of the store, and return their number."""
 
     def end(self, status: str, /) -> None:
-        """Finish writing for now; the status is that of the run."""
+        """Finish writing; the status is that of the run."""
 
 
 class RoundWriter(ABC):
-    """A writer of rounds, each of which is written once, when it can no longer change."""
+    """Writes each round once, when it can no longer change."""
 
     _next_round: int | None = None
     _ended_at: float | None = None
-    """When the run ended, in seconds since 1970; None while it is in progress."""
+    """End of the run in seconds since 1970; None while it is in progress."""
 
     @abstractmethod
     def begin(self, run: RunRecord) -> int:
-        """Open the target of a run, and return the number of the first round that it lacks."""
+        """Open the target of a run, and return the number of the first missing round."""
 
     @abstractmethod
     def write(self, view: queries.RoundView) -> None:
@@ -43,6 +43,7 @@ class RoundWriter(ABC):
         views = queries.rounds(opened, run.id, first=first)
         self._ended_at = queries.find_run(opened, run.id).ended_at
         for view in views:
+            # Rounds are written in order, so a round that may change holds back all later ones.
             if not self._is_final(view, views):
                 break
             self.write(view)
@@ -50,13 +51,14 @@ class RoundWriter(ABC):
         return self._next_round - first
 
     def _is_final(self, view: queries.RoundView, views: Sequence[queries.RoundView]) -> bool:
-        """Return whether nothing of a round will change.
+        """Return whether a round can no longer change.
 
-        The evaluation of the newest round may still be under way. A round ends only after the one
-        before it was evaluated.
+        The evaluation of the newest round may still be running. A round ends only after the
+        evaluation of the previous one.
         """
         if view.round.ended_at is None:
             return False
+        # Any of these is written when a round's evaluation is over.
         if view.round.evaluation or view.round.note or view.round.reason or self._ended_at:
             return True
         number = view.round.number
@@ -65,7 +67,7 @@ class RoundWriter(ABC):
 
 
 def values_of(view: queries.RoundView) -> Iterator[tuple[str, float]]:
-    """Yield what is known of a round by name, for example `model/accuracy` and `round/seconds`."""
+    """Yield the known values of a round by name, such as `model/accuracy` and `round/seconds`."""
     evaluation = view.round.evaluation
     if evaluation is not None:
         yield from _scores("model", evaluation)
@@ -77,7 +79,7 @@ def values_of(view: queries.RoundView) -> Iterator[tuple[str, float]]:
 
 
 def _numbers(view: queries.RoundView) -> dict[str, float | None]:
-    """Return counts of tasks by their phase, duration and bytes of a round."""
+    """Return the counts of tasks by phase, and the duration and bytes of a round."""
     numbers: dict[str, float | None] = {}
     for phase in _PHASES:
         numbers[phase] = float(view.phases.get(phase, 0))
@@ -88,7 +90,7 @@ def _numbers(view: queries.RoundView) -> dict[str, float | None]:
 
 
 def _known(prefix: str, values: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-    """Yield the values that are there, with a prefix before their names."""
+    """Yield the known values, with a prefix before their names."""
     for name, value in values.items():
         if value is not None:
             yield f"{prefix}{name}", value

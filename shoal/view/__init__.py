@@ -1,1 +1,1 @@
-"""The page and its API: what a store holds, for a browser and for programs."""
+"""The page of a store and its API."""

@@ -1,6 +1,6 @@
-"""Decides who may read the page of a store and who may act on it.
+"""Access control of the page: who may read it, and who may act.
 
-A browser is kept strict by headers: the page runs no script and shows no frame of another server.
+Response headers restrict browsers: the page runs no script and shows no frame of another server.
 """
 
 import hmac
@@ -15,10 +15,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 _COOKIE = "shoal"
 _BODY_BYTES = 4096
-"""Bound on the body of a request; a login is shorter."""
+"""Size limit of a request body; a login is shorter."""
 _READER_SECONDS = 30 * 24 * 3600
-"""How long a login of a reader lasts."""
+"""Lifetime of a reader's login in seconds."""
 _OPERATOR_SECONDS = 12 * 3600
+# Host names under which a browser on this machine reaches the page.
 _THIS_MACHINE = ["localhost", "127.0.0.1", "[::1]"]
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -31,18 +32,18 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _NEEDS_READER = (
-    "this needs the token of the server (SHOAL_TOKEN), in view.token of its store, "
-    "or the file that its --token-file names"
+    "access denied: set SHOAL_TOKEN to the server's token, which is in view.token of its store"
+    " or in the file of its --token-file"
 )
 _NEEDS_OPERATOR = (
-    "this needs the operator's token (SHOAL_TOKEN), in operator.token of the store: `shoal view "
-    "--actions` makes it"
+    "access denied: set SHOAL_TOKEN to the operator's token in operator.token of the store,"
+    " which `shoal view --actions` creates"
 )
 
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The tokens of a page: of readers, None if reading needs none, and of operators, if any."""
+    """The tokens of a page: of readers (None: reading is open) and of operators (if any)."""
 
     reader: str | None
     operator: str | None
@@ -52,24 +53,26 @@ class _Tokens:
         return _proves(credential, self.operator)
 
     def may_read(self, credential: str) -> bool:
-        """Return whether a token or cookie lets its owner read."""
+        """Return whether a token or cookie permits reading."""
         if self.reader is None or self.may_act(credential):
+            # An operator's token also permits reading.
             return True
         return _proves(credential, self.reader)
 
 
 def guard(app: FastAPI, token: str | None, operator: str | None = None) -> None:
-    """Let only readers read the API and only operators act, and keep browsers strict.
+    """Protect the API: only readers read, only operators act, and browsers are restricted.
 
-    A token comes as ``Authorization: Bearer``, or for a while by the cookie that ``POST /login``
+    A token is sent as ``Authorization: Bearer``, or as the session cookie that ``POST /login``
     sets.
 
     Args:
-        app: the application. ``app.state.acts`` says whether there are operators, and
-            ``request.state.acts`` whether a request comes from one.
-        token: of readers. None asks for none, but refuses other names of this machine: a foreign
-            page must not read the fleet under a name that points here (DNS rebinding).
-        operator: token of operators, who may read as well; None lets nobody act.
+        app: the application. ``app.state.acts`` is true if there are operators, and
+            ``request.state.acts`` if a request comes from an operator.
+        token: the readers' token. With None reading is open, but requests under other host names
+            are refused: a foreign page must not read the fleet under a name that resolves to this
+            machine (DNS rebinding).
+        operator: the operators' token, which also permits reading; with None nobody can act.
     """
     tokens = _Tokens(token, operator)
     app.state.acts = operator is not None
@@ -79,8 +82,10 @@ def guard(app: FastAPI, token: str | None, operator: str | None = None) -> None:
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         credential = _credential(request)
+        # The handlers of actions read this.
         request.state.acts = tokens.may_act(credential)
         refusal = _refusal(request, tokens, credential)
+        # Refused before any handler runs.
         if refusal is None:
             response = await call_next(request)
         else:
@@ -91,23 +96,26 @@ def guard(app: FastAPI, token: str | None, operator: str | None = None) -> None:
 
     @app.post("/login", include_in_schema=False)
     def _login(given_token: Annotated[str, Body(embed=True, alias="token")]) -> JSONResponse:
-        # JSON may hold half of a character, which no encoding can write.
+        # JSON may contain lone surrogates, which cannot be encoded.
         typed = given_token.encode(errors="replace").decode()
         is_operator = tokens.may_act(typed)
         if not (is_operator or _proves(typed, tokens.reader)):
-            return JSONResponse({"detail": "this is not the token of the server"}, 401)
+            return JSONResponse({"detail": "this is not the server's token"}, 401)
         seconds = _OPERATOR_SECONDS if is_operator else _READER_SECONDS
+        # The cookie holds no token: somebody who reads it can use it only until its end.
         session = _session(typed, str(int(time.time()) + seconds))
         response = JSONResponse({})
+        # Neither scripts nor requests from other sites get the cookie.
         response.set_cookie(_COOKIE, session, httponly=True, samesite="strict", max_age=seconds)
         return response
 
+    # Without a token, only the host name protects against DNS rebinding.
     if token is None:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_THIS_MACHINE)
 
 
 def _credential(request: Request) -> str:
-    """Return the token, or else the cookie, of a request; empty without both."""
+    """Return the token or else the cookie of a request; empty if it has neither."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer":
         return token
@@ -117,12 +125,19 @@ def _credential(request: Request) -> str:
 def _refusal(request: Request, tokens: _Tokens, credential: str) -> tuple[int, str] | None:
     """Return status and reason if a request is refused."""
     path = request.scope["path"]
+    # No file and no route has such a path, and older servers of files fail at it.
+    if "\0" in path:
+        return 404, "no path contains a zero byte"
     changes = request.method not in {"GET", "HEAD"}
-    # First, since the body of a request that is refused later would be read.
+    # Checked first, because the body would be read even if the request is refused later.
     if changes and _body_bytes(request) > _BODY_BYTES:
-        return 413, f"no request has more than {_BODY_BYTES} bytes, or leaves out how many"
+        return 413, (
+            f"the body of a request must have at most {_BODY_BYTES} bytes, and its"
+            " Content-Length must be set"
+        )
     if changes and _is_from_another_server(request):
-        return 403, "a page of another server asked for this"
+        return 403, "the request comes from a page of another server"
+    # Files of the page and the login need no token: they hold no data of the fleet.
     if path.startswith(("/api/", "/metrics")) and not tokens.may_read(credential):
         return 401, _NEEDS_OPERATOR if changes else _NEEDS_READER
     if changes and path.startswith("/api/") and not request.state.acts:
@@ -131,34 +146,37 @@ def _refusal(request: Request, tokens: _Tokens, credential: str) -> tuple[int, s
 
 
 def _body_bytes(request: Request) -> int:
-    """Return the size of a body; one that comes in pieces of unknown number counts as too large."""
+    """Return the size of a body; one in chunks of unknown number counts as too large."""
     if "transfer-encoding" in request.headers:
         return _BODY_BYTES + 1
     return int(request.headers.get("content-length", "0"))
 
 
 def _is_from_another_server(request: Request) -> bool:
-    """Return whether a page that another server sent makes this request."""
+    """Return whether a page of another server makes this request."""
     origin = request.headers.get("origin")
+    # Programs send no origin; browsers send one with every request that changes something.
     if origin is None:
         return False
     return origin.partition("//")[2] != request.headers.get("host")
 
 
 def _session(token: str, end: str) -> str:
-    """Return a cookie: the end of the session, and a proof that it was set with the token."""
+    """Return a cookie: the end of the session, and a proof that the token was known."""
     proof = hmac.new(token.encode(), end.encode(), "sha256").hexdigest()
     return f"{end}.{proof}"
 
 
 def _proves(credential: str, token: str | None) -> bool:
-    """Return whether a credential is a token, or the cookie of a session with it that lasts."""
+    """Return whether a credential is the token, or the cookie of a valid session with it."""
     if token is None:
         return False
+    # Compared in constant time, so that the time of an answer reveals nothing about the token.
     if hmac.compare_digest(credential.encode(), token.encode()):
         return True
     end = credential.partition(".")[0]
     expected = _session(token, end)
     if not hmac.compare_digest(credential.encode(), expected.encode()):
         return False
+    # Only a cookie with a valid proof gets here, so its end is a number.
     return int(end) > time.time()

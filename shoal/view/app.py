@@ -1,8 +1,8 @@
 """The API of `shoal view`, and the page that reads it.
 
-The API answers with the values that the command line prints with ``--json``.
+The API returns the values that the command line prints with ``--json``.
 
-``python -m shoal.view.app > docs/openapi.json`` writes the document of the API.
+``python -m shoal.view.app > docs/openapi.json`` writes the specification of the API.
 """
 
 import asyncio
@@ -39,15 +39,15 @@ from shoal.view.metrics import StoreMetrics
 from shoal.view.tables import tables
 
 _EVENTS_AT_ONCE = 10_000
-"""Bound on the lines of the log that one answer has."""
+"""Largest number of log lines in a response."""
 
-First = Annotated[int, Query(ge=1, description="None before this round.")]
+First = Annotated[int, Query(ge=1, description="Only rounds from this number on.")]
 Lines = Annotated[int, Query(ge=1, le=_EVENTS_AT_ONCE)]
-After = Annotated[int, Query(ge=0, lt=2**63, description="None up to that of this id.")]
+After = Annotated[int, Query(ge=0, lt=2**63, description="Only lines with a larger id.")]
 Kinds = Annotated[
     Sequence[str], Query(max_length=64, description="Kinds of lines; may be repeated.")
 ]
-Last = Annotated[int | None, Query(ge=0, description="None after this round.")]
+Last = Annotated[int | None, Query(ge=0, description="Only rounds up to this number.")]
 
 
 def make_app(
@@ -56,17 +56,17 @@ def make_app(
     operator: str | None = None,
     steer: Steer | None = None,
 ) -> FastAPI:
-    """Return the application that shows a store, and lets operators change it.
+    """Return the application that shows a store and lets operators change it.
 
     Args:
         store: folder of the store.
-        token: of readers, see `shoal.view.access.guard`.
-        operator: token of operators.
+        token: the readers' token, see `shoal.view.access.guard`.
+        operator: the operators' token.
         steer: steers the server of the store, see `shoal.view.actions`.
     """
     about = (
-        "What a store of Shoal holds: the same values that the commands print with `--json`; and "
-        "their verbs."
+        "The contents of a store of Shoal, as the commands print them with `--json`, and the"
+        " operators' actions."
     )
     app = FastAPI(
         title="Shoal",
@@ -76,7 +76,7 @@ def make_app(
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
     )
-    # Set when the server stops, which otherwise waits for clients that follow the log.
+    # Set when the server stops; otherwise it would wait for clients that follow the log.
     app.state.over = threading.Event()
     app.include_router(_api(store))
     app.include_router(acting(store, steer))
@@ -88,12 +88,13 @@ def make_app(
         with closing(Store(store, read_only=True)) as opened:
             return Response(encode(StoreMetrics(opened)), media_type=kind)
 
-    # Not mounted: it would answer for the API, too, with methods of its own, wherever a method is
-    # not allowed.
+    # Not mounted, because a mount would also answer requests for the API whose method is not
+    # allowed.
     app.router.default = StaticFiles(directory=Path(__file__).parent / "static", html=True)
 
     @app.exception_handler(ShoalError)
     def _refuse(_request: Request, error: ShoalError) -> JSONResponse:
+        # The caller has named something that does not exist; other errors concern the store.
         unknown = isinstance(error, (ConfigError, PlanError))
         return JSONResponse({"detail": str(error)}, 404 if unknown else 503)
 
@@ -105,17 +106,18 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     api = APIRouter(prefix="/api/v1")
 
     def answer_of(view: Callable[..., Any], *arguments: Any, **named: Any) -> JSONResponse:
-        """Answer with what a function of an open store returns."""
+        """Return the result of a function of an open store."""
         with closing(Store(store, read_only=True)) as opened:
             return JSONResponse(queries.to_json_values(view(opened, *arguments, **named)))
 
-    # The context of a run does not change, and costs reading a folder of files.
+    # Cached, because the context of a run does not change and takes reading many files.
     @lru_cache(maxsize=8)
     def context_of(run: str) -> RunContext:
         with closing(Store(store, read_only=True)) as opened:
             return stored_context(opened, run)
 
     def context(run: str | None) -> RunContext:
+        # By the id, so that "newest" and prefixes never hit an old entry.
         with closing(Store(store, read_only=True)) as opened:
             return context_of(queries.find_run(opened, run).id)
 
@@ -125,10 +127,10 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
         return api.get(
             path,
             summary=about,
-            responses={200: {"model": answer}, 404: {"description": "no such thing"}},
+            responses={200: {"model": answer}, 404: {"description": "no such resource"}},
         )
 
-    @get("/status", queries.StatusView, "The store at a glance.")
+    @get("/status", queries.StatusView, "A summary of the store.")
     def _status(run: str | None = None) -> JSONResponse:
         return answer_of(queries.status, run)
 
@@ -136,7 +138,7 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     def _runs(run: str | None = None) -> JSONResponse:
         return answer_of(queries.runs, run)
 
-    @get("/runs/{run}", queries.StatusView, "One run, by its id or the beginning of it.")
+    @get("/runs/{run}", queries.StatusView, "One run, by its name, its id or a prefix of its id.")
     def _run(run: Run) -> JSONResponse:
         return answer_of(queries.status, run)
 
@@ -149,7 +151,7 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     @get(
         "/runs/{run}/rounds/{number}",
         list[DeviceInRound],
-        "What became of every device in a round, and why.",
+        "The outcome of every device in a round, and the reason.",
     )
     def _round(run: Run, number: int) -> JSONResponse:
         return answer_of(lambda opened: explain_round(opened, number, run))
@@ -157,31 +159,31 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     @get(
         "/runs/{run}/devices",
         list[queries.DeviceView],
-        "Every device, with why it does not train and what to do.",
+        "Every device; if it does not train, with the reason and the remedy.",
     )
     def _devices(run: Run) -> JSONResponse:
         return answer_of(queries.devices, run)
 
-    @get("/runs/{run}/devices/{device}", list[TaskRecord], "What a device did in a run.")
+    @get("/runs/{run}/devices/{device}", list[TaskRecord], "The work of a device in a run.")
     def _device(run: Run, device: str) -> JSONResponse:
         return answer_of(partial(_tasks_of, device=device, run=run))
 
     @get(
         "/runs/{run}/versions",
         list[VersionView],
-        "The global versions of a run, with what they were judged.",
+        "The global versions of a run, with their evaluations.",
     )
     def _versions(run: Run) -> JSONResponse:
         return answer_of(read_versions, run)
 
-    @get("/runs/{run}/advice", list[Advice], "What to do next, with the evidence.")
+    @get("/runs/{run}/advice", list[Advice], "Advice, with the evidence.")
     def _advice(run: Run) -> JSONResponse:
         return answer_of(find_advice, run)
 
     @get(
         "/runs/{run}/coverage",
         Coverage,
-        "Which coordinates of the model the merged updates held.",
+        "The coordinates of the model that the merged updates covered.",
     )
     def _coverage(
         run: Run, last: Last = None, tier: str | None = None, device: str | None = None
@@ -191,9 +193,10 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     @get(
         "/runs/{run}/artifacts",
         list[Manifest],
-        "What was exported for each tier, without parameters and graphs.",
+        "The exported sets of each tier, without parameters and graphs.",
     )
     def _artifacts(run: Run) -> JSONResponse:
+        # These lists are long, and the page does not show them.
         excluded = {"parameters", "states", "graphs", "base", "statistics"}
         answer = []
         for artifacts in context(run).artifacts.tiers.values():
@@ -203,7 +206,7 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     @get(
         "/rollout",
         list[RolloutView],
-        "The release on its way to the boards, and those before it, newest first.",
+        "The current and earlier releases, newest first.",
     )
     def _rollout() -> JSONResponse:
         return answer_of(read_rollouts)
@@ -211,12 +214,12 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     @get(
         "/tables",
         dict[str, list[dict[str, str]]],
-        "The tables of `shoal reproduce` among whose runs the store lies.",
+        "The tables of `shoal reproduce` to which the runs of the store belong.",
     )
     def _tables() -> JSONResponse:
         return JSONResponse(tables(store))
 
-    @get("/compare/{one}/{other}", queries.Comparison, "Two runs side by side.")
+    @get("/compare/{one}/{other}", queries.Comparison, "A comparison of two runs.")
     def _compare(one: str, other: str) -> JSONResponse:
         return answer_of(queries.compare, one, other)
 
@@ -235,7 +238,7 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     @api.get(
         "/events",
         summary=(
-            "Lines of the log as they come, as server-sent events; `change` where there is no line."
+            "New lines of the log as server-sent events; `change` for other changes of the store."
         ),
     )
     async def _events(
@@ -243,6 +246,7 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
         after: After = 0,
         last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None,
     ) -> StreamingResponse:
+        # A browser that lost the connection continues after the last line that it received.
         lines = _follow(store, last_event_id or after, request.app.state.over)
         return StreamingResponse(lines, media_type="text/event-stream")
 
@@ -250,8 +254,9 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
 
 
 def _tasks_of(store: Store, device: str, run: str | None) -> list[TaskRecord]:
-    """Return what a device did in a run; a ConfigError if the store does not know the device."""
+    """Return the work of a device in a run; raise a ConfigError if the store lacks the device."""
     tasks = store.device_tasks(queries.find_run(store, run).id, device)
+    # A device without tasks is known, and one without any record is a mistake.
     if not tasks and all(record.id != device for record in store.devices()):
         raise ConfigError(
             f"the store {store.folder} has no device {device!r}; `shoal devices` lists them"
@@ -262,7 +267,7 @@ def _tasks_of(store: Store, device: str, run: str | None) -> list[TaskRecord]:
 async def _follow(store: Path, newest_id: int, stop: threading.Event) -> AsyncIterator[str]:
     """Yield new lines of the log as server-sent events until `stop` is set.
 
-    The times of the files tell when to read the store, and cost nothing to ask for.
+    The modification times of the files show when to read the store, and are cheap to check.
     """
     last_states = None
     while not stop.is_set():
@@ -275,6 +280,7 @@ async def _follow(store: Path, newest_id: int, stop: threading.Event) -> AsyncIt
                     newest_id = event.id
                     data = json.dumps(queries.to_json_values(event))
                     yield f"id: {event.id}\nevent: line\ndata: {data}\n\n"
+            # Also without a new line, because rounds and devices change without one.
             yield "event: change\ndata: {}\n\n"
         await asyncio.sleep(LOOK_SECONDS)
 

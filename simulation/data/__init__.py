@@ -1,1 +1,1 @@
-"""Data sets by name, and who gets which samples."""
+"""Data sets by name, and their partition among devices."""

@@ -1,8 +1,6 @@
-"""A loaded data set, and functions that the loaders share."""
+"""A loaded data set, and common functions of the loaders."""
 
-import gzip
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_protocol.data.files import decoding, open_file
 from fleet_protocol.errors import ConfigError, DataError
-from fleet_protocol.manifest import NO_PARTS, Parts
+from fleet_protocol.manifest import UNNAMED, SampleSizes
 from fleet_protocol.targets import Targets
 
 
@@ -20,21 +19,22 @@ class Dataset:
     """A data set with a label for each sample or each token, ready to train on.
 
     Attributes:
-        name: as asked for.
-        train_x: samples, float32 [n, *shape], or token ids, int64 [n, length]; id 0 is padding
-            where texts differ in length.
+        name: the requested name.
+        train_x: samples, float32 [n, *shape], or token ids, int64 [n, length]; id 0 is padding if
+            texts differ in length.
         train_y: labels, int64 [n], or [n, length] with a label for each token; or numbers, float32
             [n, ...].
         test_x: samples, [m, *shape].
         test_y: the same of the test samples.
         classes: number of labels.
-        tokens: number of token ids, the size of a model's embedding; 0 for what is no text.
-        train_group: who recorded or holds each training sample, int64 [n], 0-based; None if nobody
-            in particular.
+        tokens: number of token ids, the size of a model's embedding; 0 for data other than text.
+        train_group: the subject or holder of each training sample, int64 [n], from 0; None without
+            groups.
         test_group: the same for the test samples, int64 [m].
-        own: whether the user has brought it, and it is no set by name.
-        parts: as of a `DataSet`.
-        black: of images, what a black pixel is among the samples; a number, or one per channel.
+        own: whether the data comes from the user's files, not from a named set.
+        sample_sizes: sizes of the samples, as in `DataSet`.
+        black: value of a black pixel in the samples, for images; a number, or one per
+            channel.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Dataset:
     test_group: NDArray[np.int64] | None = None
     black: float | tuple[float, ...] = 0.0
     own: bool = False
-    parts: Parts = NO_PARTS
+    sample_sizes: SampleSizes = UNNAMED
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -69,60 +69,62 @@ def digest_of(data: Dataset) -> str:
     )
     for array in arrays:
         if array is not None:
+            # Type and shape, too, because equal bytes may be different arrays.
             sha.update(f"{array.dtype}{array.shape}".encode())
             sha.update(np.ascontiguousarray(array).view(np.uint8).data)
     return sha.hexdigest()
 
 
 def dataset_folder(root: Path | None, name: str, holds: str) -> Path:
-    """Return the folder of a data set that is not shipped, which need not exist.
+    """Return the folder of a data set that is not included; the folder may be missing.
 
     Args:
         root: folder of all data sets.
-        name: of the set.
-        holds: what the folder must hold, for messages.
+        name: name of the set.
+        holds: required contents of the folder, for messages.
 
     Raises:
-        DataError: there is no root.
+        DataError: no root is set.
     """
     if root is None:
         raise DataError(
-            f"{name} is not shipped: set SHOAL_DATA to a folder that holds {name}/{holds}"
+            f"the data set {name} is not included: set SHOAL_DATA to a folder that contains"
+            f" {name}/{holds}"
         )
     return root / name
 
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
-    """Read arrays of an npz file, in the order of the names; it may hold no Python objects.
+    """Read arrays of an npz file, in the order of the names; it must not contain Python objects.
 
     Raises:
         DataError: the file is missing, damaged or lacks an array.
     """
-    try:
-        # Opened here, because np.load leaves the file of a damaged archive open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return tuple(stored[name] for name in names)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"cannot read {', '.join(names)} from {path}: {error}") from error
+    # Opened here, because np.load does not close the file of a damaged archive.
+    with (
+        decoding(path, f"an archive of {', '.join(names)}"),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as stored,
+    ):
+        return tuple(stored[name] for name in names)
 
 
 def read_packed(path: Path) -> bytes:
-    """Read a file, or the one of its name with ``.gz`` where it is not there.
+    """Read a file, or the file with ``.gz`` added to its name if it is missing.
 
     Raises:
-        DataError: both are missing, or what is there is damaged.
+        DataError: both are missing, or the file is damaged.
     """
     packed = path.with_name(f"{path.name}.gz")
-    try:
-        if path.is_file():
-            return path.read_bytes()
-        return gzip.decompress(packed.read_bytes())
-    except (OSError, EOFError) as error:
-        raise DataError(f"cannot read {path} or {packed.name}: {error}") from error
+    stored = path if path.is_file() else packed
+    if not stored.is_file():
+        raise DataError(f"cannot read {path} or {packed.name}: there is neither")
+    with decoding(stored, "a gzip file"), open_file(stored) as file:
+        return file.read()
 
 
 def evenly(count: int, limit: int | None) -> NDArray[np.int64]:
-    """Choose at most so many samples, evenly spread over a set that may be sorted by label.
+    """Choose up to this many samples, evenly spread because the set may be sorted by label.
 
     Returns:
         Ascending indices.
@@ -133,5 +135,6 @@ def evenly(count: int, limit: int | None) -> NDArray[np.int64]:
     if limit is None or limit >= count:
         return np.arange(count, dtype=np.int64)
     if limit < 1:
-        raise ConfigError(f"a limit of {limit} leaves no samples; choose at least 1")
+        raise ConfigError(f"a limit of {limit} leaves no samples; use at least 1")
+    # Whole numbers, so that the choice is exact and ascending.
     return np.arange(limit, dtype=np.int64) * count // limit

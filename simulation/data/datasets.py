@@ -38,21 +38,23 @@ def load_dataset(name: str, root: Path | None = None, **options: Any) -> Dataset
 
     Args:
         name: one of :data:`DATASETS`.
-        root: folder of the data sets that are not shipped; by default what SHOAL_DATA names.
+        root: folder of the data sets that are not included; by default SHOAL_DATA.
         options: keyword options of the loader, such as the window of ``watch``.
 
     Raises:
-        ConfigError: there is no set of this name, or it has no such option.
+        ConfigError: there is no set with this name, or it has no such option.
         DataError: its files are missing or damaged.
     """
     if name not in DATASETS:
-        raise ConfigError(f"no data set {name!r}; there are {', '.join(DATASETS)}")
+        raise ConfigError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}")
     loader = DATASETS[name]
+    # The first parameter of a loader is the folder.
     valid = list(inspect.signature(loader).parameters)[1:]
     for option in options:
         if option not in valid:
             raise ConfigError(
-                f"data set {name} has no option {option!r}; it has {', '.join(valid) or 'none'}"
+                f"data set {name} has no option {option!r}; its options: "
+                f"{', '.join(valid) or 'none'}"
             )
     if root is None and os.environ.get("SHOAL_DATA"):
         root = Path(os.environ["SHOAL_DATA"])

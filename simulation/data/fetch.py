@@ -1,7 +1,7 @@
-"""Downloads data sets, and keeps nothing that does not have the checksum written here.
+"""Downloads data sets, and keeps only files with the expected checksum.
 
-Only MNIST can be fetched: the checksums are of its four IDX files themselves, not of one mirror's
-compression of them. For the other sets an error says where they come from and what the loader
+Only MNIST can be downloaded: the checksums are those of its four uncompressed IDX files, not of a
+mirror's archives. For other sets, an error names the source and the files that the loader
 expects.
 """
 
@@ -29,8 +29,8 @@ class RemoteFile:
     """A gzipped file to download."""
 
     url: str
-    size: int  # bytes of its content, unpacked
-    sha256: str  # digest of its content, unpacked, in hexadecimal
+    size: int  # size of the unpacked content in bytes
+    sha256: str  # digest of the unpacked content, in hexadecimal
 
     @property
     def name(self) -> str:
@@ -69,11 +69,11 @@ SOURCES: Mapping[str, tuple[RemoteFile, ...]] = MappingProxyType(
         )
     }
 )
-"""What `fetch` can download, by data set."""
+"""The files that `fetch` can download, by data set."""
 
 ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
-        "digits": "it ships with scikit-learn and needs no file",
+        "digits": "it is part of scikit-learn and needs no file",
         "cifar10": "get it from https://www.cs.toronto.edu/~kriz/cifar.html and store each split as"
         " cifar10/train.npz and test.npz with the arrays jpeg (the JPEG files end to end, uint8),"
         " offset (int64) and label (uint8)",
@@ -101,21 +101,23 @@ def fetch(
     sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES,
     timeout_seconds: float = 60.0,
 ) -> list[Path]:
-    """Download a data set into its own folder below the one that SHOAL_DATA is to name.
+    """Download a data set into its folder below the one for SHOAL_DATA.
 
-    Files that are there and right are left alone.
+    Existing correct files are kept.
 
     Raises:
-        ConfigError: the set cannot be fetched; the message says where to get it.
-        TransportError: the server cannot be reached or breaks off.
-        BlobError: what came is not what the checksum says; nothing is kept of it.
+        ConfigError: the set cannot be downloaded; the message names its source.
+        TransportError: the server is unreachable or closes the connection.
+        BlobError: a downloaded file has a wrong checksum; it is not kept.
         StorageError: the folder cannot be written.
     """
     if name not in sources:
         if name in ELSEWHERE:
-            raise ConfigError(f"data set {name} cannot be fetched: {ELSEWHERE[name]}")
+            raise ConfigError(
+                f"data set {name} cannot be downloaded automatically: {ELSEWHERE[name]}"
+            )
         raise ConfigError(
-            f"no data set {name!r} to fetch; there are {', '.join([*sources, *ELSEWHERE])}"
+            f"unknown data set {name!r}; choose from {', '.join([*sources, *ELSEWHERE])}"
         )
     folder = root / name
     paths = []
@@ -139,6 +141,7 @@ def _is_right(path: Path, file: RemoteFile) -> bool:
 def _download(file: RemoteFile, path: Path, timeout_seconds: float) -> None:
     if urllib.parse.urlsplit(file.url).scheme not in ("http", "https"):
         raise ConfigError(f"{file.url} is neither http nor https")
+    # The file takes its name only after its digest was checked.
     with replacing(path) as target:
         _receive(file, target, timeout_seconds)
         target.seek(0)
@@ -146,7 +149,8 @@ def _download(file: RemoteFile, path: Path, timeout_seconds: float) -> None:
 
 
 def _receive(file: RemoteFile, target: IO[bytes], timeout_seconds: float) -> None:
-    """Copy the answer to a file, at most as much as the content and a little more."""
+    """Copy the response to a file, up to slightly more than the expected size."""
+    # The expected size is that of the unpacked content, so this bounds a wrong file generously.
     left = file.size + (1 << 20)
     try:
         # The scheme was checked by the caller.
@@ -155,8 +159,7 @@ def _receive(file: RemoteFile, target: IO[bytes], timeout_seconds: float) -> Non
                 left -= len(block)
                 if left < 0:
                     raise BlobError(
-                        f"{file.url} is larger than its content should be; the mirror serves"
-                        " something else"
+                        f"{file.url} is larger than expected; the mirror serves another file"
                     )
                 target.write(block)
     except (
@@ -171,7 +174,7 @@ def _receive(file: RemoteFile, target: IO[bytes], timeout_seconds: float) -> Non
 
 
 def _verify(stored: IO[bytes], file: RemoteFile) -> None:
-    """Compare size and digest of the unpacked content; stops as soon as it is too long."""
+    """Compare size and digest of the unpacked content; stop as soon as it is too long."""
     digest = hashlib.sha256()
     size = 0
     try:
@@ -179,15 +182,15 @@ def _verify(stored: IO[bytes], file: RemoteFile) -> None:
             while block := content.read(_BLOCK):
                 digest.update(block)
                 size += len(block)
+                # A small file may unpack into any size.
                 if size > file.size:
                     break
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BlobError(
-            f"{file.name} from {file.url} is not a whole gzip file: {error}; fetch it again"
+            f"{file.name} from {file.url} is not a complete gzip file: {error}; download it again"
         ) from error
     if size != file.size or digest.hexdigest() != file.sha256:
         raise BlobError(
-            f"{file.name} from {file.url} has not the content it should have (sha256"
-            f" {digest.hexdigest()}, {size} bytes; expected {file.sha256}, {file.size}); it was not"
-            " kept"
+            f"{file.name} from {file.url} has unexpected content (sha256 {digest.hexdigest()},"
+            f" {size} bytes; expected {file.sha256}, {file.size}); it was not kept"
         )

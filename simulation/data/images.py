@@ -1,8 +1,8 @@
 """Image data sets: digits, MNIST, CIFAR-10 and CIFAR-100, normalised as in HeteroFL.
 
 Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. Specification 1.8 gives
-one normalisation for both sets of CIFAR. A loader finds its files in the folder of its name below
-the root; a limit chooses at most so many samples of each split, evenly spread. Either set of CIFAR
+one normalisation for both sets of CIFAR. A loader reads its files from the folder with its name
+below the root; a limit selects up to this many evenly spread samples of each split. Each CIFAR set
 takes 740 MB.
 """
 
@@ -36,9 +36,9 @@ _NOT_THEIRS = -1
 _EVEN_TASK = (*range(_TENS), *[_NOT_THEIRS] * _CLASSES)
 _ODD_TASK = (*[_NOT_THEIRS] * _TENS, *range(_CLASSES))
 CIFAR_TASKS = (_EVEN_TASK, _ODD_TASK)
-"""What each label of the joint set is to the devices of even and of odd number.
+"""The labels of devices with even and odd numbers, for each label of the joint set.
 
--1 for none of theirs.
+-1 for labels of the other task.
 """
 
 _Images = NDArray[np.float32]  # [n, channels, height, width]
@@ -57,9 +57,9 @@ class Scale:
     def normalised(self, raw: _Array) -> _Images:
         """Normalise images of values up to 255, [n, channels, height, width].
 
-        Images that are float32 are changed in place.
+        Images in float32 are modified in place.
         """
-        # In this order and in place: another order rounds otherwise, and a copy of CIFAR's
+        # In this order and in place: another order rounds differently, and a copy of CIFAR's
         # training images would take 600 MB more.
         images: _Images = raw.astype(np.float32, copy=False)
         images /= 255.0
@@ -75,7 +75,7 @@ class Scale:
 
 
 def _per_channel(values: Sequence[float]) -> _Images:
-    """Return a number for each channel, so that it spreads over the pixels of an image."""
+    """Return one number per channel in a shape that broadcasts over the pixels of an image."""
     return np.array(values, np.float32)[:, None, None]
 
 
@@ -84,7 +84,7 @@ CIFAR = Scale((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def digits(_root: Path | None) -> Dataset:
-    """Load the 8x8 digits that ship with scikit-learn, in [0, 1].
+    """Load the 8x8 digits of scikit-learn, in [0, 1].
 
     A fixed fifth of them is the test set.
 
@@ -94,11 +94,11 @@ def digits(_root: Path | None) -> Dataset:
     # Scikit-learn takes seconds to import, and only this set needs it.
     datasets: Any = importlib.import_module("sklearn.datasets")
     bunch = datasets.load_digits()
-    # In float64 as scikit-learn has them, and then rounded.
+    # Computed in float64 like scikit-learn's data, then rounded.
     images = bunch.images[:, None] / 16.0
     images = images.astype(np.float32)
     labels = bunch.target.astype(np.int64)
-    # A seed of its own: all simulations of digits have the same test set.
+    # A fixed seed, so that all simulations of digits have the same test set.
     order = np.random.default_rng(0).permutation(len(labels))
     cut = int(len(labels) * _DIGITS_TEST_SHARE)
     test = order[:cut]
@@ -132,7 +132,8 @@ def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
         label_count = len(labels)
         if count != label_count:
             raise DataError(
-                f"{folder} has {count} images and {label_count} labels of {stem}; fetch MNIST again"
+                f"{folder} has {count} images and {label_count} labels of {stem}; download"
+                " MNIST again"
             )
         kept = evenly(len(labels), limit)
         images = raw[kept][:, None]
@@ -178,11 +179,11 @@ def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
 
 
 def _decode(code: bytes, source: str) -> NDArray[np.uint8]:
-    """Return the pixels of a JPEG image, [side, side, 3]; a DataError if it is none of that size.
+    """Return the pixels of a JPEG image, [side, side, 3]; raises a DataError for another size.
 
     Args:
         code: the file.
-        source: names it in messages.
+        source: its name in messages.
     """
     try:
         pillow: Any = importlib.import_module("PIL.Image")
@@ -233,14 +234,14 @@ def _read_records(path: Path) -> _Array:
     raw = read_packed(path)
     if not raw or len(raw) % _RECORD:
         raise DataError(
-            f"{path} has {len(raw)} bytes, which are no whole records of {_RECORD}; fetch CIFAR-100"
-            " again"
+            f"{path} has {len(raw)} bytes, which is not a multiple of the record size {_RECORD};"
+            " download CIFAR-100 again"
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
     fine_labels = records[:, _LABELS - 1]
     if fine_labels.max() >= _CLASSES:
         raise DataError(
-            f"{path} has a label above {_CLASSES - 1}; it is no binary file of CIFAR-100"
+            f"{path} has a label above {_CLASSES - 1}, so it is not a binary file of CIFAR-100"
         )
     return records
 
@@ -248,13 +249,13 @@ def _read_records(path: Path) -> _Array:
 def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None) -> Dataset:
     """Load both sets as two tasks of one fleet, for devices that share a trunk.
 
-    Shen et al., 2020, https://arxiv.org/abs/2006.16765; specification 5.4. The devices' own models
-    have the labels of `CIFAR_TASKS`: 0 to 9 are those of CIFAR-10, 10 to 109 those of CIFAR-100. It
-    goes with a partition by subject.
+    Shen et al., 2020, https://arxiv.org/abs/2006.16765; specification 5.4. The personal models use
+    the labels of `CIFAR_TASKS`: 0 to 9 are those of CIFAR-10, 10 to 109 those of CIFAR-100. Use it
+    with a partition by subject.
 
     Args:
         root: folder that holds ``cifar10/`` and ``cifar100/``.
-        devices: those of even number share CIFAR-10, the others CIFAR-100, in equal parts.
+        devices: number of devices; even ones share CIFAR-10, odd ones CIFAR-100, in equal parts.
         limit: samples of each split of each set at most.
 
     Returns:
@@ -265,7 +266,7 @@ def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None
         DataError: a file is missing or damaged.
     """
     if devices < len(CIFAR_TASKS):
-        raise ConfigError(f"cifar_tasks: {devices} devices cannot have both tasks; take at least 2")
+        raise ConfigError(f"cifar_tasks needs at least 2 devices, one for each task, not {devices}")
     tens = cifar10(root, limit=limit)
     hundreds = cifar100(root, limit=limit)
     train_y = np.concatenate([tens.train_y, hundreds.train_y + _TENS])
@@ -286,7 +287,7 @@ def cifar_tasks(root: Path | None, *, devices: int = 5, limit: int | None = None
 
 
 def _owners(tens: int, hundreds: int, devices: int) -> _Labels:
-    """Return the device of each sample: in turn among those that share the task."""
+    """Return the device of each sample, in turn among the devices of its task."""
     even = np.arange(0, devices, 2, dtype=np.int64)
     odd = np.arange(1, devices, 2, dtype=np.int64)
     owners_of_tens = even[np.arange(tens) % len(even)]

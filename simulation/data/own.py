@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fleet_protocol.data import DataConfig, DataSet, load_data
 from fleet_protocol.data.contract import reconcile
-from fleet_protocol.data.dataset import check_parts
+from fleet_protocol.data.dataset import check_sample_sizes
 from fleet_protocol.data.places import naming_table
 from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import DataError
@@ -30,18 +30,17 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
     """Read training and test samples from the user's files.
 
     Args:
-        train: source with absolute paths, in which a star stands for any text. Every match is a
-            group of its own.
-        test: likewise, for the test set.
-        ignored: a label that does not count, and is no class.
+        train: source with absolute paths; ``*`` matches any text. Every match is a separate group.
+        test: the same for the test set.
+        ignored: a label to ignore, which is not a class.
 
     Returns:
-        Samples normalised as the tables say; integers that nothing is done to stay integers.
-        Without ``classes`` there are as many as labels. Targets that are numbers have as many as a
-        sample has.
+        Samples, normalised by the settings of the tables; integers without normalisation stay
+        integers. Without ``classes``, the number of classes is the number of labels. For numeric
+        targets it is the number of targets of a sample.
 
     Raises:
-        DataError: something is missing or malformed, or the files do not go together.
+        DataError: something is missing or malformed, or the files are inconsistent.
         ConfigError: a package for this kind of data is not installed.
     """
     train_files = _read(train, _TRAIN)
@@ -53,7 +52,7 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
     train_x, train_y = _samples_and_targets(train_sets)
     test_x, test_y = _samples_and_targets(test_sets)
     _require_equal_shapes((train_x, train_y), (test_x, test_y))
-    # One file may have whole numbers only by chance.
+    # One file may contain only whole numbers by chance.
     are_numbers = "f" in (train_y.dtype.kind, test_y.dtype.kind)
     kind = np.float32 if are_numbers else np.int64
     train_y = train_y.astype(kind, copy=False)
@@ -64,13 +63,15 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
     elif not classes:
         classes = 1 + max(_largest(train_y, ignored), _largest(test_y, ignored))
     tokens = 0
+    # Whole numbers are token ids, unless a table normalises them.
     if train_x.dtype.kind in "iu":
         tokens = 1 + max(int(train_x.max()), int(test_x.max()))
-    # All sets have the scaling of one table, so the first one speaks for all.
+    # All sets have the scaling of one table, so the first one suffices.
     first = train_sets[0]
     for data in (*train_sets, *test_sets):
-        check_parts(data.source, data.parts, first.parts)
+        check_sample_sizes(data.source, data.sample_sizes, first.sample_sizes)
     black: tuple[float, ...] | float = 0.0
+    # One black per channel, after normalisation.
     if first.x.ndim == _IMAGE_DIMENSIONS:
         black = tuple(first.normal_black.ravel().tolist())
     return Dataset(
@@ -85,13 +86,14 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
         test_group=_groups(test_sets),
         black=black,
         own=True,
-        parts=first.parts,
+        sample_sizes=first.sample_sizes,
     )
 
 
 def _read(config: DataConfig, table: str) -> list[DataSet]:
     """Read the sources of a table, which errors name."""
     sets = []
+    # Errors name the table, because a file does not say which one it belongs to.
     with naming_table(table):
         for source in _sources(config):
             sets.append(load_data(source))
@@ -108,7 +110,7 @@ def _reconciled(sets: Sequence[DataSet], contract: DataContract, table: str) -> 
 
 
 def _sources(config: DataConfig) -> list[DataConfig]:
-    """Return the sources that a table with stars stands for, in the order of their names."""
+    """Return the sources that match a table with stars, in the order of their names."""
     matches = {}
     for name, value in config:
         if isinstance(value, Path) and "*" in str(value):
@@ -120,10 +122,12 @@ def _sources(config: DataConfig) -> list[DataConfig]:
     for name, paths in matches.items():
         counts.add(len(paths))
         by_name.append(f"{len(paths)} for {name}")
+    # Stars in several paths of a table match file by file, in the order of their names.
     if 0 in counts or len(counts) > 1:
         path = getattr(config, "path", "")
         raise DataError(
-            f"{path} must match at least one file, and each path as many: {', '.join(by_name)}"
+            f"{path} must match at least one file, and all paths the same number of files:"
+            f" {', '.join(by_name)}"
         )
     sources = []
     for matching in zip(*matches.values(), strict=True):
@@ -133,9 +137,10 @@ def _sources(config: DataConfig) -> list[DataConfig]:
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """Return the files that a path with stars matches, sorted; other signs are themselves."""
+    """Return the sorted files that match a path with stars; other characters are literal."""
     root = Path(pattern.anchor)
     between_stars = str(pattern.relative_to(root)).split("*")
+    # Brackets and question marks in a path are part of a name.
     return sorted(root.glob("*".join(map(glob.escape, between_stars))))
 
 
@@ -154,6 +159,7 @@ def _samples(data: DataSet) -> Array:
     is_shifted = data.mean.any()
     is_scaled = data.scale != 1 or (data.std != 1).any()
     is_unchanged = not (is_shifted or is_scaled)
+    # Normalising would make token ids numbers.
     if is_unchanged and data.x.dtype.kind in "iu":
         return np.asarray(data.x)
     samples, *_ = data.batch(slice(None), "float32")
@@ -161,14 +167,14 @@ def _samples(data: DataSet) -> Array:
 
 
 def _joined(arrays: Sequence[Array], sources: Sequence[DataSet]) -> Array:
-    """Return the arrays of several files one after the other; a DataError if shapes differ."""
+    """Return the joined arrays of several files; raises a DataError if shapes differ."""
     first_shape = _sample_shape(arrays[0])
     for array, data in zip(arrays, sources, strict=True):
         shape = _sample_shape(array)
         if shape != first_shape:
             raise DataError(
                 f"{data.source} has shape {shape} per sample, {sources[0].source} {first_shape};"
-                " all files need the same"
+                " all files need the same shape"
             )
     return np.concatenate(arrays)
 
@@ -179,19 +185,19 @@ def _sample_shape(array: Array) -> list[int]:
 
 
 def _require_equal_shapes(train: tuple[Array, Array], test: tuple[Array, Array]) -> None:
-    """Raise a DataError if samples or targets of the test set have another shape."""
+    """Raise a DataError if samples or targets of the test set have a different shape."""
     texts = []
     for x, y in (train, test):
         texts.append(f"{_sample_shape(x)} with targets {_sample_shape(y)}")
     if texts[0] != texts[1]:
         raise DataError(
-            f"training samples have shape {texts[0]}, those of the test set {texts[1]}; say the "
-            "same keys in [data.train] and [data.test]"
+            f"training samples have shape {texts[0]}, but test samples have {texts[1]}; set the"
+            " same keys in [data.train] and [data.test]"
         )
 
 
 def _largest(labels: Array, ignored: int | None) -> int:
-    """Return the largest label that counts, -1 if none does."""
+    """Return the largest label that is not ignored; -1 if there is none."""
     return int(labels.max(initial=-1, where=labels != ignored))
 
 

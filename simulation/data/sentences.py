@@ -36,7 +36,7 @@ def sst2(
             word pieces.
         length: tokens of a sentence.
         vocab: token ids of a vocabulary of words.
-        test: which part to test on.
+        test: the part to test on.
 
     Returns:
         int64 [n, length], 2 classes: 6,920 sentences to train on, 1,821 (test) or 872 (dev) to test
@@ -47,7 +47,7 @@ def sst2(
         DataError: a file is missing or damaged.
     """
     if test not in ("test", "dev"):
-        raise ConfigError(f"SST-2 has no part {test!r} to test on; choose 'test' or 'dev'")
+        raise ConfigError(f"SST-2 has no test part {test!r}; choose 'test' or 'dev'")
     folder = dataset_folder(root, "sst2", "train.tsv.gz, dev.tsv.gz and test.tsv.gz")
     sides = [_read(folder / f"{stem}.tsv", columns=2, text=0, label=1) for stem in ("train", test)]
     return _encoded("sst2", sides, tokens, length, vocab)
@@ -68,7 +68,7 @@ def cola(
         tokens: as in `sst2`.
         length: tokens of a sentence.
         vocab: token ids of a vocabulary of words.
-        test: which development part to test on, ``dev`` for both, as GLUE has it; the labels of the
+        test: the development part to test on, or ``dev`` for both, as in GLUE; the labels of the
             test parts are not public.
 
     Returns:
@@ -82,8 +82,7 @@ def cola(
     both = ("in_domain", "out_of_domain")
     if test not in (*both, "dev"):
         raise ConfigError(
-            f"CoLA has no part {test!r} to test on; choose 'in_domain', 'out_of_domain' or both:"
-            " 'dev'"
+            f"CoLA has no test part {test!r}; choose 'in_domain', 'out_of_domain' or both: 'dev'"
         )
     folder = dataset_folder(
         root,
@@ -117,13 +116,13 @@ def _read(
         cells = line.split("\t")
         if len(cells) != columns or cells[label] not in ("0", "1"):
             raise DataError(
-                f"{path}, line {number}: expected {columns} columns, the label 0 or 1 in"
-                f" {label + 1}"
+                f"{path}, line {number}: expected {columns} columns, with the label 0 or 1 in"
+                f" column {label + 1}"
             )
         texts.append(cells[text])
         labels.append(int(cells[label]))
     if not texts:
-        raise DataError(f"{path} holds no sentences")
+        raise DataError(f"{path} contains no sentences")
     return texts, np.array(labels, np.int64)
 
 
@@ -138,14 +137,15 @@ def _encoded(
     train, test = parts
     if tokens not in ("words", "minilm") or length < 1:
         raise ConfigError(
-            f"{name}: {length} tokens of kind {tokens!r} cannot be made; choose 'words' or 'minilm'"
+            f"{name}: cannot create {length} tokens of kind {tokens!r}; choose 'words' or 'minilm'"
         )
     if tokens == "minilm":
         train_x = encode_pieces(train[0], length)
         test_x = encode_pieces(test[0], length)
         ids = MINILM_VOCAB
     else:
-        words = Vocabulary.of(train[0], vocab)
+        # Test words that do not occur in training are unknown, as for a model in use.
+        words = Vocabulary.from_texts(train[0], vocab)
         train_x = words.encode(train[0], length)
         test_x = words.encode(test[0], length)
         ids = len(words)

@@ -1,4 +1,4 @@
-"""Deals the samples of a simulation to its devices."""
+"""Assigns the samples of a simulation to its devices."""
 
 import numpy as np
 
@@ -16,14 +16,14 @@ from simulation.data.partition import (
 from simulation.settings import SimulationConfig
 
 _TEST_DRAW = 1
-"""Added to the seed of the deal of test samples, so that it differs from that of the others."""
+"""Added to the seed for test samples, so that their assignment is independent."""
 
 
 def split_data(config: SimulationConfig, data: Dataset) -> SampleSplit:
-    """Deal training samples, and test samples of the same kind, to the devices.
+    """Assign training samples and similar test samples to the devices.
 
     Raises:
-        ConfigError: the data cannot be dealt like this.
+        ConfigError: the data does not allow this partition.
     """
     table = config.partition
     count = config.devices.count
@@ -34,13 +34,14 @@ def split_data(config: SimulationConfig, data: Dataset) -> SampleSplit:
     if table.kind == "iid":
         train = iid(len(data.train_y), count, seed)
         test = _nothing(count)
+        # With fewer test samples than devices, no device has any.
         if len(data.test_y) >= count:
             test = iid(len(data.test_y), count, test_seed)
         return SampleSplit(tuple(train), tuple(test))
     if data.train_y.ndim != 1 or data.train_y.dtype.kind == "f":
         raise ConfigError(
-            f'partition kind = "{table.kind}" needs one label a sample; {data.name} has one a '
-            "token, or numbers"
+            f'partition kind = "{table.kind}" needs one label per sample, but {data.name} '
+            "has one per token, or numbers"
         )
     if table.kind == "dirichlet":
         train = dirichlet(data.train_y, count, table.alpha, seed)
@@ -48,8 +49,8 @@ def split_data(config: SimulationConfig, data: Dataset) -> SampleSplit:
         return SampleSplit(tuple(train), tuple(test))
     shards = deal_shards(data.classes, count, table.per_device, seed, as_released=table.as_released)
     test = _nothing(count)
-    # A small test set may have fewer samples of a label than there are shards of it, which is an
-    # error only where somebody asks for these samples.
+    # A small test set may have fewer samples of a label than shards. That is an error only if these
+    # samples are requested.
     if config.evaluation.local:
         test = shards.split(data.test_y, test_seed, of="test")
     train = shards.split(data.train_y, seed)
@@ -57,21 +58,23 @@ def split_data(config: SimulationConfig, data: Dataset) -> SampleSplit:
 
 
 def _by_subject(data: Dataset, count: int) -> SampleSplit:
-    """Give each device the samples of one subject, of test samples too if they have the same."""
+    """Give each device the training samples of one subject, and its test samples if any."""
     if data.train_group is None:
         raise ConfigError(
-            f'partition kind = "subject": nobody in particular recorded the samples of {data.name}'
+            f'partition kind = "subject": the data set {data.name} does not record subjects;'
+            " use another kind"
         )
     train = by_subject(data.train_group, count)
     test = _nothing(count)
     if data.test_group is not None:
         subjects = np.unique(data.train_group)
         test_subjects = np.unique(data.test_group)
+        # Devices match by the numbers of their subjects, so both sets must have the same ones.
         if np.array_equal(subjects, test_subjects):
             test = by_subject(data.test_group, count)
     return SampleSplit(tuple(train), tuple(test))
 
 
 def _nothing(count: int) -> ByDevice:
-    """Return no indices for each of so many devices."""
+    """Return empty indices for this many devices."""
     return [np.zeros(0, np.int64)] * count

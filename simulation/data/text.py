@@ -20,13 +20,14 @@ PAD = 0
 UNKNOWN = 1
 """Token ids of padding and of words outside a vocabulary."""
 
+# A run of letters and digits, or one other sign.
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 text file, without their ends.
 
-    Where it does not exist, of the same name with ``.gz``.
+    If it does not exist, read the file with ``.gz`` added to its name.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -35,6 +36,7 @@ def read_lines(path: Path) -> list[str]:
         lines = read_packed(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: {error}") from error
+    # A line break at the end of the file does not begin another line.
     if not lines[-1]:
         lines.pop()
     return [line.rstrip("\r") for line in lines]
@@ -47,10 +49,10 @@ def split_words(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The most frequent words of some texts; 0 is padding and 1 every other word.
+    """The most frequent words of some texts; id 0 is padding, id 1 any other word.
 
     Example:
-        >>> words = Vocabulary.of(["a cat", "a dog", "a cat!"], size=4)
+        >>> words = Vocabulary.from_texts(["a cat", "a dog", "a cat!"], size=4)
         >>> words.encode(["A dog sat"], length=5)
         array([[2, 1, 1, 0, 0]])
     """
@@ -58,25 +60,24 @@ class Vocabulary:
     ids: Mapping[str, int]
 
     @classmethod
-    def of(cls, texts: Iterable[str], size: int) -> "Vocabulary":
-        """Build a vocabulary of the most frequent words, equally frequent ones alphabetically.
+    def from_texts(cls, texts: Iterable[str], size: int) -> "Vocabulary":
+        """Build a vocabulary of the most frequent words; ties are ordered alphabetically.
 
         Args:
-            texts: whose words are counted.
+            texts: texts whose words are counted.
             size: number of ids, with those of padding and unknown words.
 
         Raises:
-            ConfigError: there is no room for a single word.
+            ConfigError: the size leaves no id for a word.
         """
         if size < 3:
-            raise ConfigError(
-                f"a vocabulary of {size} ids has no room for words; choose at least 3"
-            )
+            raise ConfigError(f"a vocabulary of {size} ids has no id for words; use at least 3")
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(split_words(text))
         by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
         kept = by_frequency[: size - 2]
+        # Ids 0 and 1 are taken.
         ids = dict(zip(kept, range(2, size), strict=False))
         return cls(MappingProxyType(ids))
 
@@ -104,7 +105,7 @@ def encode_pieces(texts: Sequence[str], length: int) -> NDArray[np.int64]:
     """
     encoded = _tokenizer(length).encode_batch(list(texts))
     ids = [encoding.ids for encoding in encoded]
-    # Without texts there is no row that would say how long it is.
+    # Without texts, no row determines the length.
     return np.array(ids, np.int64).reshape(len(texts), length)
 
 

@@ -28,7 +28,7 @@ def windows(signal: _Array, size: int, step: int) -> _Array:
         step: time steps from window to window.
 
     Returns:
-        float32 [n, channels, size]; what is left at the end is dropped, so n may be 0.
+        float32 [n, channels, size]; the remainder at the end is dropped, so n may be 0.
     """
     if len(signal) < size:
         return np.empty((0, signal.shape[1], size), np.float32)
@@ -46,15 +46,15 @@ def watch(
 ) -> Dataset:
     """Load the watch data as windows, each channel normalised by the training windows.
 
-    By default the end of every recording is the test set, so each person has one. No window crosses
-    the border.
+    By default the end of every recording is the test set, so each person has test samples. No
+    window crosses the boundary.
 
     Args:
         root: folder that holds ``watch/``.
         window: time steps of a window; 128 are 2.56 s.
         step: time steps from window to window.
         holdout: share at the end of each recording that is tested on.
-        test_subjects: people (1 to 10) to test on instead, who then have no part in the training.
+        test_subjects: people (1 to 10) to test on instead; they are then excluded from training.
 
     Returns:
         float32 [n, 6, window], 7 classes; groups are the people, numbered from 0.
@@ -74,20 +74,22 @@ def watch(
     test = _Side()
     for recording in recordings:
         length = len(recording.signal)
-        # All of a recording is on one side when people are held out.
+        # If people are held out, a whole recording is in one split.
         cut = int(length * (1.0 - holdout))
+        # Held-out people have no training windows, and others no test windows.
         if test_subjects:
             cut = 0 if recording.subject in test_subjects else length
         train.add(windows(recording.signal[:cut], window, step), recording)
         test.add(windows(recording.signal[cut:], window, step), recording)
     if not train.count or not test.count:
         raise ConfigError(
-            f"no window of {window} steps fits; choose a smaller window or another holdout"
+            f"no window of {window} steps fits into the recordings; use a smaller window or"
+            " another holdout"
         )
     first_subject = min(recording.subject for recording in recordings)
     train_x = np.concatenate(train.windows)
     test_x = np.concatenate(test.windows)
-    # Of the training windows only: a server does not know the test set of a fleet.
+    # Computed from the training windows only, because the test set must not affect training.
     mean = train_x.mean((0, 2), keepdims=True)
     deviation = train_x.std((0, 2), keepdims=True)
     return Dataset(
@@ -97,6 +99,7 @@ def watch(
         (test_x - mean) / deviation,
         test.labels,
         classes=max(recording.label for recording in recordings) + 1,
+        # People are numbered from 1 in the file.
         train_group=train.subjects - first_subject,
         test_group=test.subjects - first_subject,
     )
@@ -113,7 +116,7 @@ class _Recording:
 
 @dataclass(frozen=True)
 class _Side:
-    """The windows that are trained on, or tested on, by recording."""
+    """The windows for training or testing, by recording."""
 
     windows: list[_Array] = field(default_factory=list)
     recordings: list[_Recording] = field(default_factory=list)
@@ -148,6 +151,7 @@ def _read(root: Path | None) -> list[_Recording]:
         raise DataError(
             f"{path} is damaged: recordings of {lengths.sum()} steps in a signal of {len(signal)}"
         )
+    # Recordings are stored end to end.
     ends = np.cumsum(lengths)
     recordings = []
     for end, length, label, subject in zip(ends, lengths, labels, subjects, strict=True):
@@ -161,5 +165,5 @@ def _require_subjects(recordings: Sequence[_Recording], wanted: Sequence[int]) -
     for subject in sorted(wanted):
         if subject not in subjects:
             raise ConfigError(
-                f"nobody in the watch data is subject {subject}; there are {sorted(subjects)}"
+                f"the watch data has no subject {subject}; choose from {sorted(subjects)}"
             )

@@ -1,4 +1,6 @@
-"""WikiText-2 in the batches of HeteroFL's masked language model (specification 1.8).
+"""WikiText-2 in the batches of HeteroFL's masked language model, or for models of the next word.
+
+Specification 1.8 has the former, 2.5 the latter.
 
 Merity, Xiong, Bradbury, Socher: "Pointer sentinel mixture models", ICLR 2017. A client holds one
 row of consecutive text and trains on one chunk of it at a time.
@@ -6,7 +8,7 @@ row of consecutive text and trains on one chunk of it at a time.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +17,18 @@ from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.dataset import Dataset, dataset_folder, evenly
 from simulation.data.text import read_lines
 
+Target = Literal["hidden", "next"]
+"""The label of a token: the token itself, which may be hidden in the sample, or the next one."""
+
 UNKNOWN_TOKEN = 0
 END = 1
-"""Token ids of what the vocabulary lacks and of the end of a line."""
+"""Token ids of unknown words and of the end of a line."""
 
 
 def token_ids(lines: Iterable[str], known: Mapping[str, int]) -> NDArray[np.int64]:
     """Turn lines into one stream of the ids of their words, int64 [tokens].
 
-    Each line is closed by `END`.
+    Each line ends with `END`.
     """
     ids: list[int] = []
     for line in lines:
@@ -37,8 +42,8 @@ def chunks(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cut a stream of tokens into equal rows of consecutive text, and each row into chunks.
 
-    A last short chunk of a row is dropped, since a graph has one length; the released code trains
-    on it too.
+    A short last chunk of a row is dropped, because a graph has a fixed length; the released code
+    also trains on it.
 
     Returns:
         The chunks, int64 [rows * chunks, length], row after row, and the row of each, int64 [rows *
@@ -49,11 +54,12 @@ def chunks(
     """
     if rows < 1 or length < 1 or len(stream) // rows < length:
         raise ConfigError(
-            f"{len(stream)} tokens do not make {rows} rows with chunks of {length}; choose fewer"
-            " rows"
+            f"{len(stream)} tokens are too few for {rows} rows with chunks of {length}; use"
+            " fewer rows"
         )
     row = len(stream) // rows
     count = row // length
+    # The end of each row that does not fill a chunk is dropped.
     table = stream[: rows * row].reshape(rows, row)[:, : count * length]
     return table.reshape(rows * count, length), np.repeat(np.arange(rows, dtype=np.int64), count)
 
@@ -70,7 +76,7 @@ def mask_tokens(
         tokens: int64, of any shape.
         rate: the probability.
         symbol: id of the mask symbol.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         New tokens of the same shape, int64.
@@ -89,29 +95,35 @@ def wikitext2(  # noqa: PLR0913  (options by keyword)
     length: int = 64,
     mask_rate: float = 0.15,
     seed: int = 0,
+    target: Target = "hidden",
 ) -> Dataset:
-    """Load WikiText-2 for the zoo's masked language model.
+    """Load WikiText-2 for the zoo's language models.
 
-    The labels are the tokens themselves, hidden or not. The model hides tokens of the training text
-    by itself, anew for each batch; those of the test text are hidden here, once. The vocabulary is
-    that of the training text: index 0 for unknown tokens, 1 for the end of a line, then tokens in
-    order of appearance. The mask symbol has the id after the last one. Test samples stand chunk by
-    chunk, the first of all rows before the second.
+    For the masked one, the labels are the tokens themselves, hidden or not. The model masks tokens
+    of the training text, differently for each batch; this function masks those of the test text
+    once. The vocabulary is that of the training text: index 0 for unknown tokens, 1 for the end of
+    a line, then tokens in order of appearance. The mask symbol has the id after the last one. Test
+    samples are ordered by chunk: the first chunks of all rows come before the second ones.
+
+    For a model of the next word, the label of a token is the token behind it. Nothing is masked.
 
     Args:
         root: folder that holds ``wikitext2/``.
-        train: which file to train on; ``validation`` where ``wiki.train.tokens`` is missing. The
-            vocabulary is smaller then, and results do not compare with published ones.
-        rows: rows of the training text, one for each client; groups are the rows.
+        train: file to train on; ``validation`` if ``wiki.train.tokens`` is missing. The vocabulary
+            is then smaller, and results are not comparable with published ones.
+        rows: number of rows of the training text, one per client; groups are the rows.
         test_rows: rows of the test text.
-        test_chunks: chunks of each row of the test text at most, evenly spread; None for all.
+        test_chunks: largest number of chunks of each row of the test text, evenly spread; None for
+            all.
         length: tokens of a sample.
-        mask_rate: share of test tokens hidden.
-        seed: of the hidden test tokens.
+        mask_rate: share of masked test tokens.
+        seed: seed of the masked test tokens.
+        target: ``hidden`` for the masked model (`transformer_mlm`), ``next`` for the next word
+            (`next_word`).
 
     Returns:
-        int64 [n, length] with labels of the same shape; `classes` is the size of the vocabulary and
-        `tokens` one more, for the mask symbol.
+        int64 [n, length] with labels of the same shape; `classes` is the size of the vocabulary.
+        `tokens` is the same, and for the masked model one more, for the mask symbol.
 
     Raises:
         ConfigError: an option is out of range.
@@ -119,29 +131,51 @@ def wikitext2(  # noqa: PLR0913  (options by keyword)
     """
     if train not in ("train", "validation"):
         raise ConfigError(
-            f"WikiText-2 has no part {train!r} to train on; choose 'train' or 'validation'"
+            f"WikiText-2 has no training part {train!r}; choose 'train' or 'validation'"
         )
+    if target not in get_args(Target):
+        raise ConfigError(f"WikiText-2 has no target {target!r}; choose 'hidden' or 'next'")
     folder = dataset_folder(
         root, "wikitext2", "wiki.train.tokens and wiki.test.tokens, gzipped or not"
     )
     lines = _read_training_lines(folder, train)
     vocabulary = _vocabulary(lines)
-    train_x, train_group = chunks(token_ids(lines, vocabulary), rows, length)
+    # The last token of a chunk needs the one behind it as its label.
+    chunk_length = length + 1 if target == "next" else length
+    train_text, train_group = chunks(token_ids(lines, vocabulary), rows, chunk_length)
     test_stream = token_ids(read_lines(folder / "wiki.test.tokens"), vocabulary)
-    test_y, test_group = chunks(test_stream, test_rows, length)
-    order = _chunk_by_chunk(len(test_y) // test_rows, test_rows, test_chunks)
-    test_y = test_y[order]
+    test_text, test_group = chunks(test_stream, test_rows, chunk_length)
+    order = _chunk_by_chunk(len(test_text) // test_rows, test_rows, test_chunks)
+    test_text = test_text[order]
+    words = len(vocabulary)
+    if target == "next":
+        train_x, train_y = _before_and_behind(train_text)
+        test_x, test_y = _before_and_behind(test_text)
+        tokens = words
+    else:
+        train_x = train_y = train_text
+        # Masked once, so that every round is evaluated on the same text.
+        test_x = mask_tokens(test_text, mask_rate, words, seed)
+        test_y = test_text
+        # One more than the labels: the mask symbol follows the vocabulary.
+        tokens = words + 1
     return Dataset(
         "wikitext2",
+        # The labels of training samples are the samples: the model itself masks them.
         train_x,
-        train_x,
-        mask_tokens(test_y, mask_rate, len(vocabulary), seed),
+        train_y,
+        test_x,
         test_y,
-        classes=len(vocabulary),
-        tokens=len(vocabulary) + 1,
+        classes=words,
+        tokens=tokens,
         train_group=train_group,
         test_group=test_group[order],
     )
+
+
+def _before_and_behind(text: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return all tokens of some chunks but the last, and for each the one behind it."""
+    return np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:])
 
 
 def _read_training_lines(folder: Path, train: Literal["train", "validation"]) -> list[str]:
@@ -156,6 +190,7 @@ def _read_training_lines(folder: Path, train: Literal["train", "validation"]) ->
 
 def _vocabulary(lines: Iterable[str]) -> dict[str, int]:
     """Return the id of each word, in order of appearance."""
+    # The files' own `<unk>` is a word like any other; id 0 is for words that training lacks.
     ids = {"<ukn>": UNKNOWN_TOKEN, "<eos>": END}
     for line in lines:
         for word in line.split():
@@ -164,7 +199,7 @@ def _vocabulary(lines: Iterable[str]) -> dict[str, int]:
 
 
 def _chunk_by_chunk(count: int, rows: int, limit: int | None) -> NDArray[np.int64]:
-    """Return the indices of chunks that stand row after row, the first of all rows first.
+    """Return the indices of chunks stored row by row, with the first chunks of all rows first.
 
     Args:
         count: chunks of a row.
@@ -172,4 +207,5 @@ def _chunk_by_chunk(count: int, rows: int, limit: int | None) -> NDArray[np.int6
         limit: chunks of each row at most; None for all.
     """
     starts = count * np.arange(rows)
+    # A column of chunk numbers plus a row of starts: read line by line, the chunk changes last.
     return (evenly(count, limit)[:, np.newaxis] + starts).ravel()

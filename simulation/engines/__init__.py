@@ -1,4 +1,4 @@
-"""What computes the tasks of a simulation: processes of this machine, or a Ray cluster."""
+"""Engines that compute the tasks of a simulation: local processes, or a Ray cluster."""
 
 from simulation.engines.local import LocalEngine
 from simulation.orders import Engine, WorkerSetup

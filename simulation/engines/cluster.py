@@ -2,17 +2,16 @@
 
 It also undoes side effects of Ray, seen with Ray 2.60:
 
-- ``ray.init`` with an address where nothing answers tries for more than two minutes, in native code
-  that no other thread and no signal interrupts. A separate process tries first, because that can be
-  ended.
-- ``ray.init`` replaces the handler of SIGTERM. The former handler is put back, or a run could not
-  end in good order.
-- A Ray that is started here would report its use to Ray's makers; its environment forbids that.
-- Ray lets its actors import from the driver's working folder, before everything else. While Ray
-  starts, that is the folder of our packages, so that no file of the user stands in for one of
-  them.
-- When the raylet of this machine dies, Ray ends the whole process; nothing here can prevent that,
-  and the simulation goes on from its folder when it is started again.
+- ``ray.init`` with an unreachable address retries for more than two minutes, in native code that no
+  other thread and no signal can interrupt. So a separate process tries first, because it can be
+  killed.
+- ``ray.init`` replaces the handler of SIGTERM. The previous handler is restored; otherwise a run
+  could not end cleanly.
+- A Ray started here would send usage reports to its developers; its environment disables that.
+- Ray's actors import from the driver's working folder first. While Ray starts, that is the folder
+  of Shoal's packages, so that no file of the user shadows them.
+- When the raylet of this machine dies, Ray ends the whole process. This module cannot prevent that;
+  the simulation resumes from its folder when it is started again.
 """
 
 import contextlib
@@ -37,28 +36,28 @@ import ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 """
 _HINT = (
-    "`ray status` on one of the cluster's machines tells whether it runs, `ray start --head --port "
-    "6379` starts one; without [engine] address Ray is started on this machine"
+    "check the cluster with `ray status` on one of its machines, start one with `ray start"
+    " --head --port 6379`, or remove [engine] address to start Ray on this machine"
 )
 _ROOT = Path(__file__).resolve().parents[2]
-# Little more than the least that Ray accepts: on one machine everything goes through files.
+# Slightly above Ray's minimum, because on one machine all data is exchanged through files.
 _STORE_BYTES = 80 * 2**20
 
 
 def connect(address: str | None, *, workers: int, deadline_seconds: float = 30.0) -> bool:
-    """Make Ray's functions work in this process.
+    """Connect this process to Ray.
 
     Args:
-        address: of a running cluster (``host:6379`` or ``auto`` on one of its machines,
+        address: address of a running cluster (``host:6379`` or ``auto`` on one of its machines,
             ``ray://host:10001`` from elsewhere); None starts Ray on this machine.
         workers: CPUs that a Ray started here offers.
-        deadline_seconds: how long a cluster may take to answer.
+        deadline_seconds: longest wait for an answer of the cluster.
 
     Returns:
-        Whether `disconnect` is to be called; not if this process was connected before.
+        Whether the caller must call `disconnect`; False if this process was already connected.
 
     Raises:
-        TransportError: nothing answers at the address, or Ray cannot be started here.
+        TransportError: no cluster answers at the address, or Ray cannot be started here.
     """
     if ray.is_initialized():
         return False
@@ -72,33 +71,34 @@ def connect(address: str | None, *, workers: int, deadline_seconds: float = 30.0
 
 
 def disconnect() -> None:
-    """Leave the cluster; one that was started here ends."""
+    """Disconnect from the cluster; a cluster that was started here is stopped."""
     with _own_sigterm():
         ray.shutdown()
 
 
 def _start_here(workers: int) -> None:
-    """Start Ray on this machine; a TransportError if it does not start."""
+    """Start Ray on this machine; raises a TransportError if it does not start."""
     try:
         with _environment(RAY_USAGE_STATS_ENABLED="0"):
             ray.init(
-                address="local",  # whatever RAY_ADDRESS says
+                address="local",  # ignores RAY_ADDRESS
                 num_cpus=workers,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 object_store_memory=_STORE_BYTES,
             )
-    # Ray raises a bare Exception where a machine is too busy to start it within 30 seconds.
+    # Ray raises a plain Exception if it does not start within 30 seconds on a busy machine.
     except Exception as error:
         raise TransportError(
-            f"Ray cannot be started on this machine: {error}; its logs are in /tmp/ray/"
-            'session_latest/logs, and [engine] kind = "local" needs no Ray'
+            f"Ray cannot be started on this machine: {error}; see its logs in /tmp/ray/"
+            'session_latest/logs, or use [engine] kind = "local", which does not need Ray'
         ) from error
 
 
 def _check_cluster(address: str, deadline_seconds: float) -> None:
-    """Check that a cluster answers; a TransportError if none does."""
+    """Check that a cluster answers; raises a TransportError if it does not."""
+    # A closed port fails at once, while Ray would try for minutes.
     _check_port(address, deadline_seconds)
     command = [sys.executable, "-c", _CONNECTING_PROGRAM, address]
     try:
@@ -106,6 +106,7 @@ def _check_cluster(address: str, deadline_seconds: float) -> None:
             command,
             capture_output=True,
             text=True,
+            # The process may hang in native code, so it is killed at the deadline.
             timeout=deadline_seconds,
             check=False,
         )
@@ -114,28 +115,32 @@ def _check_cluster(address: str, deadline_seconds: float) -> None:
             f"no Ray cluster answers at {address} within {deadline_seconds:g} s; {_HINT}"
         ) from error
     if completed.returncode:
+        # The last line of a traceback has the error.
         lines = completed.stderr.strip().splitlines() or ["no reason given"]
         raise TransportError(f"the Ray cluster at {address} cannot be used: {lines[-1]}; {_HINT}")
 
 
 def _check_port(address: str, deadline_seconds: float) -> None:
-    """Check that something listens at an address; a TransportError if not.
+    """Check that a server listens at an address; raises a TransportError if not.
 
-    This takes no time where nothing does. An address without host and port is not checked.
+    The check fails immediately if there is none. An address without host and port is not checked.
     """
+    # A cluster's address may have a path, and ray:// before it.
     host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
     if not host or not port.isdigit():
         return
+    # The brackets around an IPv6 address are part of the notation only.
+    bare_host = host.removeprefix("[").removesuffix("]")
     try:
-        socket.create_connection((host, int(port)), deadline_seconds).close()
+        socket.create_connection((bare_host, int(port)), deadline_seconds).close()
     except OSError as error:
         raise TransportError(f"no Ray cluster at {address}: {error}; {_HINT}") from error
 
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Put the handler of SIGTERM back afterwards."""
-    # Handlers can be set in the main thread only, by Ray as well.
+    """Restore the handler of SIGTERM afterwards."""
+    # Only the main thread can set handlers; this also holds for Ray.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -148,7 +153,7 @@ def _own_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _working_folder(folder: Path) -> Iterator[None]:
-    """Work in a folder, and return to the former one afterwards."""
+    """Change to a folder, and return to the previous one afterwards."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -160,6 +165,7 @@ def _working_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _environment(**values: str) -> Iterator[None]:
     """Set variables for the processes that Ray starts, where the user has not set them."""
+    # A value that the user has set stays.
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:

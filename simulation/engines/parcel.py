@@ -1,4 +1,4 @@
-"""Moves the files of a worker's setup to a machine that does not share the simulation's folder."""
+"""Copies the files of a worker's setup to a machine that does not share the folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,16 +9,16 @@ from fleet_protocol.errors import DataError
 from simulation.orders import WorkerSetup
 
 _SAMPLES = ("train_x.npy", "train_y.npy", "black.npy")
-_TEST = "test.npz"  # for workers that judge devices on their own part of it
+_TEST = "test.npz"  # for workers that evaluate devices on their part of the test set
 
 
 def packing_list(setup: WorkerSetup) -> dict[str, Path]:
-    """Return the files that a worker reads and that stay the same for the whole simulation.
+    """Return the files that a worker reads and that do not change during the simulation.
 
-    They are listed by their places in the worker's folder, with slashes.
+    They are listed by their paths in the worker's folder, with slashes.
 
     Raises:
-        DataError: one of them is missing.
+        DataError: a file is missing.
     """
     files = {}
     for name in (*_SAMPLES, _TEST) if setup.own_test else _SAMPLES:
@@ -43,7 +43,7 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
 
 
 def _function_places(setup: WorkerSetup) -> dict[str, str]:
-    """Return the places of the user's files, by the change of samples that each makes."""
+    """Return the paths of the user's files, by their augmentation."""
     places = {}
     for number, change in enumerate(setup.augment):
         if ":" in change:
@@ -52,7 +52,7 @@ def _function_places(setup: WorkerSetup) -> dict[str, str]:
 
 
 def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
-    """Return the setup of a worker with a folder of its own.
+    """Return the setup of a worker with its own folder.
 
     Args:
         setup: the setup of the simulation.
@@ -87,7 +87,7 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
 
 
 def read_state(folder: Path) -> dict[str, bytes]:
-    """Return what a device keeps between rounds: the content of its files by name.
+    """Return the files that a device keeps between rounds: their content by name.
 
     Raises:
         StorageError: a file cannot be read.
@@ -96,7 +96,7 @@ def read_state(folder: Path) -> dict[str, bytes]:
         return {}
     files = {}
     for path in sorted(folder.iterdir()):
-        # A file is written under a name with a dot, and renamed once it is complete.
+        # Unfinished files have a name that starts with a dot.
         is_complete = not path.name.startswith(".")
         with disk_errors("read", path):
             if is_complete and path.is_file():
@@ -105,12 +105,13 @@ def read_state(folder: Path) -> dict[str, bytes]:
 
 
 def write_state(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make a device's folder, and let it hold these files and no others.
+    """Create a device's folder with exactly these files.
 
     Raises:
         StorageError: the folder cannot be written.
     """
     for name, content in files.items():
         write_atomically(folder / name, content)
+    # A file that the state no longer has would be read as current.
     for name in read_state(folder).keys() - files.keys():
         (folder / name).unlink(missing_ok=True)

@@ -1,9 +1,8 @@
-"""Computes on actors of a Ray cluster, one CPU each, with the bits of the local engine.
+"""Computes on actors of a Ray cluster, one CPU each, with the same results as the local engine.
 
-An actor that dies - killed for memory, or with its machine - is replaced, and what it worked on is
-computed once more. Tasks are functions of their orders, so the repetition changes nothing. Every
-machine needs the same versions of Shoal, onnxruntime, Python and Ray; the last two are checked by
-Ray itself.
+An actor that dies (out of memory, or with its machine) is replaced, and its work is repeated. Tasks
+are pure functions of their orders, so the repetition does not change results. Every machine needs
+the same versions of Shoal, onnxruntime, Python and Ray; Ray itself checks the last two.
 """
 
 import contextlib
@@ -31,17 +30,17 @@ except ModuleNotFoundError as error:
 
 from simulation.engines.cluster import connect, disconnect
 from simulation.engines.ray_objects import RayObjects
-from simulation.engines.ray_worker import Answer, Greeting, RayWorker, versions
+from simulation.engines.ray_worker import Greeting, OrderAnswer, RayWorker, versions
 
 _ORDERS_PER_ACTOR = 2
-"""Orders that an actor has at once, so that it does not wait for the way to it and back."""
+"""Orders that an actor has at once, so that it does not wait for the network."""
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0
 _RESULT: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
 
 
 class _SentOrder(NamedTuple):
-    """An order that an actor has, and Ray's reference of its answer."""
+    """An order of an actor, and Ray's reference to its answer."""
 
     order: WorkOrder
     answer: Any
@@ -52,10 +51,10 @@ class _Actor:
     """One actor.
 
     Attributes:
-        handle: Ray's, to call it by.
-        shares: whether it sees the simulation's folder.
+        handle: Ray's handle of the actor.
+        shares: whether it can access the simulation's folder.
         machine: address of the machine that it runs on.
-        orders: the orders that it has, of which it works on the first.
+        orders: its orders; it works on the first.
     """
 
     handle: Any
@@ -70,14 +69,14 @@ class RayEngine:
     Args:
         config: ``address`` and ``workers``; 0 workers are one per CPU of the cluster, or per GPU
             with ``device = "cuda"``.
-        setup: what each worker needs.
-        shared: False treats every actor as one that does not see the folder; otherwise that is
-            found out.
-        start_seconds: how long the actors may take to start.
+        setup: the setup of each worker.
+        shared: False treats all actors as without access to the folder; otherwise access is
+            detected.
+        start_seconds: longest time until the actors have started.
 
     Raises:
-        ConfigError: a machine of the cluster has other versions, or has no GPU where one is needed.
-        TransportError: the cluster cannot be reached, or has no room for so many actors.
+        ConfigError: a machine of the cluster has different versions, or lacks a required GPU.
+        TransportError: the cluster is unreachable, or has no resources for this many actors.
     """
 
     def __init__(
@@ -91,7 +90,9 @@ class RayEngine:
         self._setup = setup
         self._may_share = shared
         self._start_seconds = start_seconds
+        # Several simulations may use one machine, whose temporary folder has their files apart.
         self._session = uuid.uuid4().hex
+        # A simulation that loses power computes its round again, so nothing is synced.
         self._updates = BlobStore(setup.updates, durable=False)
         self._objects = RayObjects(setup)
         self._waiting: deque[WorkOrder] = deque()
@@ -101,6 +102,7 @@ class RayEngine:
         try:
             count, self._gpus = shares_of(config, ray.cluster_resources())
             self._actors = self._start(count)
+        # Ctrl-C while actors start must not leave them on the cluster.
         except BaseException:
             self.close()
             raise
@@ -112,7 +114,7 @@ class RayEngine:
         remote = ray.remote(RayWorker).options(
             num_cpus=1,
             num_gpus=self._gpus,
-            max_restarts=0,  # the engine replaces actors itself, and counts how many died
+            max_restarts=0,  # the engine replaces actors itself and counts their deaths
             scheduling_strategy="SPREAD",
         )
         setup = self._setup.model_dump_json().encode()
@@ -125,6 +127,7 @@ class RayEngine:
             _check_versions(greeting)
             actor.machine = greeting.machine
             actor.shares = greeting.shares and self._may_share
+        # Files travel only to machines that do not see the folder.
         calls = []
         for actor in actors:
             if not actor.shares:
@@ -140,19 +143,19 @@ class RayEngine:
             all_resources = _describe(ray.cluster_resources())
             free_resources = _describe(ray.available_resources())
             raise TransportError(
-                f"{len(calls)} workers were not ready within {self._start_seconds:g} s; the Ray "
-                f"cluster has {all_resources}, of which {free_resources} are free; take fewer "
-                "([engine] workers)"
+                f"{len(calls)} workers were not ready within {self._start_seconds:g} s; the Ray"
+                f" cluster has {all_resources}, of which {free_resources} are free; use fewer"
+                " workers ([engine] workers)"
             ) from error
         except ray.exceptions.RayError as error:
             raise TransportError(
-                f"a worker could not be started on the Ray cluster: {error}\n"
-                f"every machine of it needs {versions()}"
+                f"cannot start a worker on the Ray cluster: {error}\nevery machine of the"
+                f" cluster needs {versions()}"
             ) from error
 
     @contextlib.contextmanager
     def _marker(self) -> Iterator[Path]:
-        """Make a file that an actor sees only if it shares the folder."""
+        """Create a file that an actor can read only if it shares the folder."""
         path = self._setup.updates / f".{self._session}"
         write_atomically(path, b"")
         try:
@@ -161,10 +164,11 @@ class RayEngine:
             path.unlink(missing_ok=True)
 
     def _replace(self, actor: _Actor, error: Exception) -> None:
-        """Start another actor for one that died; its orders come before all others."""
+        """Replace a dead actor; its orders come before all others."""
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(actor.handle)
         self._count_loss(actor, error)
+        # Backwards, so that they stand in their old order at the front of the queue.
         for sent in reversed(actor.orders):
             self._waiting.appendleft(sent.order)
         actor.orders.clear()
@@ -172,23 +176,24 @@ class RayEngine:
         self._actors[place] = self._start(1)[0]
 
     def _count_loss(self, actor: _Actor, error: Exception) -> None:
-        """Note that an actor died over its first order; an error if it was the second time."""
+        """Record that an actor died during its first order; raise an error the second time."""
         tasks = actor.orders[0].order.tasks
         first = tasks[0]
         losses = self._losses.get(first.id, 0) + 1
         self._losses[first.id] = losses
+        # Once may be chance; an order that kills two workers would kill all of them.
         if losses > 1:
             devices = ", ".join(task.device for task in tasks)
             raise WorkerDiedError(
-                f"a worker died twice over round {first.round}, {devices} ({first.tier}), the last "
-                f"time on {actor.machine}: {error}; with too little memory take fewer workers "
-                "([engine] workers)"
+                f"a worker died twice during round {first.round}, {devices} ({first.tier}), the"
+                f" last time on {actor.machine}: {error}; if memory ran out, use fewer workers"
+                " ([engine] workers)"
             ) from error
 
     # Work.
 
     def submit(self, orders: Sequence[WorkOrder]) -> None:
-        """Give it work; see `simulation.orders.Engine`."""
+        """Add orders; see `simulation.orders.Engine`."""
         self._waiting.extend(orders)
         open_orders = list(self._waiting)
         for actor in self._actors:
@@ -202,13 +207,14 @@ class RayEngine:
 
     def _hand_out(self) -> None:
         """Send waiting orders to actors that have few, first to those that have none."""
+        # One to everybody before anybody gets a second.
         for depth in range(_ORDERS_PER_ACTOR):
             for actor in self._actors:
                 if self._waiting and len(actor.orders) == depth:
                     self._send(actor, self._waiting.popleft())
 
     def _send(self, actor: _Actor, order: WorkOrder) -> None:
-        """Send an order to an actor, with what it needs if it does not see the folder."""
+        """Send an order to an actor, with its data if the actor cannot access the folder."""
         weights: dict[str, Any] = {}
         states: dict[str, dict[str, bytes]] = {}
         if not actor.shares:
@@ -223,23 +229,23 @@ class RayEngine:
         """Wait for results; see `simulation.orders.Engine`.
 
         Raises:
-            WorkerDiedError: an actor died over an order for the second time.
-            TransportError: one that died cannot be replaced.
-            BlobError: an update was damaged on its way.
+            WorkerDiedError: an actor died during an order for the second time.
+            TransportError: a dead actor cannot be replaced.
+            BlobError: an update was damaged in transit.
         """
         under_way = [actor.orders[0].answer for actor in self._actors if actor.orders]
         if not under_way:
             return []
         ray.wait(under_way, num_returns=1, timeout=timeout_seconds)
         results: list[Finished | Failed] = []
-        # A copy, because an actor that died is replaced in the list.
+        # A copy, because dead actors are replaced in the list.
         for actor in tuple(self._actors):
             results += self._results_of(actor)
         self._hand_out()
         return results
 
     def _results_of(self, actor: _Actor) -> list[Finished | Failed]:
-        """Return what an actor has answered by now, without waiting."""
+        """Return the available answers of an actor, without waiting."""
         results: list[Finished | Failed] = []
         while actor.orders:
             reference = actor.orders[0].answer
@@ -247,7 +253,7 @@ class RayEngine:
             if not ready:
                 break
             try:
-                answer: Answer = ray.get(reference, timeout=_END_SECONDS)
+                answer: OrderAnswer = ray.get(reference, timeout=_END_SECONDS)
             except ray.exceptions.RayError as error:
                 if _is_program_error(error):
                     raise
@@ -259,21 +265,22 @@ class RayEngine:
             actor.orders.popleft()
         return results
 
-    def _store(self, answer: Answer) -> None:
-        """Write updates, and what devices keep, into the simulation's folder."""
+    def _store(self, answer: OrderAnswer) -> None:
+        """Write updates and the states of devices into the simulation's folder."""
         for digest, content in answer.updates.items():
+            # The store names content by its digest, which is what the actor has named.
             if self._updates.put(content) != digest:
                 raise BlobError(
-                    f"update {digest} was damaged on its way from the Ray cluster; start again to "
-                    "go on"
+                    f"update {digest} was damaged on its way from the Ray cluster; start the"
+                    " simulation again to resume it"
                 )
         for device, files in answer.states.items():
             write_state(self._setup.devices / device, files)
 
     def close(self) -> None:
-        """End the workers; what they work on is lost.
+        """Stop the workers; their current work is lost.
 
-        An actor that is busy leaves its copy of the files in the temporary folder of its machine.
+        A busy actor leaves its copy of the files in the temporary folder of its machine.
         """
         calls = []
         for actor in self._actors:
@@ -293,48 +300,48 @@ class RayEngine:
 
 
 def shares_of(config: EngineTable, resources: dict[str, float]) -> tuple[int, float]:
-    """Return how many actors to start, and what share of a GPU each has.
+    """Return the number of actors to start, and the share of a GPU for each.
 
     Raises:
-        ConfigError: a GPU is needed and there is none.
+        ConfigError: a GPU is required, but the cluster has none.
     """
     if config.device != "cuda":
         return config.workers or max(1, int(resources.get("CPU", 1))), 0.0
     gpus = int(resources.get("GPU", 0))
     if not gpus:
         raise ConfigError(
-            '[engine] device = "cuda": the Ray cluster has no GPU; take device = "cpu"'
+            '[engine] device = "cuda": the Ray cluster has no GPU; use device = "cpu"'
         )
     count = config.workers or gpus
     if count <= gpus:
         return count, 1.0
-    # Ray deals fractions out of one GPU at a time, so each GPU must hold a whole number of them.
+    # Ray takes a fraction from a single GPU, so each GPU must fit a whole number of them.
     actors_per_gpu = -(-count // gpus)
     return count, 1.0 / actors_per_gpu
 
 
 def _check_versions(greeting: Greeting) -> None:
-    """Check that an actor has this machine's versions; a ConfigError if not."""
+    """Check that an actor has this machine's versions; raises a ConfigError if not."""
     if greeting.versions != versions():
         raise ConfigError(
-            f"{greeting.machine} of the Ray cluster has {greeting.versions}, this machine has "
-            f"{versions()}; results would depend on who computes them, so install the same "
-            "everywhere"
+            f"{greeting.machine} of the Ray cluster has {greeting.versions}, but this machine"
+            f" has {versions()}; results would depend on the machine, so install the same"
+            " versions everywhere"
         )
 
 
 def _weight_digests(order: WorkOrder) -> list[str]:
-    """Return the digests of the weights that an order needs, each once, in its order."""
+    """Return the digests of the weights of an order in its order, without duplicates."""
     return list(dict.fromkeys(task.weights.digest for task in order.tasks))
 
 
 def _is_program_error(error: Exception) -> bool:
-    """Return whether an error was raised in an actor's program, and does not come from Ray."""
+    """Return whether an error comes from an actor's code, not from Ray."""
     if not isinstance(error, ray.exceptions.RayTaskError):
         return False
     return not isinstance(error.cause, ray.exceptions.RayError)
 
 
 def _describe(resources: dict[str, float]) -> str:
-    """Return what a cluster has, for people."""
+    """Return the resources of a cluster as text."""
     return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"

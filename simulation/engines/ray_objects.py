@@ -1,4 +1,4 @@
-"""Puts files and weights into Ray's store, for actors that do not see the simulation's folder."""
+"""Puts files and weights into Ray's store, for actors without access to the folder."""
 
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -10,12 +10,12 @@ from fleet_protocol.blob_store import BlobStore
 from simulation.engines.parcel import packing_list
 from simulation.orders import WorkerSetup
 
-# Bytes of a file in one object: Ray's store moves objects that do not fit to disk, one at a time.
+# Bytes of a file per object: Ray's store spills objects that do not fit to disk, one at a time.
 _CHUNK_BYTES = 64 * 2**20
 
 
 class RayObjects:
-    """References of what is in Ray's store; the store drops an object with its last reference."""
+    """References to objects in Ray's store; the store drops an object with its last reference."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
@@ -24,14 +24,15 @@ class RayObjects:
         self._weights: dict[str, Any] = {}
 
     def files(self) -> dict[str, list[Any]]:
-        """Return the chunks of the files that do not change, by their places in a folder.
+        """Return the chunks of the constant files, by their paths in a folder.
 
-        Files that are one on disk are sent once.
+        Hard links to one file are sent once.
         """
         if self._files is None:
             chunks_by_inode: dict[tuple[int, int], list[Any]] = {}
             self._files = {}
             for place, path in packing_list(self._setup).items():
+                # Tiers share files by hard links, and each would be copied again.
                 status = path.stat()
                 inode = (status.st_dev, status.st_ino)
                 if inode not in chunks_by_inode:
@@ -40,9 +41,10 @@ class RayObjects:
         return self._files
 
     def weights(self, digests: Iterable[str]) -> dict[str, Any]:
-        """Return weights by digest; they are put into the store where they are not there."""
+        """Return weights by digest; missing ones are added to the store."""
         weights = {}
         for digest in digests:
+            # The weights stay as a reference, so a slice is copied once for all tasks of a round.
             if digest not in self._weights:
                 self._weights[digest] = ray.put(self._blobs.read(digest))
             weights[digest] = self._weights[digest]

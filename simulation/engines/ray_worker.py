@@ -1,8 +1,8 @@
 """Runs virtual devices in an actor of the Ray engine, on any machine of the cluster.
 
-JSON and bytes go in and out. An actor that finds the simulation's folder on its own machine, or on
-a file system that both share, reads and writes there; any other gets files and weights as objects
-of Ray's store, fetches those it has not fetched yet, and sends updates back.
+Inputs and outputs are JSON and bytes. An actor that can access the simulation's folder, locally or
+on a shared file system, reads and writes there. Other actors receive files and weights as objects
+of Ray's store, fetch the missing ones, and send updates back.
 """
 
 import contextlib
@@ -25,12 +25,13 @@ from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
 from simulation.virtual_device import VirtualDevices
 
 FETCH_SECONDS = 300.0
-# Slices of weights at a time: those of a usual number of tiers, which many devices are sent alike.
+# Number of kept slices of weights: enough for a usual number of tiers, because many devices get the
+# same slice.
 _KEPT_BLOBS = 8
 
 
 def versions() -> str:
-    """Return what must be the same on every machine for the same results."""
+    """Return the versions that must be equal on all machines for equal results."""
     return f"Shoal {runtime_version()}, onnxruntime {installed_backends().get('onnx', 'none')}"
 
 
@@ -38,9 +39,9 @@ class Greeting(FrozenModel):
     """The first message of an actor.
 
     Attributes:
-        versions: what it has installed.
+        versions: its installed versions.
         machine: address of its machine.
-        shares: whether it sees the simulation's folder.
+        shares: whether it can access the simulation's folder.
     """
 
     versions: str
@@ -49,13 +50,13 @@ class Greeting(FrozenModel):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What comes back for an order.
+class OrderAnswer:
+    """The answer to an order.
 
     Attributes:
         results: `Finished` or `Failed` of every item, as JSON.
-        updates: content of the updates by digest, from an actor that does not share the folder.
-        states: what devices keep between rounds, by device and name; likewise.
+        updates: content of the updates by digest, from an actor without access to the folder.
+        states: states that devices keep between rounds, by device and name; likewise.
     """
 
     results: tuple[bytes, ...]
@@ -64,7 +65,7 @@ class Answer:
 
 
 class RayWorker:
-    """Runs as a Ray actor; those of one session and machine share the files that stay the same."""
+    """Runs as a Ray actor; actors of one session on one machine share the constant files."""
 
     def __init__(self, session: str) -> None:
         self._folder = Path(tempfile.gettempdir()) / f"shoal-{session}"
@@ -79,6 +80,7 @@ class RayWorker:
         The marker is a file that the engine has just written.
         """
         self._setup = WorkerSetup.model_validate_json(setup)
+        # Another machine may have a folder at the same path, but it lacks the marker.
         paths = (
             Path(marker),
             self._setup.artifacts,
@@ -94,11 +96,11 @@ class RayWorker:
         return greeting.model_dump_json().encode()
 
     def unpack(self, setup: bytes, files: Mapping[str, Sequence[Any]]) -> None:
-        """Work in a folder of its own instead of in the simulation's.
+        """Work in a private folder instead of the simulation's.
 
         Args:
             setup: a `WorkerSetup` as JSON.
-            files: references of the chunks of the packing list's files, by place.
+            files: references to the chunks of the packing list's files, by path.
 
         Raises:
             StorageError: the disk is full.
@@ -106,6 +108,7 @@ class RayWorker:
         shared = self._folder / "shared"
         for place, chunks in files.items():
             path = shared / place
+            # Several actors of one machine share the constant files.
             if not path.is_file():  # or another actor of this machine has fetched it
                 content = b"".join(ray.get(list(chunks), timeout=FETCH_SECONDS))
                 write_atomically(path, content)
@@ -116,39 +119,43 @@ class RayWorker:
         order: bytes,
         weights: Mapping[str, Any],
         states: Mapping[str, Mapping[str, bytes]],
-    ) -> Answer:
-        """Do a `WorkOrder`.
+    ) -> OrderAnswer:
+        """Process a `WorkOrder`.
 
         Args:
-            order: as JSON.
-            weights: references of weights by digest; none where the folder is shared.
-            states: what devices keep between rounds, by device and name; likewise.
+            order: the order as JSON.
+            weights: references to weights by digest; empty if the folder is shared.
+            states: states that devices keep between rounds, by device and name; likewise.
         """
         if self._setup is None:
-            raise AssertionError("an actor is greeted first")
+            raise AssertionError("the engine must greet an actor first; this is a bug")
         work_order = WorkOrder.model_validate_json(order)
+        # The setup was relocated into the private folder if nothing is shared.
         shares = not self._setup.updates.is_relative_to(self._own)
         results: list[Finished | Failed] = []
         try:
             if not shares:
                 self._unpack_order(self._setup, weights, states)
+            # Created with the first order, when all files are there.
             self._devices = self._devices or VirtualDevices(self._setup)
             results += self._devices.work(work_order)
+        # An error here concerns the whole order, so each of its tasks failed.
         except ShoalError as error:
             for task in work_order.tasks:
                 detail = str(error)
                 results.append(Failed(task=task.id, detail=detail, exit_code=error.exit_code))
         messages = tuple(result.model_dump_json().encode() for result in results)
         if shares:
-            return Answer(messages)
-        return Answer(
+            return OrderAnswer(messages)
+        return OrderAnswer(
             results=messages,
             updates=_pop_updates(self._setup, results),
             states=_pop_states(self._setup, states),
         )
 
     def clear(self) -> None:
-        """Remove what it keeps on its machine."""
+        """Remove its files from its machine."""
+        # Another actor of the machine may have removed the shared files already.
         with contextlib.suppress(OSError):
             shutil.rmtree(self._folder)
 
@@ -163,10 +170,11 @@ class RayWorker:
         for digest, reference in weights.items():
             if not blobs.has(digest):
                 blobs.put(ray.get(reference, timeout=FETCH_SECONDS))
+            # Used weights become the newest.
             if digest in self._kept:
                 self._kept.remove(digest)
             self._kept.append(digest)
-        # An order that needs more than are kept still has all of its own.
+        # An order that needs more weights than are kept still has all that it needs.
         most = max(_KEPT_BLOBS, len(weights))
         while len(self._kept) > most:
             blobs.path(self._kept.pop(0)).unlink(missing_ok=True)
@@ -182,6 +190,7 @@ def _pop_updates(setup: WorkerSetup, results: Sequence[Finished | Failed]) -> di
         if isinstance(result, Finished):
             digest = result.update.digest
             updates[digest] = store.read(digest)
+            # The engine has the update now, and the folder would grow without end.
             store.path(digest).unlink()
     return updates
 
@@ -189,10 +198,11 @@ def _pop_updates(setup: WorkerSetup, results: Sequence[Finished | Failed]) -> di
 def _pop_states(
     setup: WorkerSetup, states: Mapping[str, Mapping[str, bytes]]
 ) -> dict[str, dict[str, bytes]]:
-    """Return what the devices of an order keep, and remove it from this machine."""
+    """Return the states of the devices of an order, and remove them from this machine."""
     kept = {}
     for device in states:
         folder = setup.devices / device
         kept[device] = read_state(folder)
+        # The next order of the device may go to another machine.
         write_state(folder, {})
     return kept

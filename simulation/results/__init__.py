@@ -1,1 +1,1 @@
-"""What a simulation leaves: rows per round and device, and plots."""
+"""The results of a simulation: rows per round and device, and plots."""

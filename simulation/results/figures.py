@@ -1,7 +1,6 @@
-"""Figures of one look: sizes, colours, ticks, legends, and writing them to files.
+"""Figures of a common style: sizes, colours, ticks, legends, and output to files.
 
-Every figure stands for itself; nothing of matplotlib's global state is touched, so figures may be
-made in any thread.
+Figures do not use matplotlib's global state, so they may be created in any thread.
 """
 
 import io
@@ -17,24 +16,24 @@ from matplotlib.ticker import MaxNLocator
 
 from fleet_protocol.blob_store import write_atomically
 
-# Okabe and Ito's palette stays apart for colour-blind readers; yellow is left out, which is faint
-# on white. When the picture is grey the line styles tell curves apart; there are as many pairs as
-# both have no common divisor.
+# Okabe and Ito's palette for colour-blind readers, without yellow, which is faint on white. Line
+# styles distinguish curves in grey; the numbers of colours and styles are coprime, so all pairs
+# occur.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 LINES = ("-", "--", ":", "-.")
 ORDERED = mpl.colormaps["cividis"]  # for colour-blind readers, dark to light also in grey
 STEPS = (1, 2, 5, 10)  # between ticks, times a power of ten
-WIDTH = 7.6  # inches, of a figure with one panel in a row
-MARGIN = 1.0  # inches, above and below what is beside the axes
+WIDTH = 7.6  # width in inches of a figure with one panel in a row
+MARGIN = 1.0  # inches above and below the axes
 
-_TWO_WIDE = 13.0  # inches, of a figure with two panels in a row
-_HEIGHT = 3.8  # inches, the least of a figure
-_ROW = 2.5  # inches, the height of a row of panels
-_LEGEND_LETTERS = 36  # in a line of a legend
+_TWO_WIDE = 13.0  # width in inches of a figure with two panels in a row
+_HEIGHT = 3.8  # minimum height of a figure in inches
+_ROW = 2.5  # height of a row of panels in inches
+_LEGEND_LETTERS = 36  # characters in a line of a legend
 
 
 def new_figure(title: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many panels, at most two in a row, and their axes in order."""
+    """Return a figure with this many panels, at most two in a row, and their axes in order."""
     columns = min(panels, 2)
     rows = -(-panels // 2)
     width = WIDTH if columns == 1 else _TWO_WIDE
@@ -66,9 +65,9 @@ def add_legend(
     *,
     title: str | None,
 ) -> None:
-    """Put a legend to the right of the axes, where it hides no data.
+    """Put a legend to the right of the axes, so that it does not hide data.
 
-    A figure with a single panel becomes as high as its legend.
+    A figure with a single panel is at least as high as its legend.
     """
     figure = axes.figure.figure
     legend = axes.legend(
@@ -98,7 +97,7 @@ def save(figure: Figure, path: Path) -> Path:
         StorageError: the file cannot be written.
     """
     buffer = io.BytesIO()
-    # A figure without a date or version of its writer has the same bytes for the same numbers.
+    # Without a date and a software version, equal numbers give equal bytes.
     metadata: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
     kind = path.suffix.removeprefix(".")
     figure.savefig(buffer, format=kind, dpi=150, metadata=metadata.get(kind))

@@ -2,13 +2,14 @@
 
 Rounds are in ``metrics.parquet``. The per-device rows are in the folder ``devices.parquet``, in
 parts of some thousand rows; pyarrow, pandas and polars read the folder as one table. Every file is
-replaced atomically, so a reader finds whole rounds, also after a crash.
+replaced atomically, so a reader finds complete rounds even after a crash.
 """
 
 import io
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -26,8 +27,8 @@ METRICS = "metrics.parquet"
 DEVICES = "devices.parquet"
 """Name of the folder of devices' parts."""
 
-_PART_ROWS = 4096  # of devices; some 10 ms to write and 200 kB to keep in memory
-_SHARE = 0.01  # of the time may go into writing
+_PART_ROWS = 4096  # rows of devices per part: about 10 ms to write and 200 kB in memory
+_SHARE = 0.01  # largest share of the time for writing
 
 RowT = TypeVar("RowT", "RoundRow", "DeviceRow")
 
@@ -38,21 +39,27 @@ class RoundRow:
 
     Attributes:
         round: its number, from 1; abandoned rounds count.
-        version: the global version it made.
-        accuracy: of that version on the server's test set, if it was evaluated.
-        loss: likewise.
+        version: its global version.
+        accuracy: accuracy of that version on the server's test set, if evaluated.
+        loss: the same for the loss.
         train_loss: mean over the devices that took part; None if none reported it.
-        devices: how many took part.
-        tiers: how many of them trained each tier.
+        devices: number of participating devices.
+        tiers: number of devices by trained tier.
         simulated_seconds: emulated time of this round, and of the abandoned ones before it.
         simulated_total: emulated time since the start of the run, to the end of this round.
         seconds: real time of this round.
-        payload_bytes: of weights and updates, both ways, with those of the abandoned rounds before
-            it.
+        payload_bytes: bytes of weights and updates in both directions, including abandoned rounds
+            before it.
         local_accuracy: mean over the devices' own held-out samples, weighted by their number.
-        matthews: correlation of its predictions with two labels, if that was asked for.
-        perplexity: of that version on the server's test set, if that was asked for.
-        epsilon: of a device's part in the run so far; None where nothing hides it.
+        matthews: correlation of its predictions with two labels, if it was requested.
+        perplexity: perplexity of that version on the server's test set, if it was requested.
+        epsilon: epsilon of a device's part in the run so far; None without noise.
+        metrics: metrics of that version on the server's test set, by name, as the recipe asks for
+            them; None if it was not evaluated.
+        clipped: updates that were scaled down to the bound on their norm.
+        too_far: updates that were refused because of that bound.
+        tier_metrics: accuracy and metrics of further tiers of that version, by names such as
+            ``w1.00-d2 accuracy``; None if none were evaluated.
     """
 
     round: int
@@ -70,6 +77,10 @@ class RoundRow:
     matthews: float | None = None
     perplexity: float | None = None
     epsilon: float | None = None
+    metrics: Mapping[str, float] | None = None
+    clipped: int = 0
+    too_far: int = 0
+    tier_metrics: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +88,12 @@ class DeviceRow:
     """The part of one device in a closed round.
 
     Attributes:
-        examples: training samples it holds.
-        train_loss: as it reported.
-        local_accuracy: of the trained sub-model on its own held-out samples, if it keeps any.
-        simulated_seconds: emulated time of its part.
+        examples: number of its training samples.
+        train_loss: its reported training loss.
+        local_accuracy: accuracy of the trained sub-model on its held-out samples, if any.
+        simulated_seconds: emulated time of its work.
         seconds: real time of its training.
-        payload_bytes: of its update.
+        payload_bytes: size of its update.
     """
 
     round: int
@@ -97,7 +108,7 @@ class DeviceRow:
 
 
 class Judged(Protocol):
-    """What a plot needs of a round, or of several; ``payload_bytes`` are since the row before."""
+    """Values of rounds for a plot; ``payload_bytes`` counts from the previous row."""
 
     @property
     def round(self) -> int: ...  # noqa: D102
@@ -117,16 +128,45 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a plot shows on its vertical axis, and a measure is read from."""
+    """A quantity of a round: the vertical axis of a plot, and the source of a measure."""
 
     name: str  # part of a file's name
     label: str
-    value: Callable[[Judged], float | None]  # finds it in a round; None where it was not evaluated
-    share: bool = False  # whether it is a share, in [0, 1], to be shown in %
+    value: Callable[[Judged], float | None]  # reads it from a round; None if it was not evaluated
+    share: bool = False  # whether it is a share in [0, 1], shown in %
 
 
 ACCURACY = Quantity("accuracy", "test accuracy", lambda row: row.accuracy, share=True)
-"""Of the merged model on the whole test set."""
+"""The accuracy of the merged model on the whole test set."""
+
+
+def shown_quantities(rows: Sequence[RoundRow]) -> tuple[Quantity, ...]:
+    """Return what the plots of a simulation show: the score of its versions, and each metric.
+
+    The score is the accuracy, or the loss if there is none, for example when the targets are
+    numbers. Without an evaluated round, the result is empty.
+    """
+    quantities = []
+    if any(row.accuracy is not None for row in rows):
+        quantities.append(ACCURACY)
+    elif any(row.loss is not None for row in rows):
+        quantities.append(Quantity("loss", "test loss", _loss_of))
+    names: set[str] = set()
+    for row in rows:
+        names.update(row.metrics or ())
+    for name in sorted(names):
+        quantities.append(Quantity(name, f"test {name}", partial(_metric_of, name)))
+    return tuple(quantities)
+
+
+def _loss_of(row: Judged) -> float | None:
+    return row.loss if isinstance(row, RoundRow) else None
+
+
+def _metric_of(name: str, row: Judged) -> float | None:
+    if not isinstance(row, RoundRow) or row.metrics is None:
+        return None
+    return row.metrics.get(name)
 
 
 _TYPES: Mapping[Any, Any] = MappingProxyType(
@@ -136,6 +176,7 @@ _TYPES: Mapping[Any, Any] = MappingProxyType(
         float | None: pa.float64(),
         str: pa.string(),
         Mapping[str, int]: pa.map_(pa.string(), pa.int64()),
+        Mapping[str, float] | None: pa.map_(pa.string(), pa.float64()),
     }
 )
 """Column types by annotation."""
@@ -145,18 +186,18 @@ def read_history(folder: Path) -> tuple[RoundRow, ...]:
     """Read the rounds of a simulation, in order.
 
     Raises:
-        DataError: there is no history, or it is damaged or of another version.
+        DataError: the history is missing or damaged, or has another version.
     """
     path = folder / METRICS
     if not path.is_file():
         raise DataError(
-            f"there is no {METRICS} in {folder}; give the folder that a simulation wrote to"
+            f"cannot find {METRICS} in {folder}; give the output folder of a simulation"
         )
     return tuple(_read(path, RoundRow))
 
 
 def write_history(folder: Path, rows: Sequence[RoundRow]) -> None:
-    """Replace the rounds of a simulation, in a folder that is made.
+    """Replace the rounds of a simulation; the folder is created if necessary.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -165,9 +206,9 @@ def write_history(folder: Path, rows: Sequence[RoundRow]) -> None:
 
 
 def read_devices(folder: Path) -> tuple[DeviceRow, ...]:
-    """Read what each device did in each round, by round and then as it was added.
+    """Read the work of each device in each round, by round and in order of insertion.
 
-    There are no rows if nothing was written.
+    The result is empty if nothing was written.
 
     Raises:
         DataError: a part is damaged or of another version.
@@ -179,12 +220,12 @@ def read_devices(folder: Path) -> tuple[DeviceRow, ...]:
 
 
 class HistoryWriter:
-    """Writes the history while a simulation goes on, so seldom that it takes about 1 % of the time.
+    """Writes the history during a simulation, so rarely that it takes about 1 % of the time.
 
-    A file is replaced once a hundred times as long has passed as writing it took the last time;
-    leaving the context writes the rest. A process that is killed may so miss the last rounds here
-    that the run's store has: `rows` says which ones are here, and those after them can be added
-    again.
+    A file is replaced when a hundred times the duration of its last write has passed; leaving the
+    context writes the remaining rows. If the process is killed, the last rounds may be missing
+    here, but they are in the run's store: `rows` returns the written ones, and later ones can be
+    added again.
     """
 
     def __init__(
@@ -194,16 +235,16 @@ class HistoryWriter:
         until: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Continue the history in a folder, or begin one.
+        """Continue the history in a folder, or start a new one.
 
         Args:
-            folder: where to write; it is made. Rounds that are there already are kept.
-            until: last round to keep; the later ones are dropped, as are rows of devices without
+            folder: the output folder, created if necessary. Existing rounds are kept.
+            until: last round to keep; later rounds are dropped, and so are rows of devices without
                 their round.
             clock: seconds, for tests.
 
         Raises:
-            DataError: what is there is damaged or of another version.
+            DataError: existing files are damaged or have another version.
             StorageError: the folder cannot be written.
         """
         self.folder = folder
@@ -232,11 +273,11 @@ class HistoryWriter:
         self.flush()
 
     def add(self, row: RoundRow, devices: Iterable[DeviceRow] = ()) -> None:
-        """Add a round, later than those that are here, and what each device did in it.
+        """Add a round that is later than the existing ones, with the rows of its devices.
 
         Raises:
-            DataError: this round, or a later one, is here already; or a device's row is of another
-                round.
+            DataError: this round or a later one exists already, or a device's row belongs to
+                another round.
             StorageError: the folder cannot be written.
         """
         added = list(devices)
@@ -256,7 +297,7 @@ class HistoryWriter:
             self._due_at = ended + (ended - began) / _SHARE
 
     def flush(self) -> None:
-        """Write what is not written yet.
+        """Write the pending rows.
 
         Raises:
             StorageError: the folder cannot be written.
@@ -268,8 +309,8 @@ class HistoryWriter:
             _write(path, DeviceRow, self._pending)
             if len(self._pending) >= _PART_ROWS:
                 self._pending = []
-        # Devices first: their rows without the round are dropped by the next writer, a round
-        # without them would stay.
+        # Devices first: the next writer drops device rows without their round, but would keep a
+        # round without device rows.
         write_history(self.folder, self._rows)
         self._unwritten = False
 
@@ -277,7 +318,7 @@ class HistoryWriter:
 def first_reaching(rows: Iterable[RoundRow], target: float) -> RoundRow | None:
     """Return the first round whose model reaches an accuracy, whether or not it stays there.
 
-    None if no evaluated one does.
+    None if no evaluated round does.
     """
     for row in rows:
         if row.accuracy is not None and row.accuracy >= target:
@@ -329,10 +370,8 @@ def _read(path: Path, kind: type[RowT]) -> list[RowT]:
         with parquet.ParquetFile(path) as file:
             table = file.read()
     except (OSError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {path}: {error}; remove it, or take another folder"
-        ) from error
-    # Columns that came later have a default for files that were written before.
+        raise DataError(f"cannot read {path}: {error}; remove it, or use another folder") from error
+    # Newer columns have defaults for older files.
     for field in fields(kind):
         if field.default is not MISSING and field.name not in table.column_names:
             column_type = _TYPES[field.type]

@@ -1,7 +1,7 @@
-"""Plots of simulations: a quantity over rounds, and accuracy over emulated time or bytes.
+"""Plots of simulations: a quantity over rounds, and over emulated time or bytes.
 
-A curve is a method or a setting, with one history for each seed: its line is their mean, its band
-goes from the lowest to the highest.
+A curve is a method or a setting with one history per seed. Its line is their mean; its band ranges
+from the lowest to the highest.
 """
 
 import math
@@ -29,13 +29,19 @@ from simulation.results.figures import (
     save,
     tick_rounds,
 )
-from simulation.results.history import ACCURACY, Judged, Quantity, RoundRow
+from simulation.results.history import (
+    ACCURACY,
+    Judged,
+    Quantity,
+    RoundRow,
+    shown_quantities,
+)
 from simulation.results.tier_plots import tier_counts
 
 _GRID_POINTS = 400
-_LABEL_LETTERS = 24  # in a line of the label of an axis
+_LABEL_LETTERS = 24  # characters in a line of an axis label
 _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
-"""From so many seconds on, an axis shows multiples of so many seconds, by their name."""
+"""From this many seconds on, an axis uses a unit of this many seconds, with its name."""
 
 _Axis: TypeAlias = Literal["time", "bytes"]
 _Values: TypeAlias = NDArray[np.float64]
@@ -43,14 +49,14 @@ _Values: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """What one line of a plot shows; those that follow each other with the same panel share one.
+    """One line of a plot; consecutive curves with the same panel share it.
 
     Attributes:
-        label: for the legend.
+        label: label in the legend.
         histories: the rounds of each seed, in order; at least one seed.
-        published: value that a paper prints for it, to be marked at the right edge.
+        published: the paper's value, marked at the right edge.
         panel: title of the panel.
-        targets: values that it is to reach, each of which is a line in its panel.
+        targets: target values, each drawn as a line in its panel.
     """
 
     label: str
@@ -62,7 +68,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class _Band:
-    """Values of all the seeds at the same places."""
+    """Values of all seeds at the same places."""
 
     places: _Values  # [places]
     values: _Values  # [seeds, places]
@@ -86,10 +92,16 @@ def over_rounds(
     return figure
 
 
-def accuracy_over(spent_on: _Axis, curves: Sequence[Curve], *, title: str = "") -> Figure:
-    """Plot test accuracy over emulated time, or over megabytes of weights and updates.
+def over_spent(
+    spent_on: _Axis,
+    curves: Sequence[Curve],
+    *,
+    quantity: Quantity = ACCURACY,
+    title: str = "",
+) -> Figure:
+    """Plot a quantity over emulated time, or over megabytes of weights and updates.
 
-    Seeds reach a round at different times, so their accuracies are interpolated between rounds, and
+    Seeds reach a round at different times, so their values are interpolated between rounds, and
     shown as far as every seed goes.
 
     Raises:
@@ -103,7 +115,7 @@ def accuracy_over(spent_on: _Axis, curves: Sequence[Curve], *, title: str = "") 
         scale, unit = _time_unit(curves)
         label = f"simulated time, {unit}"
         spent = partial(_times, scale=scale)
-    figure = _plot_panels(curves, lambda curve: _by_spent(curve, spent), ACCURACY, title)
+    figure = _plot_panels(curves, lambda curve: _by_spent(curve, spent, quantity), quantity, title)
     for axes in figure.axes:
         axes.set_xlabel(label)
         axes.set_xlim(left=0)
@@ -111,20 +123,26 @@ def accuracy_over(spent_on: _Axis, curves: Sequence[Curve], *, title: str = "") 
 
 
 def plot_run(folder: Path, rows: Sequence[RoundRow], *, title: str = "") -> tuple[Path, ...]:
-    """Write the plots of one run beside its history.
+    """Write the plots of one run next to its history.
 
     Returns:
-        ``accuracy.png`` and ``accuracy_time.png``, if a round was evaluated, and ``tiers.png``.
+        ``tiers.png``; if a round was evaluated ``accuracy.png`` and ``accuracy_time.png``, or the
+        same of ``loss`` where there is no accuracy; and a file for each metric.
 
     Raises:
         DataError: there is no round.
         StorageError: the folder cannot be written.
     """
     figures = {"tiers.png": tier_counts(rows, title=title)}
-    if any(row.accuracy is not None for row in rows):
-        curve = Curve("accuracy", (rows,))
-        figures["accuracy.png"] = over_rounds((curve,), title=title)
-        figures["accuracy_time.png"] = accuracy_over("time", (curve,), title=title)
+    quantities = shown_quantities(rows)
+    for quantity in quantities:
+        curve = Curve(quantity.name, (rows,))
+        figures[f"{quantity.name}.png"] = over_rounds((curve,), quantity=quantity, title=title)
+    # Only the first quantity has a plot over time: accuracy, or loss.
+    for score in quantities[:1]:
+        curve = Curve(score.name, (rows,))
+        over_time = over_spent("time", (curve,), quantity=score, title=title)
+        figures[f"{score.name}_time.png"] = over_time
     paths = []
     for name in sorted(figures):
         paths.append(save(figures[name], folder / name))
@@ -135,12 +153,13 @@ def plot_run(folder: Path, rows: Sequence[RoundRow], *, title: str = "") -> tupl
 
 
 def _megabytes(rows: Sequence[Judged]) -> _Values:
-    """Return the megabytes that were exchanged up to each round."""
+    """Return the megabytes exchanged up to each round."""
+    # 10^6 bytes.
     return np.cumsum([row.payload_bytes / 1e6 for row in rows])
 
 
 def _times(rows: Sequence[Judged], scale: float) -> _Values:
-    """Return the emulated time at the end of each round, in units of so many seconds."""
+    """Return the emulated time at the end of each round, in a unit of this many seconds."""
     return np.array([row.simulated_total / scale for row in rows])
 
 
@@ -169,6 +188,7 @@ def _by_round(curve: Curve, quantity: Quantity) -> _Band:
         seeds.append(evaluated)
     common: list[int] = []
     if seeds:
+        # A mean over other seeds at each round would jump.
         rounds_of_seeds = map(set, seeds)
         common = sorted(set.intersection(*rounds_of_seeds))
     values: list[list[float]] = []
@@ -178,14 +198,16 @@ def _by_round(curve: Curve, quantity: Quantity) -> _Band:
     return _Band(places, np.array(values, dtype=np.float64))
 
 
-def _by_spent(curve: Curve, spent: Callable[[Sequence[Judged]], _Values]) -> _Band:
-    """Return the accuracies of all seeds on one grid.
+def _by_spent(
+    curve: Curve, spent: Callable[[Sequence[Judged]], _Values], quantity: Quantity
+) -> _Band:
+    """Return the values of all seeds on one grid.
 
-    It goes from where the last seed has its first value to the end of the shortest.
+    It starts at the latest first value of a seed and ends with the shortest seed.
     """
     seeds: list[_Values] = []
     for rows in curve.histories:
-        seeds.append(_accuracy_points(rows, spent(rows)))
+        seeds.append(_points(rows, spent(rows), quantity))
     nothing = _Band(np.empty(0), np.empty((len(seeds), 0)))
     if not seeds or min(map(len, seeds)) == 0:
         return nothing
@@ -195,19 +217,18 @@ def _by_spent(curve: Curve, spent: Callable[[Sequence[Judged]], _Values]) -> _Ba
     values: list[_Values] = []
     for points in seeds:
         places = points[:, 0]
-        accuracies = points[:, 1]
-        values.append(np.interp(grid, places, accuracies))
+        values.append(np.interp(grid, places, points[:, 1]))
     return _Band(grid, np.array(values))
 
 
 def _common_grid(seeds: Sequence[_Values]) -> _Values:
-    """Return places that all seeds reach; none where one ends before another begins.
+    """Return places that all seeds reach; empty if one ends before another begins.
 
     Args:
-        seeds: places and accuracies of each, ``[rounds, 2]``.
+        seeds: places and values of each, ``[rounds, 2]``.
     """
     if len(seeds) == 1:
-        return seeds[0][:, 0]  # it keeps its own points
+        return seeds[0][:, 0]  # a single seed keeps its own points
     first = -math.inf
     last = math.inf
     for points in seeds:
@@ -215,15 +236,17 @@ def _common_grid(seeds: Sequence[_Values]) -> _Values:
         last = min(last, points[-1, 0])
     if first > last:
         return np.empty(0)
+    # A grid of one place if two ends meet.
     return np.unique(np.linspace(first, last, _GRID_POINTS))
 
 
-def _accuracy_points(rows: Sequence[Judged], places: _Values) -> _Values:
-    """Return the places and accuracies of the evaluated rounds, ``[rounds, 2]``."""
+def _points(rows: Sequence[Judged], places: _Values, quantity: Quantity) -> _Values:
+    """Return the places and values of the evaluated rounds, ``[rounds, 2]``."""
     points: list[tuple[float, float]] = []
     for place, row in zip(places, rows, strict=True):
-        if row.accuracy is not None:
-            points.append((place, row.accuracy))
+        value = quantity.value(row)
+        if value is not None:
+            points.append((place, value))
     return np.array(points)
 
 
@@ -236,14 +259,15 @@ def _plot_panels(
     quantity: Quantity,
     title: str,
 ) -> Figure:
-    """Draw curves that follow each other with the same panel into the same axes."""
+    """Draw consecutive curves with the same panel into the same axes."""
     names: list[str] = []
     panels: list[list[Curve]] = []
+    # Curves are in the order of their panels.
     for name, group in groupby(curves, lambda curve: curve.panel):
         names.append(name)
         panels.append(list(group))
     if not curves:
-        # An empty panel is refused where it is drawn.
+        # Drawing refuses an empty panel.
         names = [""]
         panels = [[]]
     figure, all_axes = new_figure(title, len(panels))
@@ -269,8 +293,8 @@ def _draw_curves(
             _draw_curve(axes, curve, band, number, quantity)
     if not drawn:
         raise DataError(
-            f"no round was evaluated, so there is no {quantity.name} to plot; give the simulation"
-            " a test set"
+            f"no round was evaluated, so there is no {quantity.name} to plot; add a test set to"
+            " the simulation"
         )
 
 
@@ -284,7 +308,7 @@ def _draw_curve(
     """Draw the line, the published value and the band of a curve."""
     colour = COLOURS[number % len(COLOURS)]
     line = LINES[number % len(LINES)]
-    # A line through a single point would not be seen.
+    # A line through a single point would be invisible.
     marker = "o" if band.places.size == 1 else None
     seeds = len(band.values)
     label = f"{curve.label} ({seeds} seeds)" if seeds > 1 else curve.label
@@ -314,6 +338,7 @@ def _draw_targets(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> No
     targets: set[float] = set()
     for curve in curves:
         targets.update(curve.targets)
+    # A target of several curves is drawn once.
     for target in sorted(targets):
         axes.axhline(
             target,
@@ -329,7 +354,7 @@ def _value_text(value: float, quantity: Quantity) -> str:
 
 
 def _label_panel(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> None:
-    """Label the vertical axis, and add a legend where there is more than one line."""
+    """Label the vertical axis, and add a legend if there is more than one line."""
     axes.set_ylabel(textwrap.fill(quantity.label, _LABEL_LETTERS))
     if quantity.share:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))

@@ -1,4 +1,4 @@
-"""Plots of which device trained which tier, or which width, in each round."""
+"""Plots the tier or width that each device trained in each round."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import DataError
-from models.tier import Tier
+from models.tier import HEAD_SHARE, WHOLE_SHARE, Tier
 from simulation.results.figures import (
     MARGIN,
     ORDERED,
@@ -27,9 +27,9 @@ from simulation.results.figures import (
 )
 from simulation.results.history import RoundRow
 
-_BARS = 200  # of a plot of tiers; more would be thinner than a pixel, so rounds are averaged
+_BARS = 200  # bars of a plot of tiers; with more bars than pixels, rounds are averaged
 _DEVICE_HEIGHT = 0.1  # inches
-_LIGHTEST = 0.92  # of the colours in order: beyond it they are faint on white
+_LIGHTEST = 0.92  # share of the colour map: colours beyond it are faint on white
 
 
 _Values: TypeAlias = NDArray[np.float64]
@@ -37,11 +37,11 @@ _Values: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Widths:
-    """Which width every device trained in every round of a run.
+    """The width that each device trained in each round of a run.
 
     Attributes:
-        label: above the picture.
-        devices: the kind of each device; equal ones that follow each other share a label.
+        label: title of the picture.
+        devices: the kind of each device; consecutive equal ones share a label.
         by_round: a width for each device, None for one that did not take part.
     """
 
@@ -51,7 +51,7 @@ class Widths:
 
 
 def widths_by_device(runs: Sequence[Widths], *, title: str = "") -> Figure:
-    """Plot the width of every device in every round, a picture for each of at least one run.
+    """Plot the width of every device in every round, one picture per run.
 
     Wide is dark, absent white.
     """
@@ -91,8 +91,8 @@ def _edges(run: Widths) -> _Values:
 
 
 def _draw_widths(axes: Axes, run: Widths, widths: Sequence[float]) -> QuadMesh:
-    """Draw a field for each device and round, with the colour of its place among all widths."""
-    # NaN stays white: a device that did not take part.
+    """Draw a field for each device and round, coloured by the rank of its width."""
+    # NaN stays white; it marks a device that did not take part.
     places = np.full((len(run.by_round), len(run.devices)), np.nan)
     for row, widths_of_round in zip(places, run.by_round.values(), strict=True):
         for device, width in enumerate(widths_of_round):
@@ -130,9 +130,9 @@ def _label_devices(axes: Axes, run: Widths) -> None:
 
 
 def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
-    """Plot how many devices trained each tier in each round, the largest tier at the bottom.
+    """Plot the number of devices by tier in each round, with the largest tier at the bottom.
 
-    Many rounds are shown as means over neighbouring ones; the axis says of how many.
+    Many rounds are shown as means over neighbouring ones; the axis gives their number.
 
     Raises:
         DataError: there is no round.
@@ -166,7 +166,7 @@ def _stack_tiers(
     starts: Sequence[int],
     edges: _Values,
 ) -> _Values:
-    """Draw the tiers one above the other, and return the height of each bar."""
+    """Draw stacked bars of the tiers, and return the height of each bar."""
     names: set[str] = set()
     for row in rows:
         names.update(row.tiers)
@@ -194,6 +194,13 @@ def _stack_tiers(
 
 def _tier_label(tier: str) -> str:
     shape = Tier.parse(tier)
-    if shape.depth == 1:
-        return f"width {shape.width:g}"
-    return f"width {shape.width:g}, depth {shape.depth}"
+    words = [f"width {shape.width:g}"]
+    if shape.depth > 1:
+        words.append(f"depth {shape.depth}")
+    if shape.trained == HEAD_SHARE:
+        words.append("head trained")
+    elif shape.trained < WHOLE_SHARE:
+        words.append(f"{shape.trained:g} trained")
+    if shape.place:
+        words.append(f"place {shape.place}")
+    return ", ".join(words)

@@ -1,1 +1,1 @@
-"""Trains virtual devices with PyTorch, many of one tier at a time, as boards would."""
+"""Trains virtual devices with PyTorch, many of one tier at a time, with the results of boards."""

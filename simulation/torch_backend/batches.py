@@ -1,9 +1,9 @@
-"""Prepares the batches of several virtual devices for one model, in stretches of equal shapes.
+"""Prepares batches of several virtual devices for one model, in stretches of equal shapes.
 
 Each device has the order, batches and random numbers that `device_runtime.training.schedule` gives
-it. Devices are sorted by their number of samples, so that in an epoch those that still have full
-batches are always the first ones: no device waits for a larger one, no step is masked out, and
-a short last batch is a stretch by itself.
+it. Devices are sorted by their number of samples, so that the devices with remaining full batches
+always come first: no device waits for a larger one, no step is masked, and a short last batch is a
+separate stretch.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from fleet_protocol.targets import Targets
 ValueT = TypeVar("ValueT")
 
 _PIECE_BYTES = 32 << 20
-"""Samples and noise that are prepared at once."""
+"""Number of samples and noise values to prepare at once."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TorchJob:
     schedule: TrainingSchedule
 
 
-class Stretch(NamedTuple):
+class EqualSteps(NamedTuple):
     """Steps of a pass over the samples in which the same devices have batches of the same size.
 
     Attributes:
@@ -55,16 +55,16 @@ class Stretch(NamedTuple):
     size: int
 
 
-def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
+def equal_steps(sizes: Sequence[Sequence[int]], batch_size: int) -> list[EqualSteps]:
     """Cut a pass over the samples into stretches.
 
-    They hold every batch of every device once, those of one device in their order.
+    They contain every batch of every device once; batches of one device stay in order.
 
     Args:
-        sizes: of each device the sizes of its batches, all full but perhaps the last.
+        sizes: sizes of the batches of each device; all are full, except possibly the last.
         batch_size: samples of a full batch.
     """
-    result: list[Stretch] = []
+    result: list[EqualSteps] = []
     # `sizes` is sorted, so devices of equal counts are neighbours.
     full_batches = [_count_full(device_sizes, batch_size) for device_sizes in sizes]
     lengths = set(full_batches) - {0}
@@ -73,7 +73,7 @@ def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
         takes_part = [count >= stop for count in full_batches]
         for devices, do_take_part in _equal_neighbours(takes_part):
             if do_take_part:
-                result.append(Stretch(devices, first, stop, batch_size))
+                result.append(EqualSteps(devices, first, stop, batch_size))
         first = stop
     # Step and size of the last batch of each device, 0 where that batch is full.
     ends = []
@@ -82,7 +82,7 @@ def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
         ends.append((count, last_size))
     for devices, (step, size) in _equal_neighbours(ends):
         if size:
-            result.append(Stretch(devices, step, step + 1, size))
+            result.append(EqualSteps(devices, step, step + 1, size))
     return result
 
 
@@ -92,7 +92,7 @@ def _count_full(sizes: Sequence[int], batch_size: int) -> int:
 
 
 def _equal_neighbours(values: Sequence[ValueT]) -> Iterator[tuple[slice, ValueT]]:
-    """Yield slices of neighbours that are equal, each with their value."""
+    """Yield slices of equal neighbours with their value."""
     start = 0
     for value, neighbours in itertools.groupby(values):
         stop = start + len(list(neighbours))
@@ -101,7 +101,7 @@ def _equal_neighbours(values: Sequence[ValueT]) -> Iterator[tuple[slice, ValueT]
 
 
 @dataclass(frozen=True)
-class Piece:
+class BatchSequence:
     """Consecutive batches of some devices, ready for the model.
 
     Attributes:
@@ -119,23 +119,23 @@ class Piece:
     noise: tuple[NDArray[np.float32], ...]
 
 
-def pieces(
+def batch_sequences(
     jobs: Sequence[TorchJob],
     plans: Sequence[Sequence[Indices]],
     epoch: int,
     manifest: Manifest,
     *,
     noise: bool = True,
-) -> Iterator[Piece]:
+) -> Iterator[BatchSequence]:
     """Yield the batches of a pass over the samples, some steps at a time.
 
     Args:
-        jobs: with the same batch size, the largest first.
-        plans: of each job the indices of every batch, as `TrainingSchedule.passes`
-            gives them; none of a job that has ended.
+        jobs: jobs with the same batch size, the largest first.
+        plans: for each job, the indices of every batch, as `TrainingSchedule.passes` gives
+            them; empty for a finished job.
         epoch: number of the pass, from 0.
-        manifest: of the artifact set.
-        noise: whether to draw what the layers of the manifest need; not for statistics.
+        manifest: manifest of the artifact set.
+        noise: whether to draw the noise of the manifest's layers; not for statistics.
     """
     layers = manifest.noise if noise else ()
     numbers_per_sample = math.prod(manifest.input_shape)
@@ -144,7 +144,7 @@ def pieces(
     sizes = []
     for plan in plans:
         sizes.append([len(indices) for indices in plan])
-    for stretch in stretches(sizes, jobs[0].schedule.settings.batch_size):
+    for stretch in equal_steps(sizes, jobs[0].schedule.settings.batch_size):
         members = range(len(jobs))[stretch.devices]
         step_bytes = 4 * numbers_per_sample * stretch.size * len(members)
         most_steps = max(1, _PIECE_BYTES // step_bytes)
@@ -159,12 +159,12 @@ def pieces(
             yield _piece(stretch.devices, first, by_device)
 
 
-def _piece(devices: slice, first: int, by_device: Sequence["_Batches"]) -> Piece:
+def _piece(devices: slice, first: int, by_device: Sequence["_Batches"]) -> BatchSequence:
     """Stack the batches of several devices."""
     # An array of each device for every field.
     samples, labels, noise = zip(*by_device, strict=True)
     noise_by_layer = zip(*noise, strict=True)
-    return Piece(
+    return BatchSequence(
         devices,
         first,
         x=_stacked(samples),
@@ -188,7 +188,7 @@ def _batches(
     dtype: str,
     layers: Sequence[NoiseSpec],
 ) -> _Batches:
-    """Return the batches of one device, which all have the same size."""
+    """Return the batches of one device, all of the same size."""
     steps = len(plan)
     size = len(plan[0])
     if not schedule.data.augment:

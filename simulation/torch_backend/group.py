@@ -1,4 +1,4 @@
-"""Trains devices that agree in batch size and length, step by step, as rows of one tensor."""
+"""Trains devices with equal batch size and length, step by step, as rows of one tensor."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from device_runtime.training.schedule import Indices, Pass
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.targets import counted
-from simulation.torch_backend.batches import Piece, TorchJob, pieces
+from simulation.torch_backend.batches import BatchSequence, TorchJob, batch_sequences
 from simulation.torch_backend.model import Batch, Stepper
 from simulation.torch_backend.rows import ProximalPull, Rows, UpdateRule
 from simulation.torch_backend.tally import LossTally
@@ -39,11 +39,11 @@ class ReadyJob:
 
 @dataclass(frozen=True)
 class _PassLosses:
-    """What a pass over the samples yields, with a row for each device.
+    """The results of a pass over the samples, with a row for each device.
 
     Attributes:
         losses: mean loss of each batch, float32 ``[devices, steps]``, on the trainer's device.
-        counts: how many targets count in each batch, float64 ``[devices, steps]``.
+        counts: number of targets that are not ignored in each batch, float64 ``[devices, steps]``.
     """
 
     losses: Tensor
@@ -54,7 +54,7 @@ class GroupTraining:
     """The training of some devices at the same time.
 
     Args:
-        manifest: of the artifact set.
+        manifest: manifest of the artifact set.
         stepper: computes losses and gradients.
         values: the trained part of the devices' rows, float32 ``[devices, trained entries]``,
             which changes in place.
@@ -89,7 +89,7 @@ class GroupTraining:
             passes.append(job.schedule.passes())
         for epoch in itertools.count():
             plans = [_next_plan(device_passes) for device_passes in passes]
-            # A device that has failed goes on while others train; its result is not used.
+            # A failed device continues while others train; its result is discarded.
             has_ended = not any(plans) or all(tally.failure for tally in tallies)
             if has_ended:
                 break
@@ -133,18 +133,18 @@ class GroupTraining:
         most_steps = max(map(len, plans))
         losses = torch.zeros((len(plans), most_steps), device=self._device)
         pass_losses = _PassLosses(losses, np.zeros(losses.shape))
-        for piece in pieces(self._jobs, plans, epoch, self._manifest):
+        for piece in batch_sequences(self._jobs, plans, epoch, self._manifest):
             self._run_piece(piece, pass_losses)
         # Only here does the host wait for a GPU: once for each pass.
         by_device = losses.cpu().numpy().astype(np.float64)
         for device, plan in enumerate(plans):
-            # Behind its last batch a device has zeros, where others have more batches.
+            # After its last batch, a device has zeros while others have more batches.
             steps = len(plan)
             device_losses = by_device[device, :steps]
             device_counts = pass_losses.counts[device, :steps]
             tallies[device].add(epoch, device_losses, device_counts)
 
-    def _run_piece(self, piece: Piece, pass_losses: _PassLosses) -> None:
+    def _run_piece(self, piece: BatchSequence, pass_losses: _PassLosses) -> None:
         """Train some devices for consecutive batches, and note their losses."""
         devices = piece.devices
         x = self._send(piece.x)

@@ -1,6 +1,6 @@
 """Builds a model of the zoo for training in PyTorch, and computes losses and gradients with it.
 
-A model runs for a single virtual device, or once for several of them at the same time.
+A model runs for a single virtual device, or once for several devices together.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
+from typing_extensions import override
 
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest
@@ -21,14 +22,17 @@ from models import Tier, build
 from models.architecture import Architecture
 from models.zoo.dropout import NoiseLayer
 from models.zoo.layers import StaticBatchNorm, set_mode
+from models.zoo.own_forward_norm import OwnForwardNorm
+from models.zoo.single_output import take_single_output
 from simulation.torch_backend.rows import Layout, Place
 from trainer_export.loss import Answer, Loss, loss_named
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 
 Losses = Callable[[Any, Tensor, Tensor | None], Tensor]
 
+_INFER = "onnx/infer"
 _PROBE_BATCH = 2
-_IGNORED = -100  # what PyTorch's cross entropy takes for a label that counts for nothing
+_IGNORED = -100  # the value of an ignored label in PyTorch's cross entropy
 
 
 class NativeNorm(StaticBatchNorm):
@@ -44,10 +48,10 @@ class NativeNorm(StaticBatchNorm):
         self.bias = norm.bias
         self.mode = norm.mode
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise each channel of x, float32 [batch, channels, ...], and scale and shift it."""
+    @override
+    def normalise(self, x: Tensor) -> Tensor:
         if self.mode != "train":
-            return super().forward(x)
+            return super().normalise(x)
         # Not functional.batch_norm, which refuses a last batch of one sample; its variance is 0
         # here as on a device.
         return torch.batch_norm(
@@ -72,9 +76,9 @@ def make_model(
     """Build the module of an artifact set, in mode train, with its frozen tensors as buffers.
 
     Args:
-        architecture: what the set was exported from.
-        settings: those it was exported with.
-        manifest: of the set.
+        architecture: the architecture of the set.
+        settings: the settings of its export.
+        manifest: manifest of the set.
         base: the frozen tensors of the set by name.
 
     Raises:
@@ -85,9 +89,12 @@ def make_model(
     for name, value in (base or {}).items():
         _freeze(module, name, value)
     _check_shapes(module, architecture, manifest)
+    if [spec.name for spec in manifest.graphs[_INFER].outputs] == ["logits"]:
+        take_single_output(module)
     # A list, because the loop changes the tree of modules.
     for path, submodule in list(module.named_modules()):
-        if isinstance(submodule, StaticBatchNorm):
+        is_plain = isinstance(submodule, StaticBatchNorm)
+        if is_plain and not isinstance(submodule, OwnForwardNorm):
             module.set_submodule(path, NativeNorm(submodule))
     return set_mode(module, "train")
 
@@ -113,9 +120,9 @@ def _check_shapes(
     # The least name, so that the message does not depend on the order of a set.
     odd, _ = min(shapes.items() ^ expected.items())
     raise ConfigError(
-        f"{architecture.name} with these settings is not what artifact set {manifest.arch} "
-        f"{manifest.tier} was exported from: parameter {odd} is {shapes.get(odd, 'missing')} here "
-        f"and {expected.get(odd, 'missing')} there; export the set again"
+        f"{architecture.name} with these settings does not match artifact set {manifest.arch}"
+        f" {manifest.tier}: parameter {odd} is {shapes.get(odd, 'missing')} in the model and"
+        f" {expected.get(odd, 'missing')} in the set; export the set again"
     )
 
 
@@ -147,7 +154,7 @@ class Batch(NamedTuple):
     """A batch of each of some devices.
 
     Attributes:
-        devices: which rows take part, ``k`` of them one behind the other.
+        devices: which rows take part: ``k`` consecutive ones.
         x: samples ``[k, batch, ...]``.
         y: labels, int64 ``[k, batch]``, or ``[k, batch, tokens]`` where negative ones count for
             nothing.
@@ -170,7 +177,7 @@ class Stepper(Protocol):
         """Do one forward and backward pass.
 
         Args:
-            batch: of each device.
+            batch: batch of each device.
             out: overwritten with the gradients, float32 ``[k, trained entries]``.
 
         Returns:
@@ -223,8 +230,8 @@ class GroupStepper:
 
     Their convolutions become one grouped convolution. The gradient of the sum of the losses is that
     of every device's own loss, since no row meets another. The module is in mode train, and its own
-    parameters are not used; the layout is not channels-last, in which grouped convolutions have no
-    kernel of their own.
+    parameters are not used; the layout is not channels-last, for which grouped convolutions have no
+    kernel.
     """
 
     def __init__(
@@ -323,12 +330,15 @@ def _feed_noise(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterat
             layer.noise = None
 
 
-def losses_of(manifest: Manifest, own: Mapping[str, Any]) -> Losses:
+def losses_of(
+    manifest: Manifest, own: Mapping[str, Any], knobs: Mapping[str, float] | None = None
+) -> Losses:
     """Return the loss of a recipe, for one batch of each of some devices.
 
     Args:
-        manifest: with the recipe.
+        manifest: manifest with the recipe.
         own: losses of the user's file by name.
+        knobs: numbers of the loss that a task sets; None for none.
 
     Returns:
         A function of outputs ``[k, batch, ...]``, targets ``[k, batch, ...]`` and masks ``[k,
@@ -341,7 +351,7 @@ def losses_of(manifest: Manifest, own: Mapping[str, Any]) -> Losses:
     loss = loss_named(spec.name, spec.settings, own)
     if loss == MaskedCrossEntropy():
         return _cross_entropies
-    return _DeviceLosses(loss, manifest.classes)
+    return _DeviceLosses(loss, manifest.classes, knobs or {})
 
 
 @dataclass(frozen=True)
@@ -350,6 +360,7 @@ class _DeviceLosses:
 
     loss: Loss
     classes: int
+    knobs: Mapping[str, float]
 
     def __call__(self, outputs: Any, y: Tensor, mask: Tensor | None) -> Tensor:
         """Return the loss of each device; for arguments see `losses_of`."""
@@ -361,7 +372,7 @@ class _DeviceLosses:
             device_mask = None
             if self.loss.masked and mask is not None:
                 device_mask = mask[device]
-            answer = Answer(labels, device_mask)
+            answer = Answer(labels, device_mask, knobs=self.knobs)
             losses.append(self.loss.value(output, answer))
         return torch.stack(losses)
 

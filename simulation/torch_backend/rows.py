@@ -1,8 +1,8 @@
 """Holds parameters of several virtual devices as rows of one tensor, and steps all of them at once.
 
-A row holds all parameters of one device one behind the other, so that clipping and the optimizer
-are a handful of operators whatever the number of layers: on a narrow model, operators cost more to
-start than to run.
+A row contains all parameters of one device, so that clipping and the optimizer need only a few
+operators for any number of layers: on a narrow model, starting an operator costs more than running
+it.
 """
 
 import math
@@ -24,14 +24,13 @@ _VECTOR = 16  # float32 of the widest registers
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter lies in a row.
+    """The position of a parameter in a row.
 
     Attributes:
-        name: of the parameter.
+        name: name of the parameter.
         shape: its shape.
         start: its first entry in the row.
-        channels_last: whether its second dimension varies fastest, as convolutions on a CPU want
-            it.
+        channels_last: whether its second dimension varies fastest, as convolutions on a CPU prefer.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Place:
     def row(self, tensor: Tensor) -> Tensor:
         """Return a gradient, float32 ``[k, *shape]``, as entries of rows: the reverse of `view`.
 
-        It is a copy where the gradient lies otherwise in memory.
+        It is a copy if the gradient has another memory layout.
         """
         ordered = tensor.movedim(-3, -1) if self.channels_last else tensor
         return ordered.reshape(len(tensor), -1)
@@ -76,9 +75,9 @@ class Layout:
     """The order of the parameters in a row.
 
     Attributes:
-        places: in row order, first those that the loss depends on.
-        trained: entries of those. The optimizer leaves what is behind them alone, as PyTorch's
-            does with parameters without a gradient.
+        places: in row order, first those that are trained.
+        trained: number of their entries. The optimizer does not change later entries, like
+            PyTorch's optimizer for parameters without a gradient.
     """
 
     places: tuple[Place, ...]
@@ -99,8 +98,8 @@ class Layout:
         memory, and the process dies.
 
         Args:
-            shapes: of the parameters by name.
-            used: those that the loss depends on, which come first.
+            shapes: shapes of the parameters by name.
+            used: those that are trained, which come first.
             channels_last: whether image convolutions are wanted channels-last.
         """
         if any(_is_narrow_point(shape) for shape in shapes.values()):
@@ -131,7 +130,7 @@ class Layout:
 
     @property
     def trained_places(self) -> tuple[Place, ...]:
-        """The parameters that the loss depends on."""
+        """The parameters that are trained."""
         return tuple(place for place in self.places if place.stop <= self.trained)
 
     def fill_rows(self, weights: Sequence[Mapping[str, NDArray[np.float32]]]) -> Tensor:
@@ -172,10 +171,10 @@ def _is_narrow_point(shape: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class ProximalPull:
-    """The pull of FedProx to the weights that devices were sent.
+    """The proximal term of FedProx.
 
     Attributes:
-        anchors: those weights, float32 ``[devices, entries]``.
+        anchors: the weights that the server sent, float32 ``[devices, entries]``.
         mu: strength of the pull, float32 ``[devices, 1]``.
     """
 
@@ -188,14 +187,14 @@ class ProximalPull:
 
 @dataclass(frozen=True)
 class Rows:
-    """What the optimizer works on, with a row for each device.
+    """The data of the optimizer, with a row for each device.
 
     Attributes:
         values: parameters, float32 ``[devices, entries]``.
-        states: of the optimizer by name, each of the shape of the values.
-        gradient: of the shape of the values; a step overwrites it.
+        states: states of the optimizer by name, each of the shape of the values.
+        gradient: gradient of the shape of the values; a step overwrites it.
         rate: learning rates, float32 ``[devices, 1]``.
-        steps: of each device so far, float32 ``[devices, 1]``.
+        steps: number of steps of each device so far, float32 ``[devices, 1]``.
         pull: added to the gradient before it is clipped; None for no proximal term.
     """
 
@@ -224,10 +223,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """What an optimizer step of a recipe does to rows.
+    """The optimizer step of a recipe on rows.
 
     Attributes:
-        optimizer: of the recipe.
+        optimizer: optimizer of the recipe.
         clip_norm: largest norm of a device's gradient; None to leave it.
         clip_value: largest size of an entry of the gradient; None to leave it.
     """
@@ -271,8 +270,8 @@ class UpdateRule:
         """Add the proximal pull to the gradients and clip their entries, in place.
 
         Returns:
-            What clipping by norm multiplies each gradient with, float32 ``[devices, 1]``. It is not
-            applied here: plain SGD multiplies in the same pass in which it adds.
+            The factors of clipping by norm, float32 ``[devices, 1]``. They are not applied here,
+            because plain SGD multiplies and adds in one pass.
         """
         gradient = rows.gradient
         # The order is that of the exported step: the pull is part of the gradient that is clipped.

@@ -1,4 +1,4 @@
-"""Keeps the losses of a device as `device_runtime.training.epochs.train` keeps them."""
+"""Records the losses of a device like `device_runtime.training.epochs.train`."""
 
 import math
 
@@ -16,7 +16,7 @@ class LossTally:
 
     Attributes:
         steps: done so far.
-        failure: why its training has no result; None while every loss was finite.
+        failure: reason of a failed training; None while all losses are finite.
     """
 
     def __init__(self, schedule: TrainingSchedule, manifest: Manifest) -> None:
@@ -51,13 +51,13 @@ class LossTally:
         self.steps += len(losses)
         total = float(losses @ counts)
         weight = float(counts.sum())
-        # A pass in which no target counts leaves the mean of the pass before.
+        # A pass with only ignored targets keeps the mean of the previous pass.
         if weight:
             self._last_mean = total / weight
         self._total = self._total + total
         self._weight = self._weight + weight
 
     def result(self, seconds: float) -> TrainResult:
-        """Return the figures of the whole training, which took that long."""
+        """Return the figures of the whole training with its duration."""
         mean = self._total / self._weight if self._weight else None
         return TrainResult(self.steps, self._last_mean, seconds, mean)

@@ -1,10 +1,10 @@
 """Trains virtual devices of one tier with PyTorch, on a CPU or a GPU.
 
-They end with the result that a board gets from its ONNX step. Orders, batches, random numbers,
-label masks and the bookkeeping of losses are those of `device_runtime.training`, the recipe is that
-of the manifest (specification 1.3). Devices are trained one after the other by the module itself,
-or several together by the same module mapped over their parameters
-(`simulation.torch_backend.model`), whatever their numbers of samples.
+The results equal those of a board's ONNX step. Orders, batches, random numbers, label masks and the
+bookkeeping of losses are those of `device_runtime.training`, the recipe is that of the manifest
+(specification 1.3). Devices are trained one after the other by the module itself, or several
+together by the same module mapped over their parameters (`simulation.torch_backend.model`),
+whatever their numbers of samples.
 
 This module imports torch; a simulation without this backend does not import it.
 
@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from device_runtime.training.epochs import TrainResult, check_parameters
+from device_runtime.training.knobs import knob_numbers
 from device_runtime.training.labels import training_mask
 from device_runtime.training.measuring import Statistics, check_measurable, mean_statistics
 from device_runtime.training.schedule import batches
@@ -36,7 +37,7 @@ from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, Shoa
 from fleet_protocol.manifest import Manifest
 from models.architecture import Architecture
 from models.zoo.layers import set_mode
-from simulation.torch_backend.batches import TorchJob, pieces
+from simulation.torch_backend.batches import TorchJob, batch_sequences
 from simulation.torch_backend.group import GroupTraining, ReadyJob
 from simulation.torch_backend.measuring import StatisticSums
 from simulation.torch_backend.model import (
@@ -58,12 +59,11 @@ _SMALL_STEP_FLOPS = 1e8
 
 @dataclass(frozen=True)
 class TorchResult:
-    """What a virtual device ends its training with.
+    """The training result of a virtual device.
 
     Attributes:
         tensors: new float32 arrays by parameter name, in the order of the manifest.
-        result: steps, loss and time; of devices trained together, each has an equal share of the
-            time.
+        result: steps, loss and time; devices that train together have equal shares of the time.
     """
 
     tensors: dict[str, NDArray[np.float32]]
@@ -71,32 +71,33 @@ class TorchResult:
 
 
 Outcome = TorchResult | ShoalError
-"""A device's result, or why it has none."""
+"""A device's result, or its error."""
 
 
 class _GroupKey(NamedTuple):
-    """What devices that are trained together agree in."""
+    """The properties in which devices must agree to train together."""
 
     batch_size: int
     epochs: int
     steps: int | None
+    knobs: tuple[tuple[str, float], ...]
 
 
 class TorchTrainer:
     """Trains any number of virtual devices of one tier.
 
     Args:
-        architecture: what the artifact set was exported from.
-        settings: those it was exported with.
-        manifest: of the set.
+        architecture: the architecture of the artifact set.
+        settings: the settings of its export.
+        manifest: manifest of the set.
         device: ``cpu`` or ``cuda``.
-        threads: of one operator on the CPU; 0 leaves torch's own number.
+        threads: threads of one operator on the CPU; 0 keeps torch's number.
         together: whether the jobs of a call are trained together where they agree in batch size and
             length. By default they are on a GPU, where a narrow model leaves most of the chip idle,
             and on a CPU where a step is so small that starting its operators takes longer than
-            running them. Which devices a device is trained together with changes the last bits of
-            what it ends with, since convolutions then sum in another order; a job that is alone in
-            its call has the same bits every time.
+            running them. The group of a device changes the last bits of its result, because
+            convolutions then sum in another order; a job that is the only one of its call has the
+            same bits every time.
         own: losses of the user's file by name.
         base: the frozen tensors of the set by name.
 
@@ -126,14 +127,15 @@ class TorchTrainer:
         self._threads = threads
         self._device = torch.device(device)
         self._together = together
+        self._own = own
         self._losses = losses_of(manifest, own)
         with self._torch_settings():
             module = make_model(architecture, settings, manifest, base)
             self._parameter_names = [spec.name for spec in manifest.parameters]
-            used = frozenset(self._parameter_names)
-            # The proximal term makes the loss depend on every parameter.
+            used = frozenset(spec.name for spec in manifest.trained)
+            # The proximal term makes the loss depend on every trained parameter.
             if not manifest.recipe.proximal:
-                used = used_parameters(module, manifest)
+                used &= used_parameters(module, manifest)
             self._module = module.to(self._device)
         shapes = {spec.name: spec.shape for spec in manifest.parameters}
         self._group_layout = Layout.arrange(shapes, used, channels_last=False)
@@ -147,9 +149,9 @@ class TorchTrainer:
                 and length.
 
         Returns:
-            For each job in its order its result, or why it has none while the others do: a
-                `DataError` where the data does not fit the model, a `RefusedError` where a loss or
-                a parameter is not finite or the recipe lacks what the settings ask for.
+            For each job in order its result or its error: a `DataError` where the data does not fit
+                the model, a `RefusedError` where a loss or a parameter is not finite or the recipe
+                lacks what the settings ask for.
         """
         outcomes: dict[int, Outcome] = {}
         groups: dict[_GroupKey, list[ReadyJob]] = {}
@@ -160,7 +162,8 @@ class TorchTrainer:
                 outcomes[place] = error
                 continue
             settings = job.schedule.settings
-            key = _GroupKey(settings.batch_size, settings.epochs, settings.steps)
+            knobs = tuple(sorted((settings.knobs or {}).items()))
+            key = _GroupKey(settings.batch_size, settings.epochs, settings.steps, knobs)
             groups.setdefault(key, []).append(ready)
         with self._torch_settings():
             for group in groups.values():
@@ -198,7 +201,7 @@ class TorchTrainer:
         schedule = job.schedule
         plan = list(batches(schedule.order(), schedule.settings.batch_size))
         sums = StatisticSums(self._module, self._manifest)
-        for piece in pieces([job], [plan], 0, self._manifest, noise=False):
+        for piece in batch_sequences([job], [plan], 0, self._manifest, noise=False):
             # The unbiased variance of one sample does not exist.
             if piece.x.shape[2] > 1:
                 sums.add(torch.from_numpy(piece.x[0]).to(self._device))
@@ -210,11 +213,11 @@ class TorchTrainer:
         return replace(job, schedule=replace(job.schedule, data=data))
 
     def _prepare(self, place: int, job: TorchJob) -> ReadyJob:
-        """Check that a job can be done, and make its label mask.
+        """Validate a job, and create its label mask.
 
         Raises:
-            DataError: its data does not fit the model, or none of its labels counts.
-            RefusedError: the recipe lacks what its settings ask for.
+            DataError: its data does not fit the model, or all its labels are ignored.
+            RefusedError: the recipe does not support its settings.
         """
         job = self._with_fitted_data(job)
         manifest = self._manifest
@@ -226,6 +229,7 @@ class TorchTrainer:
                 f"{schedule.settings.proximal_mu:g} of FedProx needs; export it again with a "
                 "proximal recipe",
             )
+        knob_numbers(manifest, schedule.settings.knobs)  # refuses numbers that the loss lacks
         mask = training_mask(
             schedule.data,
             schedule.chosen,
@@ -237,7 +241,7 @@ class TorchTrainer:
     def _train_group(self, group: Sequence[ReadyJob]) -> dict[int, Outcome]:
         """Train devices that agree in batch size and length; outcomes by place."""
         if self._should_train_together(group):
-            # `pieces` needs the largest first.
+            # `batch_sequences` needs the largest first.
             ordered = sorted(group, key=lambda ready: -len(ready.job.schedule.chosen))
             return self._train_rows(ordered, GroupStepper, self._group_layout)
         outcomes: dict[int, Outcome] = {}
@@ -264,7 +268,10 @@ class TorchTrainer:
         """Train devices as the rows of one tensor, and return their outcomes by place."""
         started = time.monotonic()
         rows = layout.fill_rows([ready.job.weights for ready in group]).to(self._device)
-        stepper: Stepper = stepper_type(self._module, layout, rows, self._manifest, self._losses)
+        # Devices of a group agree in the numbers of the loss.
+        knobs = group[0].job.schedule.settings.knobs
+        losses = losses_of(self._manifest, self._own, knobs) if knobs else self._losses
+        stepper: Stepper = stepper_type(self._module, layout, rows, self._manifest, losses)
         trained_values = rows[:, : layout.trained]
         tallies = GroupTraining(self._manifest, stepper, trained_values, group).run()
         seconds = (time.monotonic() - started) / len(group)
@@ -297,7 +304,7 @@ def _outcome(
     tally: LossTally,
     seconds: float,
 ) -> Outcome:
-    """Return what a device ends with, which is an error where a number is not finite."""
+    """Return the result of a device; an error if a number is not finite."""
     if tally.failure is not None:
         return tally.failure
     try:

@@ -26,8 +26,11 @@ from fleet_protocol.manifest import (
 from fleet_protocol.recipe_spec import OptimizerSpec, RecipeSpec
 from fleet_protocol.weights import encode_weights
 from models.axes import Axis, AxisKind
+from models.block_names import HEAD, block_name
 from models.dims import Dim
-from models.layout import HEAD, Layout, Parameter, Statistic, block_name
+from models.layout import Layout
+from models.parameters import Parameter, Statistic
+from models.shares import frozen_parameters
 from models.tier import Tier
 
 ARCH = "tiny"
@@ -201,6 +204,7 @@ def manifest_of(layout: Layout, tier: Tier, folder: Path) -> Manifest:
         input_dtype="float32",
         recipe=RecipeSpec(optimizer=OptimizerSpec(name="sgd")),
         parameters=tuple(specs),
+        frozen=frozen_parameters(layout, tier),
         states=(),
         statistics=(
             StatisticSpec(

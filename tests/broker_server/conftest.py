@@ -123,18 +123,18 @@ class Running:
         self._thread.join(20)
         self.server.__exit__(None, None, None)
 
-    def of(self, kind: type) -> list[Any]:
+    def events_of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
     def wait_event(self, kind: type, count: int = 1, timeout_seconds: float = 60.0) -> Any:
         with self.changed:
             done = self.changed.wait_for(
-                lambda: len(self.of(kind)) >= count or self.error, timeout_seconds
+                lambda: len(self.events_of(kind)) >= count or self.error, timeout_seconds
             )
         if self.error:
             raise self.error
         assert done, f"no {kind.__name__} in {[event.type for event in self.events]}"
-        return self.of(kind)[count - 1]
+        return self.events_of(kind)[count - 1]
 
     def wait(self, timeout_seconds: float = 120.0) -> RunFinished:
         self._thread.join(timeout_seconds)

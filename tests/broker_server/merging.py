@@ -4,8 +4,10 @@ import numpy as np
 
 from broker_server.strategies.accumulator import finish, fold, start
 from models.axes import Axis, AxisKind
+from models.block_names import HEAD, block_name
 from models.dims import Dim
-from models.layout import HEAD, Layout, Parameter, block_name
+from models.layout import Layout
+from models.parameters import Parameter
 from models.plan import compile_plan, make_plan
 
 CLASSES = 4

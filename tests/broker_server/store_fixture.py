@@ -21,7 +21,7 @@ from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.artifacts import ARCH, CLASSES, INPUTS, export_tiny
-from tests.broker_server.peer import Peer, Work, honest, profile
+from tests.broker_server.peer import Peer, Work, honest, profile, silent
 from tests.brokers import embedded_broker
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -71,15 +71,20 @@ def make(folder: Path, strategy: str) -> None:
             }
         )
         narrow = profile(max_width=0.5)
+        wide = Peer("lab", "wide", broker.url, honest(1.0))
+        full = Peer("lab", "full", broker.url, declines)
         for peer in (
-            Peer("lab", "wide", broker.url, honest(1.0)),
+            wide,
             Peer("lab", "narrow", broker.url, honest(3.0), profile=narrow),
-            Peer("lab", "full", broker.url, declines),
+            full,
             Peer("lab", "broken", broker.url, infinite, profile=narrow),
         ):
             devices.enter_context(peer)
         with Server(config.fleet, config.store, config.broker) as server:
             server.run(config)
+        # So that the killed server was waiting for both.
+        wide.script = silent
+        full.script = silent
         again = config.model_copy(update={"seed": 2})
         (folder / "again.json").write_text(again.model_dump_json())
         dying = [

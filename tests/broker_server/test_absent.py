@@ -154,7 +154,7 @@ def test_a_round_whose_version_was_judged_is_closed_before_the_run_ends(
         server = running(settings, url)
         finished = server.wait()
     assert finished.early
-    assert [event.round for event in server.of(RoundClosed)] == [2]
+    assert [event.round for event in server.events_of(RoundClosed)] == [2]
     with stored(settings) as store:
         assert {item.state for item in store.rounds(finished.run)} == {RoundState.CLOSED}
 
@@ -180,9 +180,7 @@ def test_boards_that_cannot_work_are_not_asked_for_statistics(url, config, runni
 
 
 def test_statistics_of_a_board_whose_updates_are_refused_are_not_taken(url, config, running, fleet):
-    """Neither in the round of the refusal nor in quarantine: they are a plain mean that nothing
-    screens.
-    """
+    """Neither in the round of the refusal nor in quarantine."""
 
     def bad(peer, work):
         tensors = {name: value * np.float32(1e6) for name, value in work.weights.items()}
@@ -192,7 +190,7 @@ def test_statistics_of_a_board_whose_updates_are_refused_are_not_taken(url, conf
 
     settings = config(
         round={"rounds": 3, "min_devices": 4},
-        robust={"quarantine_after": 2, "quarantine_rounds": 9},
+        robust={"norm_bound": 5, "quarantine_after": 2, "quarantine_rounds": 9},
     )
     with contextlib.ExitStack() as stack:
         for name in "abc":
@@ -203,3 +201,50 @@ def test_statistics_of_a_board_whose_updates_are_refused_are_not_taken(url, conf
         for version in store.versions(finished.run)[1:]:
             path = settings.store / "blobs" / "objects" / blob_path(version.statistics_digest)
             assert not open_tensors(path)["stat.norm.mean"].any()
+
+
+LIES = {
+    "huge": (1000.0, 1e6, 2, "too-far"),
+    "negative": (0.0, -1.0, 2, "malformed"),
+    "of-all-batches": (3.0, 3.0, 2**53, ""),
+}
+
+
+@pytest.mark.attack(
+    "member",
+    "Trains honestly, but sends batch norm statistics that are huge or negative, or claims "
+    "that they cover 2^53 batches",
+    "refused with reason and device, or counted as ten times the usual number of batches; "
+    "versions are still evaluated",
+    "2026-11-29",
+)
+@pytest.mark.parametrize(("mean", "variance", "batches", "reason"), LIES.values(), ids=LIES)
+def test_no_device_makes_every_version_look_useless(
+    mean, variance, batches, reason, url, config, running, fleet
+):
+    """One of four could have chosen the statistics with which each version was evaluated."""
+
+    def lying(peer, work):
+        if work.offer.routine != "statistics":
+            honest(1.0)(peer, work)
+            return
+        data = encode_weights(work.statistics(mean, variance), work.metadata())
+        peer.send(work, data, batches=batches)
+
+    settings = config(
+        round={"rounds": 1, "min_devices": 4}, robust={"norm_bound": 5, "weight_bound": 10}
+    )
+    with contextlib.ExitStack() as stack:
+        for name in "abc":
+            stack.enter_context(Peer(fleet, name, url, honest(1.0)))
+        stack.enter_context(Peer(fleet, "liar", url, lying))
+        finished = running(settings, url).wait()
+    assert finished.evaluation is not None
+    with stored(settings) as store:
+        refused = [(line.device, line.reason) for line in store.refusals()]
+        version = store.versions(finished.run)[-1]
+    assert refused == ([("liar", reason)] if reason else [])
+    path = settings.store / "blobs" / "objects" / blob_path(version.statistics_digest)
+    statistics = open_tensors(path)
+    share = 0.0 if reason else 20 / 26
+    assert np.allclose(statistics["stat.norm.mean"], share * mean)

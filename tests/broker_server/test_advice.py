@@ -8,14 +8,17 @@ from sqlalchemy import update
 
 from broker_server.rounds.advice import find_advice
 from broker_server.rounds.best import read_versions
+from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.method import StrategyConfig
 from broker_server.store import Store, schema
+from broker_server.store.task_records import Alternatives, alternative
 from fleet_protocol.locks import held
 from fleet_protocol.messages import DeviceProfile
 from tests.broker_server.peer import profile
 from tests.shoal.view.stores import RUN, evaluation, made
 
-UNFAIR = "The model serves some devices much worse than others"
-AWAY = "1 of 6 devices take no part"
+UNFAIR = "The model is much worse on some devices than on others"
+AWAY = "1 of 6 devices do not take part"
 
 
 @pytest.fixture
@@ -55,18 +58,59 @@ def test_a_run_that_does_well_is_told_of_its_devices_alone(opened):
     change(opened, schema.tasks, schema.tasks.c.phase == "missed", phase="merged")
     found = said(opened)
     assert list(found) == [UNFAIR, AWAY]
-    assert "(w0.50-d1) has 0.5000, and pi-" in found[UNFAIR].evidence
+    assert "(w0.50-d1) reaches 0.5000, and pi-" in found[UNFAIR].evidence
     assert found[AWAY].evidence == "For example pi-0004: offline."
     assert found[AWAY].remedy.startswith(
-        "Look at its power and network; on the board run `shoal device doctor`"
+        "Check its power and network; on the board run `shoal device doctor`"
     )
+
+
+@pytest.mark.parametrize("end", ["narrowest", "widest"])
+def test_a_choice_that_never_moves_is_named(opened, end):
+    """With what devices measured it is said which Theta would fit; a single other choice is enough
+    to say nothing.
+    """
+    title = f"Every device takes its {end} sub-model in every round"
+    assert title not in said(opened)
+    taken, other = ("w0.50-d1", "w1.00-d1") if end == "narrowest" else ("w1.00-d1", "w0.50-d1")
+    task = next(task for task in opened.tasks(RUN, 8, "train") if task.metrics is not None)
+    refused = alternative(other, task.artifact_set, task.weights, other)
+    metrics = task.metrics.model_copy(update={"efficiency": 3.0})
+    config = FleetConfig.stored(opened.run(RUN).config)
+    strategy = StrategyConfig(name="whalefl")
+    choosing = config.model_copy(update={"strategy": strategy}).model_dump_json()
+    change(opened, schema.runs, schema.runs.c.id == RUN, config=choosing)
+    change(
+        opened,
+        schema.tasks,
+        schema.tasks.c.run == RUN,
+        tier=taken,
+        others=Alternatives(items=(refused,)).model_dump_json(),
+        metrics=metrics.model_dump_json(),
+    )
+    found = said(opened)[title]
+    assert found.kind == "bad"
+    assert found.remedy == (
+        'Set strategy.whalefl.theta = "auto" for the next run; 5 would fit what devices measured'
+        " in these rounds."
+    )
+    change(
+        opened,
+        schema.tasks,
+        schema.tasks.c.id == task.id,
+        tier=other,
+        others=Alternatives(
+            items=(alternative(taken, task.artifact_set, task.weights, taken),)
+        ).model_dump_json(),
+    )
+    assert title not in said(opened)
 
 
 def test_a_run_that_stands_still_suffers_first(opened):
     """Not within the deadline of 60 s, the waiting time of 60 s and a minute; afterwards before all
     else.
     """
-    title = "The run is in progress, and nothing happens"
+    title = "The run is in progress, but does not advance"
     assert title not in said(opened, now=time.time() + 100)
     assert next(iter(said(opened, now=time.time() + 200))) == title
     change(opened, schema.runs, schema.runs.c.id == RUN, status="paused")
@@ -75,7 +119,7 @@ def test_a_run_that_stands_still_suffers_first(opened):
 
 def test_a_run_without_a_server_is_named_at_once(unserved):
     """Also one that has just moved, until it ends or a server holds the store."""
-    title = "The run has not ended, and no server works on it"
+    title = "The run has not ended, but no server is running it"
     advice = find_advice(unserved)[0]
     assert (advice.kind, advice.title) == ("bad", title)
     assert (
@@ -135,12 +179,10 @@ def test_versions_are_judged_by_the_best(opened):
     found = said(opened)["The newest version is much worse than an earlier one"]
     assert found.kind == "bad"
     assert found.evidence == "The newest has 0.5000; version 7 has 0.8250."
-    assert found.remedy.startswith("Its weights are gone")
+    assert found.remedy.startswith("Its weights were removed")
     for number in range(1, 9):
         judge(opened, number, 0.8 if number == 3 else 0.79)
-    assert (
-        "There were 5 evaluations" in said(opened)["The model has stopped getting better"].evidence
-    )
+    assert "There were 5 evaluations" in said(opened)["The model has stopped improving"].evidence
     for number in range(1, 9):
         judge(opened, number, 0.8 - 0.01 * (8 - number))
     assert not [title for title in said(opened) if "ersion" in title]
@@ -153,7 +195,7 @@ def test_versions_are_judged_by_the_best(opened):
     assert AWAY not in found
     assert (
         f"shoal export-weights --store {opened.folder} --run {RUN} --version 8"
-        in found["Version 8 is the one to take"].remedy
+        in found["Use version 8"].remedy
     )
 
 
@@ -164,8 +206,8 @@ def test_a_store_without_a_run_has_nothing_to_say(tmp_path):
 
 def test_data_that_looks_wrong_is_named_with_its_board(opened):
     """Each board with all its sentences; of many boards the number."""
-    title = "The data of {} of 6 devices looks wrong"
-    assert not [name for name in said(opened) if "looks wrong" in name]
+    title = "The data of {} of 6 devices may be faulty"
+    assert not [name for name in said(opened) if "may be faulty" in name]
     for number in range(1, 5):
         sentences = (
             ("values range from 0 to 255", "column 3 is 7")

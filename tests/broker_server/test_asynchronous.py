@@ -286,7 +286,7 @@ def test_nothing_is_stale_where_all_are_waited_for(url, config, running, fleet):
 )
 def test_methods_that_need_updates_of_one_version_are_refused(config, tables, why):
     """When the run is planned, with what to do instead."""
-    with pytest.raises(PlanError, match=rf"{why}.*; remove round.buffer, or take heterofl"):
+    with pytest.raises(PlanError, match=rf"{why}.*; remove round.buffer, or use heterofl"):
         prepare(config, round={"buffer": 2}, **tables)
 
 
@@ -297,6 +297,7 @@ def test_methods_that_average_what_has_changed_are_taken(config, name):
 
 def test_over_selection_has_no_place_beside_a_buffer(config):
     with pytest.raises(
-        PlanError, match=r"round\.buffer and round\.over_selection do not go together"
+        PlanError,
+        match=r"round\.buffer and round\.over_selection are incompatible: .*; remove round.buffer, or remove round.over_selection",
     ):
         prepare(config, round={"buffer": 2, "over_selection": 0.5})

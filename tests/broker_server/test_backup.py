@@ -174,6 +174,7 @@ def test_what_is_no_whole_backup_makes_no_store(kind, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
     """It could not be restored, and would take the place of one that can; an export names the
     damage and leaves it.
@@ -280,6 +281,7 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("options", "times"), [((), 3), (("--lost-rounds", 2), 4)])
+@pytest.mark.slow
 def test_rounds_that_are_closed_once_more_count_twice(
     url, config, fleet, running, tmp_path, monkeypatch, capsys, options, times
 ):

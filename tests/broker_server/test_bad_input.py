@@ -12,7 +12,7 @@ from broker_server.service import partial_uploads
 from broker_server.store import Store, TaskRecord
 from broker_server.store.task_records import Alternative, Alternatives
 from broker_server.updates.checks import check_done
-from broker_server.updates.values import Expected
+from broker_server.updates.values import ExpectedUpdate
 from fleet_protocol import control
 from fleet_protocol.blobs import encode_chunk
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -125,6 +125,12 @@ def refusals(server) -> dict[str, int]:
     return counted
 
 
+@pytest.mark.attack(
+    "member",
+    "Sends updates with wrong shapes, types or names, or with infinite numbers",
+    "refused; the log names the reason and the device, and the round closes without the update",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("script", CASES, ids=lambda script: script.__name__)
 def test_a_bad_update_is_refused_and_the_round_closes_without_it(
     script, url, config, running, fleet
@@ -139,12 +145,18 @@ def test_a_bad_update_is_refused_and_the_round_closes_without_it(
         server.wait()
         bad.wait_for(lambda peer: peer.got(UploadRefused))
     assert bad.got(UploadRefused)[0].reason is CASES[script]
-    closed = server.of(control.RoundClosed)[0]
+    closed = server.events_of(control.RoundClosed)[0]
     assert closed.merged == {"good": "w1.00-d1"}
     assert closed.missing == ("bad",)
     assert refusals(server).get(CASES[script].value, 0) >= 1
 
 
+@pytest.mark.attack(
+    "member",
+    "Sends the update of another device as its own",
+    "the update of the other device counts as usual",
+    "2026-11-23",
+)
 def test_a_copy_of_another_update_takes_nothing_from_it(url, config, running, fleet, monkeypatch):
     """Both have one digest, and one place on the disk: the refusal of the copy took the original
     away before.
@@ -167,7 +179,7 @@ def test_a_copy_of_another_update_takes_nothing_from_it(url, config, running, fl
         server.wait()
         bad.wait_for(lambda peer: peer.got(UploadRefused))
     assert bad.got(UploadRefused)[0].reason is RefusalReason.UNKNOWN_TASK
-    assert server.of(control.RoundClosed)[0].merged == {"good": "w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"good": "w1.00-d1"}
 
 
 def test_an_update_in_finer_chunks_than_its_task_is_refused():
@@ -188,8 +200,8 @@ def test_an_update_in_finer_chunks_than_its_task_is_refused():
         "tier": "w1.00-d1",
     }
     done = Done(**named, update=cut, metrics=metrics)
-    manifest = SimpleNamespace(parameters=(), classes=4)
-    expected = Expected(
+    manifest = SimpleNamespace(parameters=(), trained=(), classes=4)
+    expected = ExpectedUpdate(
         task,
         manifest,
         Instructions(train=TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0)),
@@ -199,7 +211,7 @@ def test_an_update_in_finer_chunks_than_its_task_is_refused():
     # A device whose broker takes no larger packets cuts a small update finer.
     check_done(done.model_copy(update={"update": finer}), expected)
     many = finer.model_copy(update={"size": 10**8})
-    with pytest.raises(RefusedError, match="chunks of 1024 bytes, of 4096 at least"):
+    with pytest.raises(RefusedError, match="chunks of 1024 bytes; the smallest allowed have 4096"):
         check_done(done.model_copy(update={"update": many}), expected)
 
 
@@ -248,7 +260,7 @@ def test_a_damaged_upload_is_asked_for_again(url, config, running, fleet):
     with Peer(fleet, "d", url, once_damaged) as peer:
         server = running(config(evaluation={"data": None}), url)
         server.wait()
-    assert server.of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
     assert peer.got(UploadMissing)[0].ranges
     assert refusals(server) == {"bad-digest": 1}
 
@@ -285,9 +297,15 @@ def test_missing_chunks_are_asked_for(url, config, running, fleet):
         server = running(config(evaluation={"data": None}), url)
         server.wait()
     assert peer.got(UploadMissing)[0].ranges == ((1, 2),)
-    assert server.of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
 
 
+@pytest.mark.attack(
+    "member",
+    "Sends chunks of other tasks and damaged chunks",
+    "counted; the update of the task is unaffected",
+    "2026-11-21",
+)
 def test_damaged_and_foreign_chunks_are_counted_and_do_no_harm(url, config, running, fleet):
     """A truncated frame, bytes of another protocol and a flipped bit never reach the part file."""
 
@@ -303,7 +321,7 @@ def test_damaged_and_foreign_chunks_are_counted_and_do_no_harm(url, config, runn
     with Peer(fleet, "d", url, noisy):
         server = running(config(evaluation={"data": None}), url)
         server.wait()
-    assert server.of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
     assert refusals(server) == {"malformed": 3}
 
 
@@ -323,7 +341,7 @@ def test_an_unknown_device_is_refused(url, config, running, fleet):
             server = running(config(evaluation={"data": None}), url)
             server.wait()
     assert ghost.got(UploadRefused)[0].reason is RefusalReason.UNKNOWN_DEVICE
-    assert server.of(control.RoundClosed)[0].merged == {"owner": "w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"owner": "w1.00-d1"}
     assert refusals(server) == {"unknown-device": 1}
 
 
@@ -344,10 +362,38 @@ def test_a_message_for_another_round_is_refused_and_the_right_one_still_counts(
         peer.wait_for(lambda device: device.got(UploadRefused))
     assert peer.got(UploadRefused)[0].reason is RefusalReason.WRONG_ROUND
     assert peer.got(UploadRefused)[0].round == 9
-    assert server.of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
     assert refusals(server) == {"wrong-round": 2}
 
 
+@pytest.mark.attack(
+    "member",
+    "Accepts a task with a tier that it was not offered, or with markup in place of the tier",
+    "refused as `unsupported`; its update still counts for the tier that was offered",
+    "2026-11-29",
+)
+def test_a_tier_that_was_not_offered_is_not_accepted(url, config, running, fleet):
+    """Its name appeared in every display of the run, where markup ended the display."""
+
+    def another(peer, work):
+        for tier in ("w0.50-d1", "w9.00-d9", "[/red]"):
+            peer.reply(Accept(**peer.head(work.offer), tier=tier))
+        honest()(peer, work)
+
+    with Peer(fleet, "d", url, another):
+        server = running(config(evaluation={"data": None}), url)
+        server.wait()
+    assert refusals(server) == {"unsupported": 3}
+    assert {event.tier for event in server.events_of(control.DeviceAccepted)} == {"w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
+
+
+@pytest.mark.attack(
+    "outsider",
+    "Publishes nonsense on every topic of the fleet",
+    "refused as `malformed` and counted; the round closes",
+    "2026-11-21",
+)
 def test_nonsense_on_every_topic_is_counted(url, config, running, fleet):
     """Bytes that are no message, oversized ones and unknown tasks and blobs are refused under their
     reasons.
@@ -370,7 +416,7 @@ def test_nonsense_on_every_topic_is_counted(url, config, running, fleet):
         server = running(config(evaluation={"data": None}), url)
         server.wait()
     assert refusals(server) == {"malformed": 3, "unsupported": 1, "oversized": 1, "unknown-task": 2}
-    assert server.of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"d": "w1.00-d1"}
 
 
 def test_an_update_that_arrives_twice_is_merged_once(url, config, running, fleet):
@@ -399,7 +445,7 @@ def test_an_update_that_arrives_twice_is_merged_once(url, config, running, fleet
     tasks = store.tasks(finished.run, 1)
     store.close()
     assert [task.phase.value for task in tasks] == ["merged", "merged"]
-    assert len(server.of(control.UpdateReceived)) == 2
+    assert len(server.events_of(control.UpdateReceived)) == 2
     assert not refusals(server)
 
 
@@ -455,14 +501,14 @@ def test_a_round_without_quorum_is_abandoned_and_tried_again(url, config, runnin
     with Peer(fleet, "d", url, only_later):
         server = running(config(round={"retries": 2}, evaluation={"data": None}), url)
         finished = server.wait()
-    abandoned = server.of(control.RoundAbandoned)[0]
-    assert "0 of 1 updates with no more to come, 1 needed" in abandoned.reason
+    abandoned = server.events_of(control.RoundAbandoned)[0]
+    assert "0 of 1 updates with no more expected, 1 needed" in abandoned.reason
     assert "1 declined" in abandoned.reason
     assert abandoned.again
     assert finished.status == "finished"
-    assert [event.round for event in server.of(control.RoundStarted)] == [1, 2]
+    assert [event.round for event in server.events_of(control.RoundStarted)] == [1, 2]
     assert [offer.version for offer in calls] == [0, 0]
-    refused = server.of(control.UpdateRefused)[0]
+    refused = server.events_of(control.UpdateRefused)[0]
     assert (refused.by, refused.reason, refused.detail) == (
         "device",
         RefusalReason.BUSY,
@@ -478,7 +524,7 @@ def test_a_run_fails_after_too_many_abandoned_rounds(url, config, running, fleet
     assert finished.status == "failed"
     assert finished.exit_code == 5
     assert "2 rounds in a row were abandoned" in finished.error
-    assert [event.again for event in server.of(control.RoundAbandoned)] == [True, False]
+    assert [event.again for event in server.events_of(control.RoundAbandoned)] == [True, False]
 
 
 def test_who_has_no_data_for_a_run_is_not_asked_again_before_it_comes_anew(
@@ -502,7 +548,7 @@ def test_who_has_no_data_for_a_run_is_not_asked_again_before_it_comes_anew(
         assert (changed.eligible, changed.needed) == (1, 2)
         with Peer(fleet, "bad", url, honest()):
             assert server.wait().status == "finished"
-    assert len(server.of(control.RoundAbandoned)) == 1
+    assert len(server.events_of(control.RoundAbandoned)) == 1
     assert len(good.offers) == 2
 
 
@@ -517,7 +563,7 @@ def test_a_run_that_lacks_who_declined_says_so(url, config, running, fleet):
     ):
         finished = running(settings, url).wait()
     assert (
-        "bad: declined, no-data: a label of 7; asked again when it has been restarted"
+        "bad: declined, no-data: a label of 7; requested again when it has been restarted"
         in finished.error
     )
 

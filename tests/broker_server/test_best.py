@@ -62,8 +62,7 @@ def test_the_reason_names_the_best():
     config = EvaluationKeys(metric="loss", patience=1, min_delta=0.05)
     versions = [version(1, loss=0.5), version(2, loss=0.46)]
     said = (
-        "loss did not get better by more than 0.05 in 1 evaluations; the best was 0.5000 of "
-        "version 1"
+        "loss did not improve by more than 0.05 in 1 evaluations; the best was 0.5000 of version 1"
     )
     assert reason_to_stop(config, versions) == said
 
@@ -100,11 +99,11 @@ def test_a_metric_that_nobody_computes_is_refused():
     reported = metric_names(("loss_sum", "correct"), ["f1"])
     for name in ("f1", "loss", "accuracy"):
         require_metric(EvaluationKeys(metric=name), reported)
-    with pytest.raises(ConfigError, match="no 'rmse', but"):
+    with pytest.raises(ConfigError, match="do not report 'rmse', only"):
         require_metric(EvaluationKeys(metric="rmse"), reported)
     with pytest.raises(ValueError, match=r"goes with evaluation\.metric"):
         EvaluationKeys(direction="lower")
-    with pytest.raises(ValueError, match=r"goes with evaluation\.data"):
+    with pytest.raises(ValueError, match=r"needs evaluation\.data"):
         EvaluationConfig(patience=2)
     with pytest.raises(ValueError, match="min_delta has no effect without patience"):
         EvaluationKeys(min_delta=0.01)
@@ -129,7 +128,7 @@ def test_a_run_ends_when_patience_does(url, config, running, fleet):
     store = Store(settings.store, read_only=True)
     run = store.run(finished.run)
     assert (run.status, run.detail) == ("finished", finished.early)
-    assert "loss did not get better by more than 0.001 in 2 evaluations" in finished.early
+    assert "loss did not improve by more than 0.001 in 2 evaluations" in finished.early
     store.close()
 
 

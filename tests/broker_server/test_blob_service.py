@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from broker_server.service import blob_service
+from broker_server.service import served_file
 from broker_server.service.blob_service import BlobService
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import BARE_OVERHEAD, DEFAULT_CHUNK_BYTES, decode_chunk
-from fleet_protocol.digests import matches
+from fleet_protocol.digests import blob_digest, matches, pieces_match
 from fleet_protocol.errors import TransportError
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import SEND_WINDOW
@@ -74,6 +74,12 @@ def test_nothing_of_a_file_that_is_damaged_goes_out(service, broker, tmp_path):
     assert broker.chunks == {}
 
 
+@pytest.mark.attack(
+    "file",
+    "A file of a set is replaced after the set was read",
+    "none of it is published",
+    "2026-11-28",
+)
 def test_nothing_of_a_file_that_was_replaced_goes_out(service, broker, tmp_path):
     """Also where nobody has asked for it before: what lies there now may be another file of this
     machine.
@@ -145,6 +151,35 @@ def test_a_file_of_the_same_size_and_time_does_not_go_out_instead(
     assert broker.chunks == {}
 
 
+@pytest.mark.attack(
+    "file",
+    "A file of a set is overwritten or truncated while it is published",
+    "none of it is published from then on; the server continues",
+    "2026-11-28",
+)
+@pytest.mark.parametrize("change", ["other bytes", "fewer bytes", "no bytes", "more bytes"])
+def test_a_file_that_is_changed_in_place_on_its_way_goes_no_further(
+    service, broker, tmp_path, change
+):
+    """A file that was truncated ended a server that had mapped it; other bytes were published."""
+    data = bytes(range(256)) * 384 * (SEND_WINDOW + 1)
+    path = tmp_path / "train.onnx"
+    path.write_bytes(data)
+    digest = blob_digest(data)
+    service.serve({digest: path})
+    assert ask(service, digest, (0, 99)) == []
+    with path.open("r+b") as file:
+        if change == "other bytes":
+            file.seek(-100, os.SEEK_END)
+            file.write(b"secret" * 10)
+        else:
+            kept = {"fewer bytes": len(data) - 9, "no bytes": 0, "more bytes": len(data) + 9}
+            file.truncate(kept[change])
+    (problem,) = service.flush(time.monotonic())
+    assert "train.onnx was changed on disk" in problem
+    assert sorted(broker.chunks) == list(range(SEND_WINDOW))
+
+
 def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(service, broker, tmp_path):
     """It is a problem of this blob at once, and not a server that waits for a writer."""
     blobs = BlobStore(tmp_path)
@@ -165,11 +200,11 @@ def test_a_file_is_hashed_once_for_as_long_as_it_stays_the_same(
     """
     hashed = []
 
-    def counting(data, digest):
+    def counting(pieces, digest):
         hashed.append(digest)
-        return matches(data, digest)
+        return pieces_match(pieces, digest)
 
-    monkeypatch.setattr(blob_service, "matches", counting)
+    monkeypatch.setattr(served_file, "pieces_match", counting)
     blobs = BlobStore(tmp_path)
     data = bytes(range(256)) * 1024
     digest = blobs.put(data)

@@ -42,6 +42,6 @@ def test_a_run_over_two_brokers_of_which_one_is_killed(central, config, running,
         site.stop()
         site.start()
         assert server.wait(240).status == "finished"
-    assert [sorted(event.merged) for event in server.of(control.RoundClosed)] == [
+    assert [sorted(event.merged) for event in server.events_of(control.RoundClosed)] == [
         ["here", "there"]
     ] * 4

@@ -15,7 +15,7 @@ from broker_server.rounds.run_context import prepare_run
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.errors import ConfigError, MismatchError
 from models.registry import Registry, infer_layout
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 NAMES = ["ant", "bee", "cat"]
@@ -28,7 +28,11 @@ def artifacts(tmp_path_factory):
     architecture = Registry.zoo().get("mlp")
     settings = architecture.settings({"input_shape": (6,), "hidden": (4,), "classes": 3})
     tiers = (infer_layout(architecture, settings).tier(1.0),)
-    export_architecture(architecture, settings, tiers, Recipe(), folder, formats=("onnx",))
+    export_architecture(
+        ExportRequest(architecture, settings, tiers, Recipe()),
+        folder,
+        ExportOptions(formats=("onnx",)),
+    )
     return folder
 
 
@@ -225,7 +229,11 @@ def test_the_vocabulary_is_that_of_the_models_table(tmp_path):
     settings = architecture.settings({})
     tiers = (infer_layout(architecture, settings).tier(1.0),)
     out = tmp_path / "artifacts"
-    export_architecture(architecture, settings, tiers, Recipe(), out, formats=("onnx",))
+    export_architecture(
+        ExportRequest(architecture, settings, tiers, Recipe()),
+        out,
+        ExportOptions(formats=("onnx",)),
+    )
     loaded = load_artifacts(out, "words", chunk_bytes=1024)
     x = np.arange(18).reshape(3, 6)
     np.savez(tmp_path / "d.npz", x=x, y=[0, 1, 2])

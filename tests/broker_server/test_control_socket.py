@@ -18,7 +18,7 @@ import pytest
 from broker_server.service import control_socket, visiting
 from broker_server.service.control_socket import MOST_CLIENTS, ControlSocket
 from broker_server.service.local import LINE_LIMIT_BYTES, SOCKET, reach_server
-from broker_server.service.visiting import Home, by_socket
+from broker_server.service.visiting import ServerAccess, by_socket
 from broker_server.settings.broker import BrokerConfig
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.requests import SteerRequest
@@ -107,6 +107,12 @@ except ConnectionError:
 """
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Requests a run through the control socket as another user of the computer",
+    "the server closes the connection",
+    "2026-11-28",
+)
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes another user"
 )
@@ -178,6 +184,12 @@ def test_something_else_in_its_place_is_left_alone(tmp_path, requests, caplog):
     assert "is not a socket; remove it" in caplog.text
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Sends endless, malformed or binary lines to the control socket",
+    "the server closes the connection and continues",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("what", ["half", "too long", "two lines", "nothing"])
 def test_who_breaks_the_form_is_let_go(tmp_path, requests, monkeypatch, what):
     """After his time, or at once; others are heard meanwhile."""
@@ -202,6 +214,12 @@ def test_who_breaks_the_form_is_let_go(tmp_path, requests, monkeypatch, what):
     assert requests.empty()
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Opens connections to the control socket until no more are possible",
+    "refused beyond the limit; the run continues",
+    "2026-11-28",
+)
 def test_there_are_so_many_clients(tmp_path, at_hand, requests):
     """The next is let go; when one has gone there is room."""
     with contextlib.ExitStack() as stack:
@@ -252,7 +270,7 @@ def test_who_follows_a_run_hears_the_next_server(tmp_path, requests, monkeypatch
     """As one that was killed and started again; it is told that the first has gone."""
     monkeypatch.setattr(visiting, "_AGAIN_SECONDS", 0.05)
     status = json.dumps({"type": "server", "fleet": "lab", "online": True}).encode()
-    home = Home("lab", tmp_path, BrokerConfig())
+    home = ServerAccess("lab", tmp_path, BrokerConfig())
     with contextlib.ExitStack() as stack:
         first = ControlSocket(tmp_path, requests.put)
         with first:
@@ -273,7 +291,7 @@ def test_a_server_that_goes_before_it_is_asked_is_said(tmp_path, requests):
     with ControlSocket(tmp_path, requests.put):
         connection = reach_server(tmp_path, PATIENCE)
     connection.close()
-    home = Home("lab", tmp_path, BrokerConfig())
+    home = ServerAccess("lab", tmp_path, BrokerConfig())
     with (
         pytest.raises(TransportError, match="does not accept the request"),
         by_socket(home, connection, ASK),
@@ -319,5 +337,25 @@ def test_refused_clients_write_few_lines(tmp_path, at_hand, caplog):
         for _ in range(50):
             with connected(tmp_path) as late:
                 assert said_to(late) == b""
-    lines = [line for line in caplog.messages if "takes no further client" in line]
+    lines = [line for line in caplog.messages if "accepts no further client" in line]
     assert 1 <= len(lines) <= 6
+
+
+@pytest.mark.attack(
+    "file",
+    "A packed store has a link to another program's socket in place of its own socket",
+    "no command connects or sends anything there",
+    "2026-11-29",
+)
+def test_a_link_in_place_of_the_socket_is_not_followed(tmp_path):
+    """The other program belongs to the same user, so it would have accepted the request."""
+    store = tmp_path / "store"
+    store.mkdir()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "agent.sock"))
+        other.listen()
+        other.setblocking(False)
+        (store / "control.sock").symlink_to(tmp_path / "agent.sock")
+        assert reach_server(store, 1.0) is None
+        with pytest.raises(BlockingIOError):
+            other.accept()

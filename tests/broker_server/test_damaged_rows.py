@@ -137,6 +137,12 @@ def said(monkeypatch, capsys, store, command):
     return ended.value.code, capsys.readouterr().err
 
 
+@pytest.mark.attack(
+    "file",
+    "A database has programs, paths and escape sequences in its rows",
+    "refused; one line names the table, the row and the column",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(("table", "column", "value"), DAMAGE, ids=lambda value: str(value)[:20])
 def test_what_no_server_wrote_is_one_line(table, column, value, store, monkeypatch, capsys):
     """On the command line and on the page; it names table, row and column, and nothing of it is a
@@ -167,7 +173,7 @@ def test_measurements_that_the_database_itself_reads_are_named(store):
     number stays none.
     """
     damage(store, "tasks", "metrics", "garbage")
-    message = r"table tasks, row id '[^']+', column metrics: it is no JSON"
+    message = r"table tasks, row id '[^']+', column metrics: it is not valid JSON"
     with (
         contextlib.closing(Store(store, read_only=True)) as opened,
         pytest.raises(DamagedRowError, match=message),
@@ -193,7 +199,7 @@ def test_a_configuration_that_cannot_be_shown_is_named(config, store, monkeypatc
     """Of another run than the one that is shown, too, and for programs."""
     with contextlib.closing(sqlite3.connect(store / "shoal.db")) as opened:
         opened.execute(
-            "INSERT INTO runs SELECT 'older', fleet, arch, ?, 'finished', detail, 1.0, 2.0, 0, 0 "
+            "INSERT INTO runs SELECT 'older', fleet, arch, ?, 'finished', detail, 1.0, 2.0, 0, 0, NULL "
             "FROM runs",
             (config,),
         )
@@ -219,6 +225,12 @@ def test_a_device_that_cannot_be_read_keeps_nobody_away(store, caplog):
     assert "table devices, row " in caplog.text
 
 
+@pytest.mark.attack(
+    "file",
+    "A database contains names that a shell would execute if somebody copied the printed command",
+    "the names are quoted for a shell",
+    "2026-11-28",
+)
 def test_commands_to_copy_are_words_for_a_shell(store, tmp_path):
     """A folder may have any name, and a device says what it likes about why it cannot train."""
     strange = tmp_path / "a `id`; b"
@@ -235,7 +247,7 @@ def test_commands_to_copy_are_words_for_a_shell(store, tmp_path):
         remedies = [item.remedy for item in find_advice(opened)]
     assert any(f"--store '{strange}' --run {RUN}" in text for text in remedies), remedies
     assert remedy("pi", "round `id`: missed") == ""
-    assert remedy("a;id", "offline; the last that it said: x") == remedy("b", "offline")
+    assert remedy("a;id", "offline; its last report: x") == remedy("b", "offline")
     assert "`shoal devices release 'a;id'`" in remedy("a;id", "in quarantine")
 
 
@@ -327,7 +339,7 @@ def test_a_server_holds_a_run_that_it_cannot_read(table, column, value, store, t
             worker = threading.Thread(target=server.serve)
             worker.start()
             deadline = time.monotonic() + 20
-            while "cannot go on yet" not in caplog.text and time.monotonic() < deadline:
+            while "cannot resume yet" not in caplog.text and time.monotonic() < deadline:
                 worker.join(0.05)
             alive = worker.is_alive()
             server.stop()
@@ -336,3 +348,22 @@ def test_a_server_holds_a_run_that_it_cannot_read(table, column, value, store, t
     assert f"table {table}, row " in caplog.text
     assert f"column {column}: " in caplog.text
     assert "column profile: " in caplog.text
+
+
+@pytest.mark.attack(
+    "file",
+    "A database has a schema whose names are not text",
+    "refused with one line",
+    "2026-11-28",
+)
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_schema_with_a_name_that_is_no_text_is_one_line(read_only, tmp_path):
+    """SQLite says the name in its error, which Python cannot read either."""
+    Store(tmp_path / "store").close()
+    path = tmp_path / "store" / "shoal.db"
+    with contextlib.closing(sqlite3.connect(path)) as opened:
+        opened.execute("PRAGMA journal_mode=DELETE")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"tabletasks", b"table\xcfasks"))
+    with pytest.raises(StorageError, match="cannot open the store"):
+        Store(tmp_path / "store", read_only=read_only)

@@ -135,7 +135,7 @@ def test_good_and_bad_encodings(url, config, running, fleet):
     finally:
         for peer in peers.values():
             peer.__exit__(None, None, None)
-    (closed,) = server.of(control.RoundClosed)
+    (closed,) = server.events_of(control.RoundClosed)
     assert closed.merged == {"good": "w1.00-d1"}
     counted = {reason.value: list(BAD.values()).count(reason) for reason in BAD.values()}
     assert refusals(server) == counted

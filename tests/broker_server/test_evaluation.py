@@ -62,7 +62,7 @@ def test_a_loss_that_nobody_can_be_told_is_an_error(full, test_set, size):
     }
     channel = np.full(8, 1e-5, np.float32)
     with pytest.raises(
-        DataError, match=r"the loss of w1\.00-d1 .* 40 test samples, or a metric, is not finite"
+        DataError, match=r"the loss or a metric of .* w1\.00-d1 on 40 test samples is not finite"
     ):
         Evaluator(full, data, batch_size=7, threads=1).evaluate(
             weights, {"stat.norm.mean": channel, "stat.norm.var": channel}

@@ -13,7 +13,8 @@ import pytest
 
 from broker_server.service import clock as clocks
 from broker_server.service import runs
-from broker_server.service.launch import RunRejectedError, steer
+from broker_server.service.following import RunRejectedError
+from broker_server.service.launch import steer
 from broker_server.store import Store, opening
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
@@ -73,8 +74,8 @@ def test_a_run_whose_store_stays_locked_is_gone_on_with(url, config, running, fl
         locked.lock()
         finished = server.wait()
         assert (finished.status, finished.exit_code) == ("stopped", StorageError.exit_code)
-        assert "locked; another process holds it" in finished.error
-        assert "the run is not over: give it again" in finished.error
+        assert "locked; another process, such as a backup" in finished.error
+        assert "the run is not over: start it again" in finished.error
         assert "INSERT" not in finished.error
         assert "sqlalche" not in finished.error
         locked.free()
@@ -118,7 +119,8 @@ def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(
             with second.changed:
                 assert second.changed.wait_for(
                     lambda: any(
-                        event.status == "finished" for event in second.of(control.RunFinished)
+                        event.status == "finished"
+                        for event in second.events_of(control.RunFinished)
                     ),
                     30,
                 )
@@ -143,13 +145,15 @@ def test_a_run_that_waits_for_room_on_the_disk_can_be_steered(url, config, fleet
         second._thread = threading.Thread(target=second.server.serve, daemon=True)
         with second:
             second.wait_event(control.RunFinished)
-            with pytest.raises(RunRejectedError, match=f"run {run} cannot go on, so it holds"):
+            with pytest.raises(RunRejectedError, match=f"run {run} cannot resume, so it is held"):
                 steer(settings, "pause")
             with pytest.raises(RunRejectedError, match="no run is in progress"):
                 steer(settings, "stop", "another")
             assert steer(settings, "go") == run  # without waiting for the next attempt
             with second.changed:
-                assert second.changed.wait_for(lambda: len(second.of(control.RunFinished)) == 2, 60)
+                assert second.changed.wait_for(
+                    lambda: len(second.events_of(control.RunFinished)) == 2, 60
+                )
             assert steer(settings, "stop") == run
             with pytest.raises(RunRejectedError, match="no run is in progress"):
                 steer(settings, "stop")
@@ -213,7 +217,7 @@ def test_a_store_has_one_server(url, config, running, fleet, monkeypatch):
     first = running(settings, url)
     with monkeypatch.context() as patched:
         patched.setattr("broker_server.service.server.Store", None)
-        with pytest.raises(ConfigError, match=r"another server works on the store .*stop it"):
+        with pytest.raises(ConfigError, match=r"another server uses the store .*stop it"):
             Running(settings, url).__enter__()
     with Peer(fleet, "d", url, honest()):
         assert first.wait().status == "finished"
@@ -264,4 +268,4 @@ def test_the_time_of_a_round_stands_still_while_the_broker_is_away(
         server.server._inbox.put(Connected(session_present=True))
         back.set()
         assert server.wait().status == "finished"
-    assert not server.of(control.RoundAbandoned)
+    assert not server.events_of(control.RoundAbandoned)

@@ -123,6 +123,6 @@ def test_weights_by_samples_are_refused(config):
     """A median of weighted devices is another method."""
     strategy = {"name": "fedmedian", "weighting": "samples"}
     with pytest.raises(
-        PlanError, match="strategy fedmedian needs that every update has the same weight"
+        PlanError, match="strategy fedmedian requires that every update has the same weight"
     ):
         prepare(config, strategy=strategy)

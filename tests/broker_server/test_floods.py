@@ -88,11 +88,11 @@ def test_a_flood_delays_a_round_by_two_seconds_at_most(kind, count, broker, conf
         usual = server.wait_event(control.RoundClosed, 3).round_seconds
         process = flood(broker.url, fleet, kind, count)
         assert process.wait(60) == 0
-        before = len(server.of(control.RoundClosed))
+        before = len(server.events_of(control.RoundClosed))
         server.wait_event(control.RoundClosed, before + 3)
         server.server.stop()
         server.wait()
-    slowest = max(event.round_seconds for event in server.of(control.RoundClosed))
+    slowest = max(event.round_seconds for event in server.events_of(control.RoundClosed))
     assert slowest <= usual + 2.0
     store = Store(settings.store, read_only=True)
     lines = [event for event in store.events() if event.kind in {"refused", "update-refused"}]
@@ -116,6 +116,12 @@ def waited(link, topics, inbox, name):
     return time.monotonic() - asked
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Publishes ten thousand messages in two seconds, under invented names",
+    "run requests are delayed by one second at most",
+    "2026-11-22",
+)
 @pytest.mark.slow
 def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, fleet):
     """5,000 invented devices announce themselves to a server without a run; a request is answered
@@ -170,6 +176,12 @@ def test_an_exception_from_one_message_is_counted_and_ends_nothing(
     assert Topics(fleet).reply("d") in line
 
 
+@pytest.mark.attack(
+    "member",
+    "Requests chunks of a release in the name of another device",
+    "refused",
+    "2026-11-23",
+)
 def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     """A member that asked in invented names had the idle server keep every one of them."""
     asked = []
@@ -206,6 +218,12 @@ def test_a_bucket_holds_its_rate():
     assert sum(bucket.spend(100.0) for _ in range(10)) == 3
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Sends messages that take a long time to parse",
+    "each counts as several messages in the sender's rate",
+    "2026-11-23",
+)
 def test_what_is_long_to_read_counts_for_many():
     """A set of labels in 240 kB took the server 0.14 s to read: seven a second were all that it
     could do.
@@ -213,7 +231,7 @@ def test_what_is_long_to_read_counts_for_many():
     limits = Limits(lambda _: True)
     for _ in range(20):
         limits.check("pi", "reply", 0.0, 40_000)
-    with pytest.raises(RefusedError, match="more messages of pi than are read"):
+    with pytest.raises(RefusedError, match="more messages from pi than the server reads"):
         limits.check("pi", "reply", 0.0, 40_000)
 
 

@@ -8,17 +8,15 @@ from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.run_context import prepare_run
-from broker_server.strategies.fml import FmlSettings, trunk
-from broker_server.strategies.optimizer_rules import OptimizerSettings
-from broker_server.strategies.strategy import Contribution
+from broker_server.strategies.fml import FmlSettings
 from fleet_protocol import control
 from fleet_protocol.errors import PlanError, RefusalReason
 from fleet_protocol.messages import Instructions, TaskMetrics, TrainSettings, UploadRefused
 from fleet_protocol.weights import encode_weights
-from models import Registry, compile_plan, infer_layout, make_plan
+from models import Registry, infer_layout
 from models.parts import parameters_in
 from tests.broker_server.artifacts import ARCH
-from tests.broker_server.methods import built, merge_memes, merged
+from tests.broker_server.methods import built, merge_memes
 from tests.broker_server.peer import Peer
 from tests.models.layouts import noise
 
@@ -46,24 +44,6 @@ def test_memes_are_averaged_without_weights(layout, devices, seed):
         )
 
 
-def test_a_trunk_is_all_but_the_head(layout):
-    """The adaptor never reaches the server, so devices may have any number of outputs."""
-    shared = trunk(layout, {item.block for item in layout.parameters} - {"head"})
-    names = [item.name for item in shared.parameters]
-    assert names == [item.name for item in layout.parameters if item.block != "head"]
-    assert shared.label_axes == ()
-    memes = [{name: noise(layout, seed)[name] for name in names} for seed in (1, 2)]
-    new = merge_memes(shared, noise(layout), memes)
-    assert list(new) == names
-    np.testing.assert_allclose(
-        new[names[0]], (memes[0][names[0]] + memes[1][names[0]]) / 2, atol=1e-6
-    )
-    assert [item.name for item in trunk(layout, ["head"]).parameters] == [
-        "head.weight",
-        "head.bias",
-    ]
-
-
 def test_a_round_without_memes_keeps_the_global_model(layout):
     """As every merge does."""
     old = noise(layout)
@@ -85,20 +65,16 @@ def test_dynamic_weights_move_with_the_learning_rate():
 
 
 def test_what_makes_no_sense_is_refused(layout):
-    """A weight above 1, a block that is not there, an empty trunk, a meme of another model."""
+    """A weight above 1, a meme of another model."""
     with pytest.raises(ValidationError, match="alpha"):
         FmlSettings(alpha=1.1)
-    with pytest.raises(PlanError, match="block9"):
-        trunk(layout, ["block9"])
-    with pytest.raises(PlanError, match="nothing"):
-        trunk(layout, [])
     with pytest.raises(PlanError, match="missing"):
         merge_memes(layout, noise(layout), [{}])
 
 
-def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_what_stays(layout):
-    """Alpha falls and beta rises at each decay; what is not shared is named."""
-    keys = {"alpha": 0.9, "beta": 0.1, "decays": (2, 4), "shared": ("stem",)}
+def test_as_a_strategy_it_sends_the_weights_of_the_labels(layout):
+    """Alpha falls and beta rises at each decay."""
+    keys = {"alpha": 0.9, "beta": 0.1, "decays": (2, 4)}
     method = built({"name": "fml", "fml": keys}, layout)
     base = Instructions(train=TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0))
     asked = [method.instruct(base, closed) for closed in (0, 2, 4)]
@@ -108,42 +84,8 @@ def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_what_stays(layout)
         pytest.approx((0.7, 0.5)),
         pytest.approx((0.5, 0.9)),
     ]
-    assert method.stays
-    assert set(method.stays) == {item.name for item in layout.parameters if item.block != "stem"}
     with pytest.raises(PlanError, match="remove weighting"):
         built({"name": "fml", "weighting": "samples"}, layout)
-
-
-@pytest.mark.parametrize(
-    "optimizer", [None, OptimizerSettings(name="fedadam")], ids=["plain", "fedadam"]
-)
-def test_a_round_merges_trunks_and_keeps_the_rest(layout, optimizer):
-    """Updates hold the trunk alone; what stays on the devices keeps its bits here, whatever the
-    server optimizer.
-    """
-    method = built({"name": "fml", "fml": {"shared": ["stem"]}}, layout, optimizer=optimizer)
-    shared = [item.name for item in layout.parameters if item.block == "stem"]
-    plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
-    old = noise(layout, 9)
-    memes = [noise(layout, seed) for seed in (1, 2)]
-    tier = layout.tier(1.0)
-    updates = [
-        Contribution(
-            f"d{number}", tier, tier.id, plan, {name: meme[name] for name in shared}, METRICS
-        )
-        for number, meme in enumerate(memes)
-    ]
-    after = merged(method, updates, old)
-    assert set(after) == set(old)
-    for name in old:
-        if name not in shared:
-            np.testing.assert_array_equal(after[name], old[name])
-        elif optimizer is None:
-            np.testing.assert_allclose(
-                after[name], (memes[0][name] + memes[1][name]) / 2, atol=1e-6
-            )
-        else:
-            assert not np.array_equal(after[name], old[name])
 
 
 def test_parts_are_blocks_or_modules(layout):
@@ -160,7 +102,7 @@ def test_parts_are_blocks_or_modules(layout):
     assert parameters_in(layout, []) == ()
     with pytest.raises(
         PlanError,
-        match=r"no block and no module hea; its blocks are head, stem, its modules .*head",
+        match=r"neither a block nor a module hea; its blocks are head, stem, its modules .*head",
     ):
         parameters_in(layout, ["hea"])
 
@@ -192,7 +134,8 @@ def test_the_server_takes_trunks_and_nothing_else(script, reason, url, config, r
     on without it.
     """
     tables = {
-        "strategy": {"name": "fml", "fml": {"shared": ["hidden"]}},
+        "strategy": {"name": "fml"},
+        "private": {"parts": ["head"]},
         "round": {"min_devices": 2, "quorum": 0.5},
     }
     with Peer(fleet, "bad", url, script) as bad, Peer(fleet, "good", url, trunk_alone):
@@ -200,13 +143,14 @@ def test_the_server_takes_trunks_and_nothing_else(script, reason, url, config, r
         server.wait()
         bad.wait_for(lambda peer: peer.got(UploadRefused))
     assert bad.got(UploadRefused)[0].reason is reason
-    assert server.of(control.RoundClosed)[0].merged == {"good": "w1.00-d1"}
+    assert server.events_of(control.RoundClosed)[0].merged == {"good": "w1.00-d1"}
 
 
 def test_a_trunk_alone_cannot_be_judged(config):
     """The head on the server is never trained, so an accuracy of it would say nothing."""
-    made = config(strategy={"name": "fml", "fml": {"shared": ["hidden"]}})
+    made = config(strategy={"name": "fml"}, private={"parts": ["head"]})
     with pytest.raises(
-        PlanError, match=r"fml, which leaves head\.weight on the devices.*remove evaluation\.data"
+        PlanError,
+        match=r"evaluation\.data and private\.parts are incompatible.*remove evaluation\.data",
     ):
         prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024))

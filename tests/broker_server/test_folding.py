@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker_server.stages.moves import limit_samples
+from broker_server.stages.update import Update
 from broker_server.store import TaskPhase, TaskRecord
 from broker_server.strategies.strategy import GlobalModel
 from broker_server.updates.folding import Folding
-from broker_server.updates.moves import limit_samples
-from broker_server.updates.values import Update
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from models.plan import compile_plan, make_plan
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
@@ -52,7 +52,7 @@ def update_of(index: int) -> Update:
         plan=plan,
         weights=weights,
         metrics=metrics((index % 4, 3), 1 + index),
-        task=task,
+        version=task.version,
         sent=lambda: weights,
     )
 
@@ -123,14 +123,14 @@ def settled(doubted, changed):
     counts = Counter()
 
     def fold(sums, update):
-        counts[update.task.id] += 1
+        counts[update.device.removeprefix("d")] += 1
         merge.fold(sums, update)
 
     folding = Folding(
         replace(merge, fold=fold),
         [str(i) for i in range(5)],
         lambda task: update_of(int(task)),
-        doubt=lambda measured: measured.device in doubted,
+        is_doubtful=lambda measured: measured.device in doubted,
     )
     folding.advance({str(i): TaskPhase.RECEIVED for i in range(5)})
     treatments = {task: lambda update: limit_samples(update, 1) for task in changed}

@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from broker_server.rounds import onnx_runtime
-from broker_server.rounds.onnx_runtime import Halt, open_graph, run_graph
+from broker_server.rounds.onnx_runtime import GraphStopper, open_graph, run_graph
 from fleet_protocol.errors import BlobError, DataError
 from fleet_protocol.manifest import digest_of
 from tests.broker_server.artifacts import ARCH, eval_graph, tiny_layout
@@ -158,6 +158,12 @@ UNSAFE = {
 }
 
 
+@pytest.mark.attack(
+    "file",
+    "A set has an eval graph with a loop of 2^60 steps, or a constant in another file",
+    "refused by name, before onnxruntime loads it",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("kind", UNSAFE)
 def test_a_graph_that_no_board_runs_is_not_opened_by_the_server(kind, tmp_path):
     """It is refused by its name, before onnxruntime has seen it."""
@@ -168,6 +174,12 @@ def test_a_graph_that_no_board_runs_is_not_opened_by_the_server(kind, tmp_path):
     assert "eval.onnx" in str(caught.value)
 
 
+@pytest.mark.attack(
+    "file",
+    "A graph is replaced after it was checked and before it is loaded",
+    "the checked bytes are loaded",
+    "2026-11-28",
+)
 def test_the_graph_that_was_checked_is_the_one_that_is_opened(tmp_path, monkeypatch):
     """Another file that takes its place between the check and the opening is never seen by
     onnxruntime.
@@ -186,6 +198,49 @@ def test_the_graph_that_was_checked_is_the_one_that_is_opened(tmp_path, monkeypa
     graph = open_graph(path, threads=1)
     assert path.read_bytes() == b"another file"
     assert graph is not None
+
+
+def test_what_onnxruntime_cannot_open_is_not_printed(tmp_path, monkeypatch, capfd):
+    """Left to itself it prints the error, with names of the graph, and tries the same again."""
+    path = tmp_path / "eval.onnx"
+    nodes = [helper.make_node("Identity", ["loss_before"], ["loss_sum"])]
+    path.write_bytes(foreign_eval(nodes, []))
+
+    def refuse(*_):
+        raise ValueError("\x1b[2J")
+
+    session = onnx_runtime.load_runtime("").InferenceSession
+    monkeypatch.setattr(session, "_create_inference_session", refuse)
+    with pytest.raises(BlobError, match="cannot open"):
+        open_graph(path, threads=1)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.attack(
+    "file",
+    "A set has a graph that fails at run time, and onnxruntime prints coloured lines about it",
+    "refused with one line that names the samples; nothing else is printed",
+    "2026-11-29",
+)
+def test_what_onnxruntime_cannot_run_is_not_printed(tmp_path, capfd):
+    """An axis that no tensor has is found when the graph runs."""
+    path = tmp_path / "eval.onnx"
+    values = helper.make_tensor("values", TensorProto.FLOAT, [1, 1], [1.0])
+    places = helper.make_tensor("places", TensorProto.INT64, [1], [7])
+    nodes = [
+        helper.make_node("Gather", ["values", "places"], ["row"], axis=0),
+        helper.make_node("ReduceSum", ["row"], ["loss_sum"], keepdims=0),
+    ]
+    data = foreign_eval(nodes, [values, places])
+    path.write_bytes(data)
+    inputs = {}
+    for value in onnx.load_from_string(data).graph.input:
+        kind = value.type.tensor_type
+        shape = [size.dim_value or 3 for size in kind.shape.dim]
+        inputs[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    with pytest.raises(DataError, match=r"does not run on samples of test\.npz: .*Gather"):
+        run_graph(open_graph(path, threads=1), ["loss_sum"], inputs, "test.npz")
+    assert capfd.readouterr() == ("", "")
 
 
 class Swapping:
@@ -241,7 +296,7 @@ def endless(tmp_path):
     graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     (tmp_path / "endless.onnx").write_bytes(model.SerializeToString())
-    halt = Halt()
+    halt = GraphStopper()
     return (
         open_graph(tmp_path / "endless.onnx", threads=1, halt=halt),
         halt,
@@ -259,6 +314,12 @@ def test_a_graph_at_work_has_a_deadline(tmp_path, monkeypatch):
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.attack(
+    "file",
+    "A set has a graph whose run time no check can bound",
+    "its evaluation stops with the server, or after ten minutes",
+    "2026-11-28",
+)
 def test_a_graph_at_work_is_ended_from_outside_and_runs_no_more(tmp_path):
     """As a server does that is to end; later runs end at once."""
     graph, halt, inputs = endless(tmp_path)
@@ -271,6 +332,7 @@ def test_a_graph_at_work_is_ended_from_outside_and_runs_no_more(tmp_path):
 @pytest.mark.parametrize(
     "rounds", [1, 2], ids=["the last version", "a version beside the next round"]
 )
+@pytest.mark.slow
 def test_a_server_ends_in_time_with_a_graph_at_work(artifacts, config, url, tmp_path, rounds):
     """SIGTERM ends a server that judges a version with a loop of years, in the main thread's place
     or beside.

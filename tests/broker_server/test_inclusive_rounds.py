@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from broker_server.strategies import inclusivefl
+from broker_server.strategies.inclusive_state import state_from_tensors
 from broker_server.strategies.inclusivefl import InclusiveSettings
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.strategy import Contribution, GlobalModel, PlanRequest
@@ -89,7 +90,7 @@ def test_a_round_is_the_method_over_the_groups_means(layout):
         )
         for name, value in expected.models["d4"].items():
             np.testing.assert_allclose(weights[name], value, atol=1e-4)
-        expected = inclusivefl.state_from_tensors(layout, groups, state)
+        expected = state_from_tensors(layout, groups, state)
 
 
 def test_a_group_without_devices_keeps_its_top_and_receives_what_is_shared(layout):

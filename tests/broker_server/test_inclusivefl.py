@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_server.strategies import inclusivefl
+from broker_server.strategies.inclusive_state import state_from_tensors, state_tensors
 from broker_server.strategies.inclusivefl import BASELINES, InclusiveSettings
 from broker_server.strategies.ladder import Ladder, stack_of
 from broker_server.strategies.optimizer_rules import OptimizerSettings
@@ -189,8 +190,8 @@ def test_a_killed_server_goes_on_from_the_stored_arrays(layout):
     state = inclusivefl.init(layout, DEPTHS, noise(layout), chosen)
     counts = dict.fromkeys(DEPTHS, 1)
     state, _ = inclusivefl.apply(state, updates_of(state), counts, chosen)
-    stored = {name: np.array(value) for name, value in inclusivefl.state_tensors(state).items()}
-    again = inclusivefl.state_from_tensors(layout, DEPTHS, stored)
+    stored = {name: np.array(value) for name, value in state_tensors(state).items()}
+    again = state_from_tensors(layout, DEPTHS, stored)
     updates = updates_of(state, 1)
     straight, _ = inclusivefl.apply(state, updates, counts, chosen)
     resumed, _ = inclusivefl.apply(again, updates, counts, chosen)
@@ -199,7 +200,7 @@ def test_a_killed_server_goes_on_from_the_stored_arrays(layout):
     assert all(map(np.array_equal, straight.momenta["strong"], resumed.momenta["strong"]))
     stored.pop("weak/model/head.bias")
     with pytest.raises(PlanError, match=r"group weak lacks head\.bias"):
-        inclusivefl.state_from_tensors(layout, DEPTHS, stored)
+        state_from_tensors(layout, DEPTHS, stored)
 
 
 def test_ladder_of_the_paper():
@@ -231,7 +232,9 @@ def test_what_cannot_be_stacked_is_refused(layout):
         stack_of(infer_layout(Registry.zoo().get("mlp")))
     state = inclusivefl.init(layout, DEPTHS, weights, chosen)
     updates = updates_of(state)
-    with pytest.raises(PlanError, match="no group huge"):
+    with pytest.raises(
+        PlanError, match="group huge does not exist; the groups are weak, medium, strong"
+    ):
         inclusivefl.apply(state, updates, {"huge": 1}, chosen)
     with pytest.raises(PlanError, match="no update"):
         inclusivefl.apply(state, {}, {"weak": 1}, chosen)

@@ -107,7 +107,7 @@ def test_a_user_who_can_have_no_key_keeps_and_is_told(tmp_path, config, monkeypa
     folder = tmp_path / "store"
     with contextlib.closing(Store(folder)):
         said = save_config(folder, RUN, config(store=folder).model_dump_json())
-    assert "let XDG_CONFIG_HOME name a folder" in said
+    assert "set XDG_CONFIG_HOME to a folder" in said
     assert "not signed" in read_saved_config(folder, RUN)
 
 

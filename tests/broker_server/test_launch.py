@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from broker_server.service import launch, runs
+from broker_server.service import following, runs
 from broker_server.service.embedded_broker import EmbeddedBroker
+from broker_server.service.following import Follower, RunRejectedError
 from broker_server.service.launch import (
-    RunRejectedError,
     run_fleet,
     serve_fleet,
     server_status,
@@ -39,7 +39,7 @@ from fleet_protocol.errors import ConfigError, RefusalReason, TransportError
 from fleet_protocol.link import Link
 from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Received
+from fleet_protocol.transport import BrokerAddress, Disconnected, Received
 from tests.broker_server.peer import Peer, honest, profile, silent
 from tests.brokers import free_port
 
@@ -77,9 +77,9 @@ class Serving:
 
 def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
     """The follower sees the events of its run and gets its result; another request meanwhile is
-    rejected.
+    rejected. The name belongs to the first run, and not to one that is started like it.
     """
-    settings = config(evaluation={"data": None}, broker={"url": url})
+    settings = config(evaluation={"data": None}, broker={"url": url}, run_name="baseline")
     events = []
     rejected = []
 
@@ -94,6 +94,9 @@ def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
         assert server_status(broker_address(settings.broker), fleet).online
         finished = run_fleet(settings, listener=events.append)
         again = steer(settings, "start")
+        with contextlib.closing(Store(settings.store, read_only=True)) as store:
+            assert [run.name for run in store.runs()] == [None, "baseline"]
+            assert queries.find_run(store, "baseline").id == finished.run
     assert finished.status == "finished"
     assert again != finished.run
     assert len(rejected) == 1
@@ -145,8 +148,9 @@ def run_started(run, request):
 @pytest.mark.parametrize("now", [None, "r2"])
 def test_who_missed_the_end_of_a_run_does_not_wait_for_ever(now, monkeypatch):
     """Its server is there, and has no run or another one by now, of which it tells."""
-    monkeypatch.setattr(launch, "AWAY_SECONDS", 0.3)
-    monkeypatch.setattr(launch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(following, "AWAY_SECONDS", 0.3)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(following, "NOTICE_SECONDS", 0.0)
     topics = Topics("lab")
     inbox = queue.SimpleQueue()
 
@@ -162,15 +166,70 @@ def test_who_missed_the_end_of_a_run_does_not_wait_for_ever(now, monkeypatch):
             else Received(topics.server_events, event.to_bytes())
         )
     outcome = queue.SimpleQueue()
+    lines = []
 
     def follow():
         try:
-            outcome.put(launch._follow(inbox, topics, "mine", lambda _event: None))
+            follower = Follower(topics, "mine", lambda _event: None, lines.append)
+            outcome.put(follower.follow(inbox))
         except TransportError as error:
             outcome.put(error)
 
     threading.Thread(target=follow, daemon=True).start()
-    assert "has been away for too long" in str(outcome.get(timeout=60))
+    error = str(outcome.get(timeout=60))
+    assert "has been offline for too long" in error
+    # The user learns at once what to do, and not only when the command gives up.
+    (line,) = lines
+    for text in (line, error):
+        assert "`shoal up`" in text
+        assert "continues run r1" in text
+
+
+def test_a_server_that_is_back_is_mentioned_only_after_its_absence(monkeypatch):
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(following, "NOTICE_SECONDS", 0.05)
+    topics = Topics("lab")
+    inbox = queue.SimpleQueue()
+    lines = queue.SimpleQueue()
+
+    def status(run):
+        present = ServerStatus(fleet="lab", online=True, run=run)
+        return Received(topics.server_status, present.to_bytes())
+
+    inbox.put(Received(topics.server_events, run_started("r1", "mine").to_bytes()))
+    inbox.put(status("r1"))
+    inbox.put(Disconnected("the server has stopped"))
+    follower = Follower(topics, "mine", lambda _event: None, lines.put)
+    threading.Thread(target=follower.follow, args=(inbox,), daemon=True).start()
+    assert "does not answer" in lines.get(timeout=20)
+    inbox.put(status("r1"))
+    assert "is back" in lines.get(timeout=20)
+
+
+def test_a_second_server_of_a_fleet_learns_of_the_first_and_not_of_signatures(
+    url, config, fleet, tmp_path
+):
+    """The request goes to the first, which refuses it for a reason that helps nobody here."""
+    first = config(broker={"url": url})
+    second = config(broker={"url": url}, store=tmp_path / "other")
+    with Serving(first, url), pytest.raises(RunRejectedError) as error:
+        run_fleet(second)
+    text = str(error.value)
+    already = text.index(f"fleet {fleet} already has a server on {url}, store {first.store} on ")
+    assert already < text.index("insecure")
+    assert "stop that one, or choose another `fleet`" in text
+
+
+def test_a_second_server_on_the_port_of_the_first_learns_of_it(config, fleet, tmp_path):
+    """Both would start a broker there: the port is taken by the first of the same fleet."""
+    port = free_port()
+    broker = BrokerConfig(port=port)
+    first = config()
+    with Server(fleet, first.store, broker), pytest.raises(TransportError) as error:
+        serve_fleet(fleet, tmp_path / "other", broker)
+    assert f"already has a server on mqtt://127.0.0.1:{port}, store {first.store}" in str(
+        error.value
+    )
 
 
 def test_a_fleet_has_one_server_and_another_store_is_told_where(url, config, fleet, tmp_path):
@@ -273,9 +332,9 @@ def test_a_run_that_cannot_go_on_is_said_in_the_log_of_the_server(
         store.add_run(run, VersionRecord("r1", 0, 0, "0" * 64, None, None, 0.0, None))
     with Serving(settings, url):
         give_up = time.monotonic() + 60
-        while "cannot go on yet" not in caplog.text and time.monotonic() < give_up:
+        while "cannot resume yet" not in caplog.text and time.monotonic() < give_up:
             threading.Event().wait(0.05)
-    assert "cannot go on yet: " in caplog.text
+    assert "cannot resume yet: " in caplog.text
     assert "no architecture 'tiny'" in caplog.text
 
 
@@ -302,10 +361,10 @@ def test_a_tier_that_is_gone_holds_the_run(
             contextlib.closing(Store(settings.store, read_only=True)) as store,
         ):
             give_up = time.monotonic() + 60
-            while "cannot go on yet" not in caplog.text and time.monotonic() < give_up:
+            while "cannot resume yet" not in caplog.text and time.monotonic() < give_up:
                 threading.Event().wait(0.05)
             assert (
-                f"{gone.name} of tiny, which devices are training, is not in {exported} any more"
+                f"{gone.name} of tiny, which devices are training, is no longer in {exported}"
                 in caplog.text
             )
             assert serving.thread.is_alive()

@@ -86,7 +86,7 @@ def test_two_adapters_of_one_module_are_refused():
     layout = layout_of(fused, {"r": RANK, "kernel": OUT, "inputs": IN, "classes": 4})
     with pytest.raises(
         PlanError,
-        match=r"which of a\.q_up, a\.v_up, a\.q_down, a\.v_down are one adapter cannot be",
+        match=r"which of a\.q_up, a\.v_up, a\.q_down, a\.v_down are one adapter; give each",
     ):
         adapters_of(layout)
 
@@ -162,12 +162,12 @@ def test_what_does_not_go_together_is_refused_with_what_does():
     factors.
     """
     plain = layout_of({"w": ("r", "inputs")}, {"r": 4, "inputs": 3, "classes": 4})
-    with pytest.raises(PlanError, match=r"t has none .* take heterofl"):
+    with pytest.raises(PlanError, match=r"t has none .* use heterofl"):
         built({"name": "hetlora"}, plain)
     with pytest.raises(PlanError, match='leading units of each rank; remove plan = "rolling"'):
         built({"name": "flexlora", "plan": "rolling"}, LAYOUT)
     step = OptimizerSettings(name="fedadam")
-    with pytest.raises(PlanError, match=r"remove \[server_optimizer\], or take hetlora"):
+    with pytest.raises(PlanError, match=r"remove \[server_optimizer\], or use hetlora"):
         built({"name": "flexlora"}, LAYOUT, optimizer=step)
     assert built({"name": "hetlora"}, LAYOUT, optimizer=step).name == "hetlora"
 

@@ -55,7 +55,7 @@ def test_another_recipe_may_take_the_place_in_the_chunks_of_the_run(config, othe
         (
             lambda d: d["settings"].update(more=1),
             {},
-            "settings of w1.00-d1 are others than in the run in progress",
+            "settings of w1.00-d1 differ from those in the run in progress",
         ),
         (lambda d: d["parameters"][0].update(axes=["x", "y"]), {}, "parameters of w1.00-d1"),
         (lambda d: d["recipe"]["loss"].update(name="other"), {}, "recipe.loss of w1.00-d1"),
@@ -65,7 +65,7 @@ def test_another_recipe_may_take_the_place_in_the_chunks_of_the_run(config, othe
             {"optimizer_state": "keep"},
             "states of w1.00-d1",
         ),
-        (clipped, {"micro_batch": 2}, "is for whole batches"),
+        (clipped, {"micro_batch": 2}, "supports only whole batches"),
     ],
 )
 def test_what_would_not_add_up_is_refused(config, others, change, train, words):

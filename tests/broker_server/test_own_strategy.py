@@ -11,11 +11,14 @@ import sys
 import numpy as np
 import pytest
 
+from broker_server.service import own_code_log
+from broker_server.service.own_code_log import log_own_code
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.requested import RequestedSettings, grant
 from broker_server.store import Store
-from broker_server.strategies.strategy import Contribution, PlanRequest
+from broker_server.store.event_table import LineFilter
+from broker_server.strategies.strategy import Contribution, GlobalModel, PlanRequest
 from fleet_protocol.configuration import parse_config
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import TaskMetrics
@@ -106,7 +109,7 @@ def test_a_file_may_have_another_beside_it_and_a_dataclass(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, r"there is no file \S+mine\.py; give a path"),
+        (None, r"\S+mine\.py does not exist; give a path"),
         ("X = 1\n", r"mine\.py has no strategy; mark one function"),
         (ONE.format(name="a") + ONE.format(name="b"), r"mine\.py has 2 strategies, a, b; keep one"),
         ("import no_such_thing\n", r"ModuleNotFoundError: No module .* \(line 1 of mine\.py\)"),
@@ -162,11 +165,61 @@ def test_a_strategy_that_fails_in_a_round_says_so_in_one_line(fedpower, caplog, 
     fedpower.write_text(text.replace(weight, f"        {statement}\n{weight}"))
     strategy = built({"file": fedpower}, LAYOUT)
     caplog.set_level("DEBUG")
-    line = r" \(line \d+ of fedpower\.py\); correct it there, and give the same command again$"
+    line = (
+        r" \(line \d+ of fedpower\.py\); correct it there, and give the same command again"
+        r" \(`shoal -vv` shows the traceback\)$"
+    )
     with pytest.raises(ConfigError, match=message + line) as failure:
         merged(strategy, [update("a", 1.0, 1)], tiny_weights(LAYOUT))
     assert "\n" not in str(failure.value)
     assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("del weights[{name!r}]", "what it returns lacks the tensor {name}"),
+        ("weights[{name!r}] = None", "what it returns lacks the tensor {name}"),
+        ("weights[{name!r}] = 1.0", "it returns float for the tensor {name}, not an array"),
+        ("weights[{name!r}] = weights[{name!r}][:0]", r"it returns the shape [0] for {name}, not"),
+        (
+            "weights[{name!r}] = weights[{name!r}].astype(float)",
+            "it returns the tensor {name} as float64, not as float32",
+        ),
+    ],
+)
+@pytest.mark.parametrize("field", ["merge.finish", "send"])
+def test_a_tensor_that_a_strategy_leaves_out_is_named(tmp_path, field, statement, fault):
+    """It was a KeyError of the server, or an update was blamed."""
+    tensors = {spec.name: spec.shape for spec in LAYOUT.parameters}
+    name = next(name for name, shape in tensors.items() if len(shape) == 1)
+    path = tmp_path / "mine.py"
+    text = (
+        "from dataclasses import replace\nfrom shoal import heterofl, strategy\n@strategy()\n"
+        "def mine(basis):\n    base = heterofl.build(basis)\n"
+        "    def finish(sums, old):\n        new = base.merge.finish(sums, old)\n"
+        "        weights = dict(new.weights)\n        {finished}\n"
+        "        return replace(new, weights=weights)\n"
+        "    def send(plan, request, model):\n"
+        "        weights = dict(base.send(plan, request, model))\n        {sent}\n"
+        "        return weights\n"
+        "    return replace(base, merge=replace(base.merge, finish=finish), send=send)\n"
+    )
+    wrong = statement.format(name=name)
+    finished, sent = (wrong, "pass") if field == "merge.finish" else ("pass", wrong)
+    path.write_text(text.format(finished=finished, sent=sent))
+    strategy = built({"file": path}, LAYOUT)
+    old = tiny_weights(LAYOUT)
+    plan = compile_plan(LAYOUT, make_plan(LAYOUT, LAYOUT.tier(1.0)))
+    request = PlanRequest(LAYOUT.tier(1.0), "a", 0, 0)
+    calls = {
+        "merge.finish": lambda: merged(strategy, [update("a", 1.0, 1)], old),
+        "send": lambda: strategy.send(plan, request, GlobalModel(old, {})),
+    }
+    with pytest.raises(ConfigError) as refused:
+        calls[field]()
+    assert f"{path} fails in {field} {fault.format(name=name)}" in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_fleet_whose_strategy_fails_ends_its_run_with_that_line(
@@ -184,6 +237,38 @@ def test_a_fleet_whose_strategy_fails_ends_its_run_with_that_line(
     with contextlib.closing(Store(server.config.store, read_only=True)) as store:
         (run,) = store.runs()
     assert (run.status, run.detail) == ("failed", finished.error)
+
+
+def test_a_run_that_resumes_with_other_code_says_so(config, tmp_path):
+    """The file that the configuration names, or a module that it imports, changed meanwhile."""
+    beside = tmp_path / "changed_later.py"
+    path = tmp_path / "mine.py"
+    beside.write_text("from shoal import heterofl\nbuild = heterofl.build\n")
+    path.write_text(
+        "import changed_later\nfrom shoal import strategy\n"
+        "@strategy()\ndef mine(basis):\n    return changed_later.build(basis)\n"
+    )
+    settings = config(strategy={"file": path})
+    assert built({"file": path}, LAYOUT).name == "mine"
+
+    def lines(kind):
+        return [line.detail for line in store.events("r1", matching=LineFilter(kinds=(kind,)))]
+
+    with contextlib.closing(Store(tmp_path / "store")) as store:
+        for _ in range(2):
+            log_own_code(store, "r1", settings)
+        (line,) = lines(own_code_log.KIND)
+        assert str(path) in line
+        assert str(beside) in line
+        assert lines(own_code_log.CHANGED) == []
+        beside.write_text(beside.read_text() + "OTHER = 1\n")
+        log_own_code(store, "r1", settings)
+        (changed,) = lines(own_code_log.CHANGED)
+        assert changed == f"run r1 resumes with other code than before: {beside} changed"
+        log_own_code(store, "r1", settings)
+        assert len(lines(own_code_log.CHANGED)) == 1
+        log_own_code(store, "r2", config())
+        assert store.events("r2") == []
 
 
 def test_a_function_that_returns_the_wrong_type_is_named(tmp_path):
@@ -207,8 +292,8 @@ def test_a_function_that_returns_the_wrong_type_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('file = "fedavg.py"', r"a strategy of Shoal has the name 'fedavg'; set strategy\.name"),
-        ('file = "a.py"\nname = "whalefl"', "a strategy of Shoal has the name 'whalefl'"),
+        ('file = "fedavg.py"', r"Shoal has a strategy named 'fedavg'; set strategy\.name"),
+        ('file = "a.py"\nname = "whalefl"', "Shoal has a strategy named 'whalefl'"),
         ('name = "fedavg"\n[strategy.options]\npower = 1', r"no effect on strategy 'fedavg'"),
         ('file = "a.py"\n[strategy.fedrolex]\nstep = 2', "no effect on strategy 'a'"),
         ('fil = "a.py"', "did you mean 'file'"),
@@ -254,12 +339,12 @@ def test_options_of_a_strategy_without_any_are_refused(tmp_path):
 )
 def test_a_run_is_refused_by_the_traits_that_the_strategy_states(config, fedpower, tables):
     """With its name, like Shoal's own."""
-    with pytest.raises(PlanError, match=r"strategy fedpower do not go together: ") as refused:
+    with pytest.raises(PlanError, match=r"strategy fedpower are incompatible: ") as refused:
         prepare(config, strategy={"file": fedpower}, **tables)
     if "secure_sum" in tables:
         assert str(refused.value) == (
-            "[secure_sum] and strategy fedpower do not go together: [secure_sum] needs that every"
-            " update has the same weight; remove [secure_sum], or take another strategy"
+            "[secure_sum] and strategy fedpower are incompatible: [secure_sum] requires that every"
+            " update has the same weight; remove [secure_sum], or use another strategy"
         )
 
 
@@ -270,7 +355,9 @@ def test_a_strategy_states_what_it_needs(config, tmp_path):
     )
     (tmp_path / "mine.py").write_text(text)
     strategy = {"file": tmp_path / "mine.py"}
-    with pytest.raises(PlanError, match=r"strategy mine and round\.over_selection do not go"):
+    with pytest.raises(
+        PlanError, match=r"strategy mine and round\.over_selection are incompatible"
+    ):
         prepare(config, strategy=strategy, round={"over_selection": 0.5})
     assert prepare(config, strategy=strategy, round={"buffer": 2}).strategy.name == "mine"
 
@@ -357,14 +444,20 @@ def test_a_package_offers_a_strategy(package, config):
     assert prepare(config, strategy=strategy).strategy.name == "fedpower"
     with pytest.raises(ConfigError, match="did you mean 'power'"):
         built({"name": "fedpower", "options": {"powr": 1}}, LAYOUT)
-    with pytest.raises(ConfigError, match=r"no strategy 'fedpowr' \(did you mean 'fedpower'"):
+    with pytest.raises(
+        ConfigError, match=r"strategy 'fedpowr' does not exist \(did you mean 'fedpower'"
+    ):
         built({"name": "fedpowr"}, LAYOUT)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("fedavg", "", r"Shoal and package powers each have a strategy 'fedavg'; let the package"),
+        (
+            "fedavg",
+            "",
+            r"Shoal and package powers each have a strategy 'fedavg'; rename the package",
+        ),
         ("mine", "", r"strategy 'mine' of package powers \(powers:fedpower\) fails .*Attribute"),
         ("mine", "fedpower = 1\n", r"of package powers .* is int, not a strategy; its entry point"),
         ("mine", "1 / 0\n", r"ZeroDivisionError: division by zero \(line 1 of powers\.py\)"),

@@ -54,7 +54,7 @@ def test_an_update_in_memory_whose_digest_is_wrong_is_dropped(tmp_path):
     partial = PartialUploads(BlobStore(tmp_path), BlobStore(tmp_path))
     ref = blob_ref(right, CHUNK)
     add(partial, "a", wrong, 0, 1, 2)
-    with pytest.raises(RefusedError, match="came for blob"):
+    with pytest.raises(RefusedError, match="arrived for blob"):
         add(partial, "a", bytes(2000), 0)
     with pytest.raises(BlobError, match="does not have the digest"):
         partial.finish("a", ref)

@@ -15,13 +15,12 @@ from broker_server.rounds.run_context import prepare_run
 from broker_server.rounds.tier_assignment import (
     Assignment,
     assign,
-    choose,
-    count_wanted,
     usable_tiers,
     why_unfit,
 )
 from broker_server.service.outbox import Outbox
 from broker_server.settings.fleet import FleetConfig, TiersConfig
+from broker_server.stages.selection import choose, count_wanted
 from broker_server.strategies.registry import STRATEGIES
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
@@ -92,7 +91,7 @@ def test_a_device_gets_the_largest_tier_it_declares(tiers):
             "onnxruntime 1 does not work on this board",
         ),
         ({"backends": {}}, {}, "install shoal[device] on it"),
-        ({"examples": 0}, {}, "look at [data] of its device.toml"),
+        ({"examples": 0}, {}, "check [data] in its device.toml"),
         (
             {"max_width": 0.25},
             {},
@@ -100,9 +99,9 @@ def test_a_device_gets_the_largest_tier_it_declares(tiers):
         ),
         ({"max_depth": 1}, {}, ""),
         (
-            {"memory_below": 1, "lowered": "training w0.50-d1 took this board out of memory"},
+            {"memory_below": 1, "lowered": "training of w0.50-d1 exceeded this board's memory"},
             {},
-            "training w0.50-d1 took",
+            "training of w0.50-d1 exceeded",
         ),
         (
             {"free_ram_bytes": 1_000_000},
@@ -330,7 +329,7 @@ tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('tiers = ["w1.00-d2"]', "go with evaluation.data"),
+        ('tiers = ["w1.00-d2"]', "need evaluation.data"),
         (
             (
                 'data = {kind = "npz", path = "x"}\ntier_data = {"w1.00-d2" = {kind = "npz", path = '
@@ -390,6 +389,12 @@ def test_a_manifest_has_plain_names(tmp_path, artifacts, change):
     assert len(str(caught.value)) < 3000
 
 
+@pytest.mark.attack(
+    "file",
+    "The weights of a set become a link after the set was read",
+    "refused by name",
+    "2026-11-28",
+)
 def test_initial_weights_are_not_read_through_a_link_that_came_later(tmp_path, artifacts):
     """Whoever wrote the set may put a link in the place of a file once it was read; a user's own
     link counts.
@@ -403,6 +408,27 @@ def test_initial_weights_are_not_read_through_a_link_that_came_later(tmp_path, a
         found.initial_weights()
     own = load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK, weights=init)
     assert own.initial_weights()
+
+
+@pytest.mark.attack(
+    "file",
+    "A folder of a set becomes a link after the set was read",
+    "the weights are refused by name",
+    "2026-11-28",
+)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_initial_weights_are_not_read_through_a_folder_that_became_a_link(
+    depth, tmp_path, artifacts
+):
+    """Of the architecture, or of all sets."""
+    shutil.copytree(artifacts, tmp_path / "set")
+    found = load_artifacts(tmp_path / "set", ARCH, chunk_bytes=CHUNK)
+    folder = [tmp_path / "set" / ARCH, tmp_path / "set"][depth]
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BlobError, match=r"init\.safetensors is not read: .* is a link"):
+        found.initial_weights()
+    assert load_artifacts(tmp_path / "set", ARCH, chunk_bytes=CHUNK).initial_weights()
 
 
 def test_what_is_kept_of_a_run_has_no_login(artifacts):

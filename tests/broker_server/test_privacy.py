@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from broker_server.settings.combinations import features_of
-from broker_server.settings.feature_table import TABLE
+from broker_server.settings.combinations import STAGES, features_of
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store import Store, privacy_spent, queries
@@ -223,6 +222,7 @@ USES = {
     "central noise": {"privacy": HIDDEN},
     "local noise": LOCAL,
     "secure sum": {"secure_sum": {"clip": 1.0}},
+    "private parts": {"private": {"parts": ["head"]}, "evaluation": {"data": None}},
 }
 WRONG = (
     ("norm bound", "central noise", Trait.INDEPENDENT),
@@ -235,6 +235,7 @@ WRONG = (
     ("weights by samples", "central noise", Trait.ALIKE),
     ("label rule", "central noise", Trait.LABELS_HIDDEN),
     ("label rule", "local noise", Trait.LABELS_HIDDEN),
+    ("label rule", "private parts", Trait.LABELS_HIDDEN),
     ("buffer", "central noise", Trait.KNOWN_COUNT),
     ("norm bound", "secure sum", Trait.SINGLE),
     ("refused weights", "secure sum", Trait.SINGLE),
@@ -288,9 +289,9 @@ def test_a_wrong_pair_is_refused_and_both_remedies_work(config, one, other, trai
     tables = both(one, other)
     with pytest.raises(PlanError, match=re.escape(trait.value)) as refused:
         prepare(config, **tables)
-    names, _, rest = str(refused.value).partition(" do not go together: ")
+    names, _, rest = str(refused.value).partition(" are incompatible: ")
     remedies = rest.rpartition("; ")[2].split(", or ")
-    parts = {row.feature.name: row.feature.remedy for row in TABLE}
+    parts = {stage.name: stage.remedy for stage in STAGES}
     assert [parts[name] for name in names.split(" and ")] == remedies
     for remedy in remedies:
         assert prepare(config, **followed(tables, remedy)).strategy.name == "heterofl"
@@ -299,7 +300,7 @@ def test_a_wrong_pair_is_refused_and_both_remedies_work(config, one, other, trai
 def test_every_other_pair_is_planned(config):
     """What is not in the list of wrong pairs goes together."""
     wrong = [{one, other} for one, other, _ in WRONG]
-    assert len(USES) == len(TABLE)
+    assert len(USES) == len(STAGES)
     for one, other in itertools.combinations(USES, 2):
         if {one, other} not in wrong and {one, other} not in EXCLUSIVE:
             context = prepare(config, **both(one, other))
@@ -317,9 +318,9 @@ def test_a_default_yields_to_what_a_user_adds(config, tables):
     assert stored == made
     assert not stored.differing_settings(made.model_dump_json())
     assert prepare(config, **tables, **BY_THE_SERVER).config.robust.norm_bound == 0
-    assert config(**LOCAL).robust.norm_bound == 5
+    assert config(**LOCAL).robust.norm_bound == "auto"
     for keys in ({"norm_bound": 5}, {"beyond_norm": "clip"}):
-        with pytest.raises(PlanError, match=r"robust\.norm_bound.* do not go together"):
+        with pytest.raises(PlanError, match=r"robust\.norm_bound.* are incompatible"):
             prepare(config, **tables, **BY_THE_SERVER, robust=keys)
 
 
@@ -343,7 +344,7 @@ def test_methods_that_take_a_plain_mean_are_asked_to_change_nothing(config, stra
     tables = {"strategy": strategy, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
     assert prepare(config, strategy=strategy, **LOCAL).strategy.name == strategy["name"]
     for keys in ({"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}):
-        with pytest.raises(PlanError, match=r"strategy .* needs that the server adds the mean"):
+        with pytest.raises(PlanError, match=r"strategy .* requires that the server adds the mean"):
             prepare(config, **tables, **keys)
 
 
@@ -355,9 +356,8 @@ def test_the_page_shows_the_table():
     def clauses(traits):
         return "; ".join(trait.value for trait in Trait if trait in traits)
 
-    parts = [row.feature for row in TABLE]
     table = [
-        f"| `{part.name}` | {clauses(part.needs)} | {clauses(part.breaks)} |" for part in parts
+        f"| `{stage.name}` | {clauses(stage.needs)} | {clauses(stage.breaks)} |" for stage in STAGES
     ]
     assert [row for row in rows if row.count("|") == 4 and " and " not in row[:4]][
         -len(table) :
@@ -372,8 +372,8 @@ def test_the_page_shows_the_table():
         ({**LOCAL, "strategy": {"name": "whalefl"}}, "no device chooses its tier"),
         ({**CENTRAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
         ({**SUMS, "strategy": {"name": "fedmedian"}}, "adds the mean of the devices' changes"),
-        ({**SUMS, "strategy": {"name": "federated_dropout"}}, "take heterofl with plan"),
-        ({**SUMS, "strategy": {"plan": "random"}}, "take heterofl with plan"),
+        ({**SUMS, "strategy": {"name": "federated_dropout"}}, "use heterofl with plan"),
+        ({**SUMS, "strategy": {"plan": "random"}}, "use heterofl with plan"),
         ({**SUMS, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
         ({**LOCAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
     ],
@@ -394,7 +394,7 @@ def test_what_passes_the_noise_by_is_refused(config, tables, message):
         ({"plan": "random"}, 'set upload.encoding = "int8"'),
         (
             {"name": "fedmedian"},
-            'encoding = "topk" needs that the server adds the mean',
+            'encoding = "topk" requires that the server adds the mean',
         ),
     ],
 )
@@ -481,7 +481,7 @@ def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
     assert tasks["a"].screening.norm == pytest.approx(10 * math.sqrt(entries), rel=1e-4)
     assert tasks["a"].screening.bound == 3.0
     assert tasks["a"].screening.scale == pytest.approx(3 / tasks["a"].screening.norm)
-    told = [event.epsilon for event in server.of(control.RoundClosed)]
+    told = [event.epsilon for event in server.events_of(control.RoundClosed)]
     assert told == [privacy_spent.epsilon_after(made.privacy, times) for times in (1, 2)]
     assert [view.epsilon for view in listed] == told
     assert status.epsilon == told[-1]

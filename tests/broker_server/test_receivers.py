@@ -105,10 +105,12 @@ def outcome(mosquitto, config, running, fleet, tmp_path):
                 threading.Thread(target=during, args=(server,), daemon=True).start()
             finished = server.wait(500)
         assert finished.status == "finished", finished.error
-        assert [sorted(event.merged) for event in server.of(control.RoundClosed)] == [
+        assert [sorted(event.merged) for event in server.events_of(control.RoundClosed)] == [
             ["a", "b", "c"]
         ] * 2
-        received = [(event.round, event.device) for event in server.of(control.UpdateReceived)]
+        received = [
+            (event.round, event.device) for event in server.events_of(control.UpdateReceived)
+        ]
         assert sorted(received) == [(number, name) for number in (1, 2) for name in "abc"], (
             "each is counted once"
         )
@@ -288,7 +290,7 @@ def test_bad_updates_are_refused_by_receivers_as_by_the_server(mosquitto, config
         RefusalReason.BAD_DIGEST,
     ]
     assert [peer.got(UploadRefused)[0].reason for peer in peers[:4]] == reasons
-    assert sorted(server.of(control.RoundClosed)[0].merged) == ["good", "noisy"]
+    assert sorted(server.events_of(control.RoundClosed)[0].merged) == ["good", "noisy"]
     assert refusals(server) == {"not-finite": 1, "bad-shape": 1, "malformed": 3, "bad-digest": 3}
     assert all(peer.got(UploadAck) for peer in peers[4:])
 

@@ -207,7 +207,7 @@ def test_a_version_that_was_being_judged_is_judged_again_and_once(
     assert [item.evaluation for item in rounds] == [item.evaluation for item in versions[1:]]
     assert all(item.evaluation is not None for item in rounds), [item.note for item in rounds]
     assert [event.round for event in told] == [1]
-    assert [event.round for event in server.of(control.RoundJudged)] == [1]
+    assert [event.round for event in server.events_of(control.RoundJudged)] == [1]
     for name, value in weights_of(settings, found.run, 2).items():
         np.testing.assert_allclose(value, expected(settings)[name], rtol=1e-6, atol=1e-6)
 
@@ -221,7 +221,7 @@ def test_a_killed_server_does_not_judge_a_recorded_version_again(
         assert start_dying(settings, url, "judge_closed", 1, tmp_path).wait(60) == -signal.SIGKILL
         server = running(settings, url)
         assert server.wait().status == "finished"
-    assert not server.of(control.RoundJudged)
+    assert not server.events_of(control.RoundJudged)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp
                 )
             server = running(settings, url)
             finished = server.wait()
-        assert len(server.of(control.RoundClosed)[0].merged) == 3
+        assert len(server.events_of(control.RoundClosed)[0].merged) == 3
         digests.append({k: v.tobytes() for k, v in weights_of(settings, finished.run, 1).items()})
     assert digests[0] == digests[1]
 
@@ -313,7 +313,7 @@ def test_a_run_goes_on_unjudged_where_its_test_set_was_damaged(
         (note,) = [event for event in store.events(run=finished.run) if event.kind == "not-judged"]
     assert record.evaluation is None
     assert f"{path} is the beginning of an archive" in record.note
-    assert note.detail == f"this run goes on, and its versions are not judged: {record.note}"
+    assert note.detail == f"this run continues, and its versions are not evaluated: {record.note}"
 
 
 def test_another_configuration_does_not_continue_the_old_run(
@@ -368,7 +368,7 @@ def test_a_broker_that_dies_in_mid_round_loses_nothing(kind, config, running, fl
             server = running(settings, broker.url)
             finished = server.wait(90)
     assert finished.status == "finished", finished.error
-    assert set(server.of(control.RoundClosed)[0].merged) == {"a", "b"}
+    assert set(server.events_of(control.RoundClosed)[0].merged) == {"a", "b"}
 
 
 @pytest.mark.parametrize(

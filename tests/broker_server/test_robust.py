@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.robust import RobustConfig
+from broker_server.stages.bounds import EarlierNorms, Measured, lower_median, screen
+from broker_server.stages.krum import left_out, squared_distances
 from broker_server.store import Store, TaskPhase
-from broker_server.updates.bounds import Earlier, Measured, lower_median, screen
+from broker_server.store.queries.round_views import count_bounded
 from broker_server.updates.distance import measure
-from broker_server.updates.krum import left_out, squared_distances
 from broker_server.updates.quarantine import quarantine_ends, quarantined
 from fleet_protocol import control
 from fleet_protocol.digests import blob_path
@@ -34,6 +35,7 @@ from tests.broker_server.test_refused_runs import prepare
 REFUSED = TaskPhase.REFUSED
 MERGED = TaskPhase.MERGED
 MISSED = TaskPhase.MISSED
+BOUNDED = RobustConfig(norm_bound=5)
 
 
 # The rules.
@@ -48,7 +50,7 @@ def measured(*norms, tier="w1.00-d1", declared=10, announced=10, values=100):
 def reasons(updates, config=None, earlier=None):
     return {
         task: item.reason
-        for task, item in screen(updates, earlier or {}, config or RobustConfig()).items()
+        for task, item in screen(updates, earlier or {}, config or BOUNDED).items()
     }
 
 
@@ -59,7 +61,7 @@ def test_norms_are_bounded_by_the_median_of_their_tier():
     updates = measured(1.0, 2.0, 2.0, 10.0, 11.0)
     assert reasons(updates)["t4"] is RefusalReason.TOO_FAR
     assert reasons(updates)["t3"] is None
-    clipped = screen(updates, {}, RobustConfig(beyond_norm="clip"))["t4"]
+    clipped = screen(updates, {}, RobustConfig(norm_bound=5, beyond_norm="clip"))["t4"]
     assert (clipped.reason, clipped.screening.scale) == (None, pytest.approx(10 / 11))
     assert set(reasons(updates, RobustConfig(norm_bound=0)).values()) == {None}
     assert (
@@ -75,9 +77,9 @@ def test_a_small_tier_is_compared_with_the_last_round_or_with_all():
     tier = "w1.00-d1"
     alone = measured(1e6)
     assert reasons(alone)["t0"] is None
-    three = Earlier((1.0, 2.0), frozenset({"a", "b", "c"}))
+    three = EarlierNorms((1.0, 2.0), frozenset({"a", "b", "c"}))
     assert reasons(alone, earlier={tier: three})["t0"] is RefusalReason.TOO_FAR
-    bounded = Earlier((1.0,), frozenset({"a"}), bound=10.0)
+    bounded = EarlierNorms((1.0,), frozenset({"a"}), bound=10.0)
     assert reasons(alone, earlier={tier: bounded})["t0"] is RefusalReason.TOO_FAR
     assert reasons(measured(9.0), earlier={tier: bounded})["t0"] is None
     assert reasons(measured(1.0, 1e6))["t1"] is RefusalReason.TOO_FAR
@@ -90,7 +92,7 @@ def test_the_norms_of_a_device_raise_no_bound_of_its_own():
     """Its last norms were the median of its tier, so that it grew 4.9 times a round."""
     tier = "w1.00-d1"
     others = {f"n{i}": Measured("w0.50-d1", 1.0, 100, 10, 10, device=f"n{i}") for i in range(4)}
-    own = Earlier((4.9, 4.9, 4.9), frozenset({"grows"}), bound=5.0)
+    own = EarlierNorms((4.9, 4.9, 4.9), frozenset({"grows"}), bound=5.0)
     grows = {"grows": Measured(tier, 24.0, 100, 10, 10, device="grows")}
     assert reasons(grows | others, earlier={tier: own})["grows"] is RefusalReason.TOO_FAR
     steady = {"steady": Measured(tier, 4.9, 100, 10, 10, device="grows")}
@@ -107,15 +109,15 @@ def test_one_that_does_nothing_keeps_nobody_out_of_a_tier_of_two():
         "lazy": Measured("w1.00-d1", 1e-6, 100, 10, 10),
         "honest": Measured("w1.00-d1", 2.0, 100, 10, 10),
     }
-    before = Earlier((1e-6, 2.0), frozenset({"lazy", "honest"}))
-    of_three = Earlier((1e-6, 2.0), frozenset({"lazy", "honest", "gone"}))
+    before = EarlierNorms((1e-6, 2.0), frozenset({"lazy", "honest"}))
+    of_three = EarlierNorms((1e-6, 2.0), frozenset({"lazy", "honest", "gone"}))
     for earlier in (before, of_three):
         assert set(reasons(lazy | others, earlier={"w1.00-d1": earlier}).values()) == {None}
     large = {
         "large": Measured("w1.00-d1", 100.0, 100, 10, 10),
         "honest": Measured("w1.00-d1", 2.0, 100, 10, 10),
     }
-    before = Earlier((2.0,), frozenset({"honest"}))
+    before = EarlierNorms((2.0,), frozenset({"honest"}))
     verdicts = reasons(large | others, earlier={"w1.00-d1": before})
     assert verdicts["large"] is RefusalReason.TOO_FAR
 
@@ -148,6 +150,12 @@ def test_who_has_no_samples_any_more_is_refused():
     assert "10 samples (0 announced); up to 0" in found["empty"].detail
 
 
+@pytest.mark.attack(
+    "member",
+    "Tries to raise the norm bound, together with a minority of devices",
+    "the bound does not rise, because it depends on the median",
+    "2026-11-22",
+)
 @given(
     st.lists(st.floats(0.5, 2.0), min_size=3, max_size=9), st.floats(1e3, 1e37), st.integers(1, 4)
 )
@@ -156,6 +164,28 @@ def test_a_minority_cannot_raise_its_bound(norms, size, bad):
     bad = min(bad, (len(norms) - 1) // 2)
     found = list(reasons(measured(*norms, *[size] * bad)).values())
     assert found == [None] * len(norms) + [RefusalReason.TOO_FAR] * bad
+
+
+def test_by_default_a_tier_of_few_devices_has_no_bound():
+    """The largest of three honest boards is often five times the middle one; of five it counts."""
+    four = {f"d{at}": Measured("w1.00-d1", 1.0, 100, 10, 10, f"d{at}") for at in range(3)}
+    four["far"] = Measured("w1.00-d1", 9.0, 100, 10, 10, "far")
+    assert set(reasons(four, RobustConfig()).values()) == {None}
+    five = {**four, "d3": Measured("w1.00-d1", 1.0, 100, 10, 10, "d3")}
+    assert reasons(five, RobustConfig())["far"] is RefusalReason.TOO_FAR
+    earlier = {"w1.00-d1": EarlierNorms((1.0, 1.0), frozenset({"d3", "d4"}))}
+    assert reasons(four, RobustConfig(), earlier)["far"] is RefusalReason.TOO_FAR
+    assert reasons(four, BOUNDED)["far"] is RefusalReason.TOO_FAR
+
+
+def test_by_default_every_update_counts_where_all_are_to_count_alike(config):
+    """With a method that promises it, and where somebody asks for it; who writes a bound has it."""
+    assert config().robust.norm_bound == "auto"
+    assert config(strategy={"name": "fml"}).robust.norm_bound == 0
+    assert config(strategy={"weighting": "uniform"}).robust.norm_bound == 0
+    assert config(strategy={"name": "fml"}, robust={"norm_bound": 5}).robust.norm_bound == 5
+    clipped = config(strategy={"name": "fml"}, robust={"beyond_norm": "clip"})
+    assert clipped.robust.norm_bound == "auto"
 
 
 def test_the_norm_is_that_of_the_difference():
@@ -294,30 +324,30 @@ def test_a_robust_merge_is_a_setting_of_every_selective_average(name):
     [
         (
             {"strategy": {"name": "inclusivefl"}, "robust": {"merge": "median"}},
-            "needs that another merge can replace the strategy's own",
+            "requires that another aggregation rule can replace the strategy's own",
         ),
         (
             {"strategy": {"name": "fedmedian"}, "robust": {"merge": "trimmed_mean"}},
-            "strategy fedmedian .*another merge can replace",
+            "strategy fedmedian .*another aggregation rule can replace",
         ),
         (
             {
                 "strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}},
                 "robust": {"merge": "trimmed_mean"},
             },
-            "needs that another merge can replace the strategy's own",
+            "requires that another aggregation rule can replace the strategy's own",
         ),
         (
             {"strategy": {"weighting": "samples"}, "robust": {"merge": "median"}},
-            "needs that every update has the same weight",
+            "requires that every update has the same weight",
         ),
         (
             {"strategy": {"plan": "random"}, "robust": {"merge": "krum"}},
-            "needs that all devices of a tier train the same units",
+            "requires that all devices of a tier train the same units",
         ),
         (
             {"strategy": {"name": "federated_dropout"}, "robust": {"merge": "krum"}},
-            "needs that all devices of a tier train the same units",
+            "requires that all devices of a tier train the same units",
         ),
     ],
 )
@@ -379,6 +409,12 @@ def farthest(weights):
     return max(float(np.abs(weights[name] - value).max()) for name, value in before.items())
 
 
+@pytest.mark.attack(
+    "member",
+    "Claims 10^15 samples, so that other updates have almost no weight",
+    "the update counts with the number of samples that the device announced before",
+    "2026-11-28",
+)
 def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(
     url, config, running, fleet
 ):
@@ -395,6 +431,12 @@ def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(
     assert (tasks["bad"].phase, found.samples, found.declared) == (MERGED, 10, 10**15)
 
 
+@pytest.mark.attack(
+    "member",
+    "Sends weights multiplied by a million",
+    "refused as `too-far`; the device is named",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     ("bad", "count"),
     [pytest.param(scaled(1e6), 1, id="times 1e6"), pytest.param(constant(3.4e38), 2, id="3.4e38")],
@@ -405,13 +447,17 @@ def test_an_update_that_is_unlike_the_others_is_refused_and_named(
     """It neither moves the model nor fails the run; the offender is told of, counted, and stands in
     the store.
     """
-    settings = config(round={"rounds": 3, "min_devices": 3 + count}, evaluation={"data": None})
+    settings = config(
+        round={"rounds": 3, "min_devices": 3 + count},
+        robust={"norm_bound": 5},
+        evaluation={"data": None},
+    )
     names = {f"bad{i}" for i in range(count)}
     server, tasks, weights = attacked(
         {**GOOD, **dict.fromkeys(names, bad)}, settings, url, running, fleet
     )
     assert farthest(weights) == pytest.approx(3.0, rel=1e-5)
-    refusals = server.of(control.UpdateRefused)
+    refusals = server.events_of(control.UpdateRefused)
     assert {event.device for event in refusals} == names
     assert {event.reason for event in refusals} == {RefusalReason.TOO_FAR}
     assert len(refusals) == 3 * count
@@ -419,6 +465,8 @@ def test_an_update_that_is_unlike_the_others_is_refused_and_named(
         assert tasks[name].phase is REFUSED
         assert "differs by" in tasks[name].detail
         assert tasks[name].screening.norm > tasks[name].screening.bound
+    number = next(iter(tasks.values())).round
+    assert count_bounded(list(tasks.values()), number) == (0, count)
 
 
 def shown(*arguments):
@@ -431,7 +479,7 @@ def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_relea
     url, config, running, fleet
 ):
     """After two refusals it is left out, each round says why, and an operator lets it in again."""
-    robust = {"quarantine_after": 2, "quarantine_rounds": 9}
+    robust = {"norm_bound": 5, "quarantine_after": 2, "quarantine_rounds": 9}
     settings = config(
         round={"rounds": 4, "min_devices": 3}, robust=robust, evaluation={"data": None}
     )
@@ -457,7 +505,9 @@ def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_relea
     assert (good["outcome"], good["ending"], good["samples"]) == ("merged", "answered", 10)
     assert 0 < good["answered_seconds"] <= good["collect_seconds"]
     assert "in quarantine" in shown("rounds", "show", 4, "--store", settings.store)
-    assert "is asked again" in shown("devices", "release", "bad", "--store", settings.store)
+    assert "may select it again in its next round" in shown(
+        "devices", "release", "bad", "--store", settings.store
+    )
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
         run = store.runs()[0].id
         assert quarantined(store, run, settings) == {}
@@ -481,7 +531,7 @@ def test_a_device_alone_in_its_tier_is_held_to_its_own_last_rounds(url, config, 
     with narrow, Peer(fleet, "wide", url, settling):
         server = running(settings, url)
         assert server.wait().status == "finished"
-    assert server.of(control.UpdateRefused) == []
+    assert server.events_of(control.UpdateRefused) == []
 
 
 def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds(
@@ -509,10 +559,24 @@ def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds
             stack.enter_context(Peer(fleet, name, url, settling, profile=profile(max_width=0.5)))
         server = running(settings, url)
         assert server.wait().status == "finished"
-    assert [len(event.merged) for event in server.of(control.RoundClosed)] == [3, 3, 2, 2, 2, 2, 3]
-    assert not [event for event in server.of(control.UpdateRefused) if event.by == "server"]
+    assert [len(event.merged) for event in server.events_of(control.RoundClosed)] == [
+        3,
+        3,
+        2,
+        2,
+        2,
+        2,
+        3,
+    ]
+    assert not [event for event in server.events_of(control.UpdateRefused) if event.by == "server"]
 
 
+@pytest.mark.attack(
+    "member",
+    "Is the only device of its tier, and sends a larger update in every round",
+    "other tiers and its earlier updates bound the update; the device is quarantined",
+    "2026-11-28",
+)
 def test_a_device_alone_in_its_tier_does_not_grow(url, config, running, fleet):
     """Its own last norms were its bound: it moved an entry by 17,399 in eight rounds. Now five times
     what the others move is the most, in each round.
@@ -522,11 +586,13 @@ def test_a_device_alone_in_its_tier_does_not_grow(url, config, running, fleet):
         number = work.offer.round
         honest(4.9 if number <= 3 else 4.9 ** (number - 2))(peer, work)
 
-    settings = config(round={"rounds": 8, "min_devices": 4}, evaluation={"data": None})
+    settings = config(
+        round={"rounds": 8, "min_devices": 4}, robust={"norm_bound": 5}, evaluation={"data": None}
+    )
     scripts = {f"narrow{at}": honest(1.0) for at in range(3)} | {"wide": growing}
     widths = {name: 0.5 for name in scripts if name != "wide"}
     server, _, weights = attacked(scripts, settings, url, running, fleet, widths)
-    refused = [event.device for event in server.of(control.UpdateRefused)]
+    refused = [event.device for event in server.events_of(control.UpdateRefused)]
     assert set(refused) == {"wide"}
     assert len(refused) >= 3
     assert farthest(weights) <= 8 * 5
@@ -543,6 +609,12 @@ def test_of_two_boards_neither_is_unlike_the_other(url, config, running, fleet):
     assert farthest(weights) == pytest.approx(1.515, rel=1e-4)
 
 
+@pytest.mark.attack(
+    "member",
+    "Reports its status up to every deadline, but sends no update",
+    "quarantined after repeated misses",
+    "2026-11-28",
+)
 def test_a_device_that_holds_up_rounds_is_not_asked_for_a_while(url, config, running, fleet):
     """It says that it is alive until every deadline: each round took all of its time."""
     deadline = 1.5
@@ -567,7 +639,9 @@ def test_a_device_that_holds_up_rounds_is_not_asked_for_a_while(url, config, run
 
 def release(folder, run):
     """The idler is let in again, and may hold up rounds anew."""
-    assert "is asked again" in shown("devices", "release", "idler", "--store", folder)
+    assert "may select it again in its next round" in shown(
+        "devices", "release", "idler", "--store", folder
+    )
     with contextlib.closing(Store(folder, read_only=True)) as store:
         config = FleetConfig.stored(store.run(run).config)
         assert quarantined(store, run, config) == {}
@@ -577,11 +651,11 @@ def test_quarantine_leaves_no_round_without_enough_devices(url, config, running,
     """A board alone in its ways is refused round by round; the run had ended where it was needed
     for `min_devices`.
     """
-    robust = {"quarantine_after": 2, "quarantine_rounds": 9}
+    robust = {"norm_bound": 5, "quarantine_after": 2, "quarantine_rounds": 9}
     rounds = {"rounds": 4, "min_devices": 4, "wait_seconds": 30}
     settings = config(round=rounds, robust=robust, evaluation={"data": None})
     server, tasks, _ = attacked({**GOOD, "bad": scaled(1e6)}, settings, url, running, fleet)
-    assert [event.device for event in server.of(control.UpdateRefused)] == ["bad"] * 4
+    assert [event.device for event in server.events_of(control.UpdateRefused)] == ["bad"] * 4
     assert {name: task.phase for name, task in tasks.items()} == {
         **dict.fromkeys(GOOD, MERGED),
         "bad": REFUSED,
@@ -595,7 +669,7 @@ def test_two_of_three_that_are_too_large_are_all_refused(url, config, running, f
     scripts = {"good": honest(1.0), "bad0": constant(3.4e38), "bad1": constant(3.4e38)}
     settings = config(round={"min_devices": 3}, evaluation={"data": None})
     server, _, weights = attacked(scripts, settings, url, running, fleet)
-    assert {event.device for event in server.of(control.UpdateRefused)} == {"bad0", "bad1"}
+    assert {event.device for event in server.events_of(control.UpdateRefused)} == {"bad0", "bad1"}
     assert farthest(weights) == pytest.approx(1.0, rel=1e-5)
 
 

@@ -70,7 +70,7 @@ def test_more_tiers_than_a_release_takes_are_refused(tmp_path):
     """As an error that says how many do."""
     found_fleet(tmp_path, NewFleet(fleet="lab", host="localhost"))
     with pytest.raises(
-        ConfigError, match="17 tiers do not go into one release; roll out 16 at most"
+        ConfigError, match="17 tiers do not fit into one release; roll out at most 16"
     ):
         sign_release(tmp_path, {}, {f"w{number}": blob_ref(b"x") for number in range(17)}, 1, 0)
 
@@ -260,11 +260,11 @@ def test_a_folder_of_no_fleet_is_said_to_be_none(tmp_path):
         lambda: renew(tmp_path, (), days=1),
         lambda: revoke(tmp_path, "pi"),
     ):
-        with pytest.raises(ConfigError, match="is no fleet's folder"):
+        with pytest.raises(ConfigError, match="is not the folder of a fleet"):
             change()
     with (
         closing(Store(tmp_path / "store")) as store,
-        pytest.raises(ConfigError, match="no run yet; `shoal run` begins"),
+        pytest.raises(ConfigError, match="no runs yet; `shoal run` starts one"),
     ):
         find_run(store)
 

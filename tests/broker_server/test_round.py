@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from broker_server.rounds import new_version
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.rounds.norm_statistics import batch_statistics
@@ -15,6 +16,7 @@ from fleet_protocol import control
 from fleet_protocol.digests import blob_path
 from fleet_protocol.errors import ConfigError, RefusalReason
 from fleet_protocol.mapped_tensors import open_tensors
+from fleet_protocol.messages import UploadAck
 from fleet_protocol.weights import encode_weights
 from models.plan import compile_plan, make_plan
 from shoal.cli.main import app
@@ -33,7 +35,7 @@ def test_a_round_merges_two_widths_and_judges_the_result(broker_url, config, run
         server = running(config(round={"min_devices": 2}), broker_url)
         finished = server.wait()
     assert finished.status == "finished", finished.error
-    closed = server.of(control.RoundClosed)[0]
+    closed = server.events_of(control.RoundClosed)[0]
     assert closed.merged == {"wide": "w1.00-d1", "narrow": "w0.50-d1"}
     assert closed.evaluation.examples == 40
     before = tiny_weights(tiny_layout())
@@ -52,8 +54,33 @@ def test_a_round_merges_two_widths_and_judges_the_result(broker_url, config, run
     assert {task.phase for task in store.tasks(finished.run, 1, "train")} == {TaskPhase.MERGED}
     assert closed.payload_bytes > 0
     assert closed.wire_bytes > closed.payload_bytes
-    assert not server.of(control.UpdateRefused)
+    assert not server.events_of(control.UpdateRefused)
     store.close()
+
+
+def test_updates_are_folded_in_the_order_of_the_devices_ids(
+    url, config, running, fleet, monkeypatch
+):
+    """In whatever order they join: the sum of floats depends on its order."""
+    orders = []
+
+    class Recording(new_version.Folding):
+        def __init__(self, merge, order, *settings):
+            orders.append(list(order))
+            super().__init__(merge, order, *settings)
+
+    monkeypatch.setattr(new_version, "Folding", Recording)
+    with (
+        Peer(fleet, "beech", url, honest(1.0)),
+        Peer(fleet, "cedar", url, honest(2.0)),
+        Peer(fleet, "alder", url, honest(3.0)),
+    ):
+        server = running(config(round={"min_devices": 3}), url)
+        finished = server.wait()
+    assert finished.status == "finished", finished.error
+    with contextlib.closing(Store(server.config.store, read_only=True)) as store:
+        devices = {task.id: task.device for task in store.tasks(finished.run, 1, "train")}
+    assert [devices[task] for task in orders[0]] == ["alder", "beech", "cedar"]
 
 
 def test_weights_are_published_once_for_all_who_wait(url, config, running, fleet, tmp_path):
@@ -103,14 +130,14 @@ def test_a_version_is_judged_when_it_is_due(url, config, running, fleet):
     with Peer(fleet, "d", url, honest()) as peer:
         server = running(settings, url)
         finished = server.wait()
-    judged = [event.version for event in server.of(control.RoundJudged)]
+    judged = [event.version for event in server.events_of(control.RoundJudged)]
     judged += [
-        event.version for event in server.of(control.RoundClosed) if event.evaluation
+        event.version for event in server.events_of(control.RoundClosed) if event.evaluation
     ]  # the last
     assert judged == [2, 4, 5]
     # Version 2 is the first evaluation and has nothing to reuse, 4 the second, 5 the last.
     assert [offer.version for offer in peer.offers if offer.routine == "statistics"] == [2, 4, 5]
-    assert finished.evaluation == server.of(control.RoundClosed)[-1].evaluation
+    assert finished.evaluation == server.events_of(control.RoundClosed)[-1].evaluation
 
 
 def test_the_next_round_begins_while_a_version_is_judged(url, config, running, fleet, monkeypatch):
@@ -140,7 +167,31 @@ def test_the_next_round_begins_while_a_version_is_judged(url, config, running, f
         ("round-judged", 1),
         ("round-closed", 2),
     ]
-    assert [event.evaluation is None for event in server.of(control.RoundClosed)] == [True, False]
+    assert [event.evaluation is None for event in server.events_of(control.RoundClosed)] == [
+        True,
+        False,
+    ]
+
+
+def test_a_version_is_judged_while_the_devices_of_the_next_round_are_awaited(
+    url, config, running, fleet
+):
+    """One of its devices leaves during the round before: the judgement had to wait for it, too."""
+    left = threading.Event()
+
+    def after_it_left(peer, work):
+        assert left.wait(60)
+        honest()(peer, work)
+
+    settings = config(round={"rounds": 2, "min_devices": 2, "wait_seconds": 60})
+    with Peer(fleet, "stays", url, after_it_left):
+        with Peer(fleet, "leaves", url, honest()) as leaving:
+            server = running(settings, url)
+            leaving.wait_for(lambda peer: peer.got(UploadAck))
+        # Its farewell arrives before the other's update, so the round cannot close without it.
+        left.set()
+        assert server.wait_event(control.RoundJudged, timeout_seconds=30).evaluation is not None
+    assert not any(event.round == 2 for event in server.events_of(control.RoundStarted))
 
 
 def test_a_run_that_may_end_by_a_judgement_waits_for_it(url, config, running, fleet):
@@ -148,8 +199,8 @@ def test_a_run_that_may_end_by_a_judgement_waits_for_it(url, config, running, fl
     with Peer(fleet, "d", url, honest()):
         server = running(config(round={"rounds": 2}, evaluation={"patience": 2}), url)
         server.wait()
-    assert all(event.evaluation is not None for event in server.of(control.RoundClosed))
-    assert not server.of(control.RoundJudged)
+    assert all(event.evaluation is not None for event in server.events_of(control.RoundClosed))
+    assert not server.events_of(control.RoundJudged)
 
 
 def test_old_statistics_serve_until_new_ones_are_due(url, config, running, fleet):
@@ -158,7 +209,7 @@ def test_old_statistics_serve_until_new_ones_are_due(url, config, running, fleet
     with Peer(fleet, "d", url, honest()) as peer:
         server = running(settings, url)
         server.wait()
-    assert [event.version for event in server.of(control.RoundJudged)] == [1, 2, 3]
+    assert [event.version for event in server.events_of(control.RoundJudged)] == [1, 2, 3]
     assert [offer.version for offer in peer.offers if offer.routine == "statistics"] == [1, 3, 4]
 
 
@@ -186,7 +237,7 @@ def test_a_version_without_statistics_is_kept_and_says_why_it_was_not_judged(
     with Peer(fleet, "d", url, declines_queries):
         server = running(config(), url)
         finished = server.wait()
-    closed = server.of(control.RoundClosed)[0]
+    closed = server.events_of(control.RoundClosed)[0]
     assert (closed.version, closed.evaluation) == (1, None)
     assert "batch norm statistics: 0 of 1 updates" in closed.note
     assert finished.status == "finished"
@@ -204,8 +255,8 @@ def test_updates_whose_sum_is_no_number_are_refused(url, config, running, fleet)
     with Peer(fleet, "a", url, enormous), Peer(fleet, "b", url, enormous):
         server = running(config(round={"min_devices": 2, "retries": 1}), url)
         finished = server.wait()
-    assert server.of(control.RoundAbandoned)[0].reason == "every update was refused"
-    assert {event.device for event in server.of(control.UpdateRefused)} == {"a", "b"}
+    assert server.events_of(control.RoundAbandoned)[0].reason == "every update was refused"
+    assert {event.device for event in server.events_of(control.UpdateRefused)} == {"a", "b"}
     assert (finished.status, finished.version) == ("failed", 0)
 
 

@@ -21,10 +21,13 @@ from fleet_protocol.errors import RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Accept, Shares, Sum, UploadAck
 from fleet_protocol.secure_sum import STEPS, Member, whole_numbers
+from fleet_protocol.secure_sum.opening import restore_secrets
 from fleet_protocol.weights import MASKED, encode_weights
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
 from tests.broker_server.peer import Peer, profile
 from tests.broker_server.test_resume import start_dying
+from tests.fleet_protocol.secure_cohort import CohortOfMembers
+from tests.fleet_protocol.test_bad_shares import LIAR, Lying
 
 CLIP = 8.0
 SUMS = {"secure_sum": {"clip": CLIP}, "robust": {"norm_bound": 0}, "evaluation": {"data": None}}
@@ -170,7 +173,7 @@ def test_too_few_for_a_sum_are_told_before_they_train_for_nothing(url, config, r
     with contextlib.closing(Store(made.store, read_only=True)) as store:
         tasks = store.tasks(finished.run, 1, "train")
     assert {(task.phase, task.detail) for task in tasks} == {
-        (TaskPhase.MISSED, "2 are left for a secure sum of 3 at least")
+        (TaskPhase.MISSED, "2 are left for a secure sum, which needs at least 3")
     }
 
 
@@ -205,7 +208,7 @@ def test_a_sum_that_was_opened_becomes_a_version(url, config, running, fleet, mo
     assert {phases[name] for name in NAMES[:3]} == {TaskPhase.MERGED}
     assert {phases[name] for name in NAMES[3:6]} == {TaskPhase.MISSED}
     assert {why[name] for name in NAMES[3:6]} == {
-        "no sum of w0.50-d1: 0 members revealed shares, 3 are needed"
+        "no sum of w0.50-d1: 0 members revealed shares, but 3 are needed"
     }
 
 
@@ -235,6 +238,12 @@ def test_no_sum_is_opened_where_there_are_too_few(url, config, running, fleet):
         assert not any(step.sent for step in device.heard if isinstance(step, Sum))
 
 
+@pytest.mark.attack(
+    "member",
+    "Deals shares that nobody can open, or accuses all other devices",
+    "refused as `bad-shares`; the device is named, and the sum of the others is opened",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("lie", ["garbage", "accuse"])
 def test_a_device_that_lies_is_refused_and_the_others_have_their_sum(
     url, config, running, fleet, lie
@@ -298,9 +307,15 @@ def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
             stack.enter_context(Adding(fleet, name, url))
         server = running(settings, url)
         assert server.wait(120).status == "finished"
-    assert [len(event.merged) for event in server.of(control.RoundClosed)] == [4, 4]
+    assert [len(event.merged) for event in server.events_of(control.RoundClosed)] == [4, 4]
 
 
+@pytest.mark.attack(
+    "member",
+    "Sends a masked update before the masks are agreed",
+    "refused; the sum of the others is opened",
+    "2026-11-23",
+)
 def test_an_update_before_its_time_is_refused(url, config, running, fleet):
     """One that comes before its masks could be taken off a sum would be in none; the others' sum is
     made without it.
@@ -322,9 +337,15 @@ def test_an_update_before_its_time_is_refused(url, config, running, fleet):
         "d3",
     }
     assert tasks["d1"].phase is TaskPhase.REFUSED
-    assert "masks nobody could take off" in tasks["d1"].detail
+    assert "masks could not be removed" in tasks["d1"].detail
 
 
+@pytest.mark.attack(
+    "member",
+    "Deals shares too late, so that correct answers of other devices look wrong",
+    "ignored; the sum of the others is opened",
+    "2026-11-28",
+)
 def test_shares_that_come_after_their_step_change_nothing(tmp_path):
     """The others were asked about the shares that had come in time; a late dealer made their right
     answers wrong ones, and ended the sum of all.
@@ -339,6 +360,49 @@ def test_shares_that_come_after_their_step_change_nothing(tmp_path):
     waiting.receive_shares(task, Shares(**head, sealed=dict.fromkeys(keys, "5a" * 151)))
     assert secure_sum.of_step(SumStep.SHARES) == {}
     assert secure_sum.expected_names(SumStep.CHECKS, "d1") == frozenset()
+
+
+@pytest.mark.attack(
+    "broker",
+    "Makes a restarted server ask for shares of a sum whose keys the server has lost",
+    "no device is asked for a share",
+    "2026-11-28",
+)
+@pytest.mark.parametrize("comes_late", [1, 3])
+def test_all_shares_that_have_come_restore_a_secret(tmp_path, comes_late):
+    """One of the first is wrong: the server waits for more, and tries all of them again, also where
+    the step ends before everybody's are there.
+    """
+    names = [f"d{at}" for at in range(7)]
+    liar = Lying("revealed", names)
+    members = CohortOfMembers(names, members={LIAR: liar}).met()
+    shares = members.reveal(names)
+    weights = SimpleNamespace(digest=members.place)
+    tasks = {}
+    for name in names:
+        tasks[name] = SimpleNamespace(record=SimpleNamespace(device=name, weights=weights))
+    cohort = SimpleNamespace(tasks=tasks, summing=SimpleNamespace(least=members.least))
+    secure_sum = SecureSum(cohort, 1.0, 1.0, members.joined, SumStep.SECRETS, members.keys)
+    secure_sum.sent = tuple(names)
+    revealed = secure_sum.of_step(SumStep.SECRETS)
+    coming = iter(sorted(names, key=lambda name: name != LIAR))
+    clock = SimpleNamespace(seconds=0.0)
+    clock.now = lambda: clock.seconds
+    needed = secure_sum.revealed().needed
+
+    def pump(until):
+        if len(revealed) == needed + comes_late:
+            clock.seconds = until
+            return
+        name = next(coming)
+        revealed[name] = shares[name]
+
+    waiting = cohorts.Cohorts(SimpleNamespace(folder=tmp_path), None, None, clock, None)
+    restored = waiting._restore_secrets(secure_sum, pump)
+    assert set(restored.liars) == {LIAR}
+    assert restored.own == restore_secrets(members.revealed(names, shares)).own
+    assert len(restored.own) == len(names)
+    assert clock.seconds == (0.0 if comes_late == len(names) - needed else cohorts.REVEAL_SECONDS)
 
 
 def test_no_board_is_asked_for_shares_of_a_sum_whose_keys_are_lost(tmp_path):

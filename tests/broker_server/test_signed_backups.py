@@ -168,6 +168,12 @@ def signatures_of_nothing(_, members):
     return {**members, SIGNATURES: b"{}"}, b""
 
 
+@pytest.mark.attack(
+    "file",
+    "A backup has changed members or a new signature",
+    "refused by name, even with `--trust`",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -243,7 +249,7 @@ def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
         True,
     ]
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read your own key: chmod 600"):
+    with pytest.raises(ConfigError, match="others may read your key: chmod 600"):
         signers(tmp_path / "store")
 
 
@@ -265,6 +271,12 @@ def unsigned(file, store):
     packed(file, members, blob_digest(members["shoal.db"]).encode())
 
 
+@pytest.mark.attack(
+    "file",
+    "A stranger's backup names a program in its run",
+    "refused without `--trust`; with it, the name is shown and ignored",
+    "2026-11-28",
+)
 def test_an_unsigned_backup_needs_trust_which_shows_what_it_names(tmp_path, monkeypatch, capsys):
     """A stranger's store whose run names a program: who takes it is shown all that it names."""
     make_store(
@@ -362,6 +374,12 @@ def test_a_service_without_a_home_signs_with_the_operators_key_alone(tmp_path, m
         signers(tmp_path / "store")
 
 
+@pytest.mark.attack(
+    "file",
+    "A backup's database has a trigger, a view or a virtual table",
+    "refused; the message names it",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     "harm",
     [
@@ -380,7 +398,7 @@ def test_a_database_with_programs_of_its_own_is_no_store(harm, tmp_path):
         opened.execute(harm)
         opened.commit()
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
-    with pytest.raises(BlobError, match="'harm', which no store has"):
+    with pytest.raises(BlobError, match="'harm', which does not occur in a store"):
         restore(tmp_path / "theirs.zip", tmp_path / "made", trust=True)
     assert not (tmp_path / "made").exists()
 
@@ -402,7 +420,7 @@ def test_a_table_that_computes_is_not_of_a_store(harm, tmp_path):
         opened.executescript(harm)
         opened.commit()
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
-    with pytest.raises(BlobError, match=r"with (a|an) .*, which no store has"):
+    with pytest.raises(BlobError, match=r"with (a|an) .*, which does not occur in a store"):
         restore(tmp_path / "theirs.zip", tmp_path / "made", trust=True)
     assert not (tmp_path / "made").exists()
 
@@ -415,7 +433,7 @@ def test_a_table_that_computes_is_not_of_a_store(harm, tmp_path):
             "UPDATE runs SET config = replace(hex(zeroblob(50000)), '00', '[')",
             "column config: |nested too deeply",
         ),
-        ("UPDATE runs SET id = '`id`'", "column id: '`id`' is no name"),
+        ("UPDATE runs SET id = '`id`'", "column id: '`id`' is not a valid name"),
         (
             "UPDATE versions SET digest = '../x'",
             "table versions, row run 'r1', number '0', column digest: ",
@@ -462,6 +480,13 @@ def measured(file, target, *keys):
     return said, int(kilobytes) / 1000
 
 
+@pytest.mark.attack(
+    "file",
+    "A backup of half a megabyte unpacks to 500 MB",
+    "refused, with less than 150 MB of memory",
+    "2026-11-28",
+)
+@pytest.mark.slow
 def test_a_bomb_is_refused_in_little_memory(tmp_path):
     """Half a megabyte that unpacks to 500: a backup is never larger unpacked than packed."""
     bomb = tmp_path / "bomb.zip"
@@ -478,6 +503,7 @@ def test_a_bomb_is_refused_in_little_memory(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.slow
 def test_a_large_backup_of_ones_own_is_restored_in_little_memory(tmp_path):
     """300 MB in one blob go from file to file in pieces."""
     make_store(tmp_path / "store")

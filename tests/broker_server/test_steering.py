@@ -13,12 +13,14 @@ from functools import partial
 import pytest
 
 from broker_server.rounds.stopping import ASKED, OperatorWish
-from broker_server.service.launch import RunRejectedError, run_fleet, steer
+from broker_server.service.following import RunRejectedError
+from broker_server.service.launch import run_fleet, steer
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import RunRecord, Store, queries
+from fleet_protocol.errors import ConfigError
 from shoal.cli.console import print_json
 from shoal.cli.views.comparison import compared_runs, comparison_records, draw
-from shoal.cli.views.log import follow_log
+from shoal.cli.views.log import LogQuery, follow_log
 from shoal.cli.views.runs import RUNS
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_launch import Serving
@@ -68,12 +70,15 @@ def stored(settings):
 
 
 def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings, fleet):
-    """Also where another server has come meanwhile; every round is closed once."""
+    """Also where another server has come meanwhile; every round is closed once. The run has a name
+    that commands accept.
+    """
+    settings = settings.model_copy(update={"run_name": "held"})
     asked = []
 
     def pausing(peer, work):
         if not asked:
-            asked.append(steer(settings, "pause"))
+            asked.append(steer(settings, "pause", "held"))
         honest()(peer, work)
 
     with Peer(fleet, "d", url, pausing) as peer:
@@ -82,9 +87,11 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
             with run.heard:
                 assert run.heard.wait_for(lambda: "round-closed" in run.events, 30)
             with pytest.raises(
-                RunRejectedError, match=f"run nope is not in progress, run {asked[0]} is"
+                RunRejectedError, match=f"run nope is not in progress; run {asked[0]} is"
             ) as wrong:
                 steer(settings, "go", "nope")
+            with pytest.raises(ConfigError, match=r"run name 'no\\x1b' is not usable: use 1 to 64"):
+                steer(settings, "go", "no\x1b")
             with pytest.raises(RunRejectedError, match="another run is in progress") as second:
                 steer(settings, "start")
             assert {wrong.value.exit_code, second.value.exit_code} == {
@@ -101,6 +108,7 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
             with pytest.raises(RunRejectedError, match="no run is in progress"):
                 ask_until_it_is_over(settings)
     assert (stored(settings).closed, stored(settings).run.status) == (3, "finished")
+    assert stored(settings).run.name == "held"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +204,7 @@ def test_runs_are_listed_compared_and_followed(url, settings, fleet, capsys):
     ]
     RUNS.show(settings.store, one.run, as_json=False)
     assert one.run in "".join(capsys.readouterr().out.split())
-    follow_log(settings.store, one.run, last=2, as_json=True)
+    follow_log(settings.store, LogQuery(one.run, 2), as_json=True)
     assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == [
         "round-closed",
         "run-finished",
@@ -243,15 +251,15 @@ def test_commands_steer_a_run_by_the_page_of_its_server(url, settings, tmp_path)
         around["SHOAL_URL"] = address
         code, said = typed("stop")
         assert code == 2
-        assert "this needs the operator's token" in said
+        assert "access denied: set SHOAL_TOKEN to the operator's token" in said
         around["SHOAL_TOKEN_FILE"] = str(settings.store / "operator.token")
         name = stored(settings).run.id
         assert typed("pause") == (
             0,
-            f"run {name} holds after the round in progress; go on with `shoal resume`",
+            f"run {name} pauses after the round in progress; continue it with `shoal resume`",
         )
-        assert typed("resume", "--run", name[:15]) == (0, f"run {name} goes on")
-        assert typed("stop", "--now") == (0, f"run {name} ends; its round is given up")
+        assert typed("resume", "--run", name[:15]) == (0, f"run {name} continues")
+        assert typed("stop", "--now") == (0, f"run {name} ends; its round is abandoned")
         assert run.finished().status == "stopped"
         code, said = typed("stop")
         assert code == 2

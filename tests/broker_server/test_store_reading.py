@@ -93,7 +93,7 @@ def test_reading_changes_nothing(leave, tmp_path):
     leave(folder)
     with unwritable(folder), contextlib.closing(Store(folder, read_only=True)) as store:
         assert [event.detail for event in store.events()] == ["before the end"]
-        with pytest.raises(StorageError, match="readonly"):
+        with pytest.raises(StorageError, match="was opened read-only: nothing can be written"):
             store.log("said", "by a reader")
 
 
@@ -104,7 +104,7 @@ def test_reading_a_store_of_an_earlier_version_does_not_upgrade_it(version, tmp_
     restore(version, folder)
     with unwritable(folder), contextlib.closing(Store(folder, read_only=True)) as store:
         assert len(store.runs()) == 2
-        with pytest.raises(StorageError, match="readonly"):
+        with pytest.raises(StorageError, match="was opened read-only: nothing can be written"):
             store.log("said", "by a reader")
 
 
@@ -238,7 +238,10 @@ def test_an_index_that_nobody_writes_is_waited_for_no_longer_than_a_transaction(
     """Then the reader gives up with a reason."""
     monkeypatch.setattr(opening, "BUSY_SECONDS", 0.1)
     closed(tmp_path)
-    with unwritten_index(tmp_path), pytest.raises(StorageError, match="readonly database; it can"):
+    with (
+        unwritten_index(tmp_path),
+        pytest.raises(StorageError, match="readonly database; it is read-only; check"),
+    ):
         Store(tmp_path, read_only=True)
 
 

@@ -73,12 +73,12 @@ def test_an_earlier_version_is_read_through_the_store(version, read_only, tmp_pa
     """Each message that is stored as JSON is read by this version, the configurations among
     them.
     """
-    restore(version, tmp_path)
+    lines = rows_of(restore(version, tmp_path))["events"]
     with contextlib.closing(Store(tmp_path, read_only=read_only)) as store:
         unfinished, finished = store.runs()
         assert (unfinished.status, finished.status) == ("running", "finished")
         for run in store.runs():
-            assert FleetConfig.model_validate_json(run.config).fleet == "lab"
+            assert FleetConfig.stored(run.config).fleet == "lab"
         assert [item.state for item in store.rounds(finished.id)] == [RoundState.CLOSED] * 2
         assert [item.evaluation.examples for item in store.versions(finished.id)[1:]] == [40, 40]
         tasks = {task.device: task for task in store.tasks(finished.id, 1, "train")}
@@ -98,7 +98,9 @@ def test_an_earlier_version_is_read_through_the_store(version, read_only, tmp_pa
         }
         shown = queries.status(store, finished.id)
         assert (shown.closed, shown.rounds, shown.refusals["no-space"]) == (2, 2, 4)
-        assert len(queries.log(store, finished.id)) == 22
+        of_finished = [line["detail"] for line in lines if line["run"] == finished.id]
+        assert [line.detail for line in queries.log(store, finished.id)] == of_finished
+        assert len(of_finished) > 20
         assert [view.merged for view in queries.devices(store, finished.id)] == [0, 0, 2, 2]
 
 
@@ -195,18 +197,18 @@ def test_an_upgrade_that_fails_leaves_the_store_as_it_was(version, tmp_path):
     """
     path = restore(version, tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("ALTER TABLE tasks ADD COLUMN screening TEXT")
+        connection.execute("CREATE INDEX runs_by_name ON runs (id)")
         connection.commit()
     before = text_of(path)
     for read_only in (False, True):
         with pytest.raises(
             StorageError,
-            match=rf"version {version} to 4, it is left as it was.*duplicate column name: "
-            rf"screening",
+            match=rf"version {version} to {SCHEMA_VERSION}; it is unchanged: .*index runs_by_name"
+            rf" already exists",
         ):
             Store(tmp_path, read_only=read_only)
     assert text_of(path) == before
-    ask(path, "ALTER TABLE tasks DROP COLUMN screening")
+    ask(path, "DROP INDEX runs_by_name")
     with contextlib.closing(Store(tmp_path)) as store:
         assert len(store.runs()) == 2
 
@@ -276,7 +278,7 @@ def test_a_database_without_the_mark_of_a_store_is_left_alone(made, tmp_path):
         connection.executescript(made)
     before = text_of(path)
     with pytest.raises(
-        StorageError, match=r"not the mark.*before schema version 3.*take another store folder"
+        StorageError, match=r"not the mark.*before schema version 3.*use another store folder"
     ):
         Store(tmp_path)
     assert text_of(path) == before

@@ -14,16 +14,17 @@ import time
 import pytest
 
 from broker_server.service.authority import found_fleet
-from broker_server.service.launch import RunRejectedError, run_fleet, steer, submit
+from broker_server.service.following import RunRejectedError
+from broker_server.service.launch import run_fleet, steer, submit
 from broker_server.service.new_fleet import NewFleet
 from broker_server.service.server import Server
-from broker_server.service.visiting import Home, by_broker
+from broker_server.service.visiting import ServerAccess, by_broker
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.requested import SETTABLE, RequestedSettings
 from broker_server.store import Store
 from broker_server.store.configurations import FOLDER, save_config
 from fleet_protocol import control
-from fleet_protocol.errors import ConfigError, RefusedError
+from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.link import Link
 from fleet_protocol.requests import RunRequest
 from fleet_protocol.topics import Topics
@@ -106,6 +107,12 @@ def refused(settings):
         return sum(line.count for line in store.refusals())
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Requests a run whose configuration names a function, a path or an address",
+    "refused as `malformed`; nothing is opened or called",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("insecure", [False, True])
 def test_a_configuration_in_a_message_is_never_read(url, config, fleet, evil, insecure):
     """Between runs and in one: each is refused and counted, nothing of it is opened or run, and the
@@ -160,7 +167,7 @@ def open_fleet(kind, config, fleet, tmp_path):
 
 def asked(settings, request):
     """What the server answers to a request over MQTT."""
-    with by_broker(Home(settings.fleet, settings.store, settings.broker), request) as inbox:
+    with by_broker(ServerAccess(settings.fleet, settings.store, settings.broker), request) as inbox:
         while True:
             event = inbox.get(timeout=PATIENCE)
             if isinstance(event, Received) and event.topic == Topics(settings.fleet).server_events:
@@ -181,6 +188,12 @@ NAMED = {
 }
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Requests a run with settings that no request may change",
+    "refused; the answer names the settings",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("kind", ["insecure", "enrolled"])
 def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
     kind, config, fleet, evil, tmp_path
@@ -212,6 +225,12 @@ def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
     assert untouched(evil)
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Puts a text, a list or an unknown key into a request for a run",
+    "refused as `malformed`",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     "change",
     [
@@ -222,6 +241,9 @@ def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
         {"others": {"model.weights": "/etc/passwd"}},
         {"config": "{}"},
         {"store": "/tmp"},
+        {"name": "../x"},
+        {"name": "a\x1b[31m"},
+        {"name": "newest"},
     ],
     ids=str,
 )
@@ -233,6 +255,33 @@ def test_nothing_but_numbers_and_fingerprints_travels(change):
     assert parse_request(json.dumps(said).encode()).settings == {}
     with pytest.raises(RefusedError):
         parse_request(json.dumps({**said, **change}).encode())
+
+
+@pytest.mark.attack(
+    "outsider",
+    "Leaves a request for a run retained in the broker, for every later start of the server",
+    "refused as `replayed`, with the command that deletes the request; no run begins",
+    "2026-11-29",
+)
+def test_a_request_that_the_broker_has_retained_begins_no_run(url, config, fleet):
+    """Somebody who is gone would otherwise have a run of the server at each of its starts."""
+    settings = config(broker={"url": url, "insecure": True})
+    wanted = RequestedSettings.from_config(settings)
+    request = RunRequest(request="r1", fleet=fleet, settings=wanted.settings, others=wanted.others)
+    topic = Topics(fleet).server_control
+    link = Link(BrokerAddress.parse(url), f"gone-{fleet}", queue.SimpleQueue())
+    with contextlib.closing(link):
+        link.connect(10)
+        link.publish(topic, request.to_bytes(), retain=True)
+        link.drain(time.monotonic() + 10)
+    with Serving(settings, url), Peer(fleet, "d", url, honest()):
+        wait_until(lambda: refused(settings) == 1)
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        assert [line.reason for line in store.refusals()] == [RefusalReason.REPLAYED.value]
+        assert not store.runs()
+        assert f"mosquitto_pub -r -n -t {topic}" in next(
+            event.detail for event in store.events() if event.kind == "refused"
+        )
 
 
 @pytest.mark.parametrize("kind", ["insecure", "enrolled"])
@@ -265,14 +314,16 @@ def test_what_a_request_may_set_is_set(kind, config, fleet, tmp_path):
                 assert f"{name} = {value!r} is out of bounds: use {bounds}" in told.detail
         others = {name: value for name, value in wanted.others.items() if name not in numbers}
         settings_wanted = {**wanted.settings, **numbers}
-        told = asked(
-            elsewhere, RunRequest(request="r", fleet=fleet, settings=settings_wanted, others=others)
+        request = RunRequest(
+            request="r", fleet=fleet, settings=settings_wanted, others=others, name="afar"
         )
+        told = asked(elsewhere, request)
         assert isinstance(told, control.RunStarted)
         assert told.rounds == 1
         assert steer(elsewhere, "abandon") == told.run
         with contextlib.closing(Store(settings.store, read_only=True)) as store:
             (run,) = store.runs()
+    assert run.name == "afar"
     does = FleetConfig.stored(run.config)
     assert (does.seed, does.train.epochs, does.train.steps, does.round.wait_seconds) == (
         77,
@@ -300,6 +351,12 @@ def test_a_server_without_a_file_takes_no_run_over_mqtt(url, config, fleet, tmp_
         serving.join(PATIENCE)
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Requests a run over MQTT from a server without identities",
+    "refused and counted; the first answers name the remedy",
+    "2026-11-28",
+)
 def test_who_asks_where_mqtt_is_closed_is_told_what_to_do(url, config, fleet, tmp_path, caplog):
     """Runs, steering and predictions alike; the log says it once, and a flood is answered a few
     times.
@@ -346,6 +403,12 @@ def how_it_is(settings, run):
         return store.run(run).status, [line.detail for line in store.events()]
 
 
+@pytest.mark.attack(
+    "file",
+    "A changed database names a function in the configuration of a run",
+    "the run resumes with what the server saved, or is held; the function is never called",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "restored"])
 @pytest.mark.parametrize("attack", [*NAMED, "no configuration"])
 def test_a_changed_database_runs_nothing(attack, kept, url, config, fleet, evil):
@@ -446,6 +509,10 @@ def test_a_kept_configuration_that_another_may_have_written_is_not_taken(
     else:
         path.rename(evil.parent / "elsewhere.json")
         path.symlink_to(evil.parent / "elsewhere.json")
+        with pytest.raises(StorageError, match="has a link"), Serving(settings, url):
+            pass
+        assert untouched(evil)
+        return
     with Serving(settings, url), Peer(fleet, "d", url, silent):
         wait_until(lambda: any(line.kind == "resume-failed" for line in events_of(settings)))
         assert how_it_is(settings, run)[0] == "running"
@@ -464,6 +531,12 @@ def renamed_in(store, run):
         database.execute("UPDATE runs SET id = ?, status = 'running', ended_at = NULL", (run,))
 
 
+@pytest.mark.attack(
+    "file",
+    "A packed store folder has its own saved configuration",
+    "the run is held, because the signature is not the user's",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("attack", ["entry point", "artifacts"])
 def test_a_store_that_a_stranger_packed_runs_nothing(
     attack, url, config, fleet, evil, tmp_path, monkeypatch
@@ -484,7 +557,7 @@ def test_a_store_that_a_stranger_packed_runs_nothing(
     with Serving(settings, url), Peer(fleet, "d", url, honest()):
         wait_until(lambda: any("is held" in line for line in how_it_is(settings, run)[1]))
         (why,) = {line for line in how_it_is(settings, run)[1] if "is held" in line}
-        assert "does not count" in why
+        assert "is not valid" in why
         assert NAMED[attack] in why
         steer(settings, "stop")
         assert run_fleet(settings).status == "finished"
@@ -554,4 +627,4 @@ def test_a_server_without_a_key_does_runs_and_goes_on_by_its_own_file(
     assert any(line.kind == "configuration-unsigned" for line in events_of(settings))
     with Serving(settings, url), Peer(fleet, "d", url, honest()):
         wait_until(lambda: how_it_is(settings, run)[0] == "finished")
-    assert any("let XDG_CONFIG_HOME name a folder" in line for line in how_it_is(settings, run)[1])
+    assert any("set XDG_CONFIG_HOME to a folder" in line for line in how_it_is(settings, run)[1])

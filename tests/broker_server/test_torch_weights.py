@@ -1,6 +1,7 @@
 """Weights that PyTorch saved."""
 
 import re
+import shlex
 import subprocess
 import sys
 
@@ -21,8 +22,8 @@ def test_a_file_of_torch_is_refused_with_the_command_that_converts_it(tmp_path, 
     torch.save(tensors, path, _use_new_zipfile_serialization=of_today)
     with pytest.raises(BlobError, match=r"torch\.save.*weights_only=True") as caught:
         open_tensors(path)
-    command = re.search(r'python -c "(.*)"', str(caught.value))[1]
-    subprocess.run([sys.executable, "-c", command], check=True, timeout=600)
+    command = shlex.split(re.search("python -c .*", str(caught.value))[0])
+    subprocess.run([sys.executable, *command[1:]], check=True, timeout=600)
     found = open_tensors(path.with_suffix(".safetensors"))
     np.testing.assert_array_equal(found["a"], np.arange(6.0).reshape(2, 3))
 

@@ -75,7 +75,7 @@ def test_a_round_with_a_tenth_of_its_devices_gone_closes_soon_after_the_slowest(
     assert record.collect_seconds <= 1.5 * slowest
     assert tasks["gone"].phase is TaskPhase.MISSED
     assert tasks["gone"].timing.left is not None
-    assert server.of(control.RoundClosed)[0].missing == ("gone",)
+    assert server.events_of(control.RoundClosed)[0].missing == ("gone",)
 
 
 def test_who_fits_no_tier_is_named_while_the_others_wait(mosquitto, config, running, fleet):
@@ -167,7 +167,7 @@ def test_who_is_silent_is_not_asked_again_before_its_next_word(
             for number in (1, 2, 3, 4)
         ]
     assert asked == [{"halted", "quick"}, {"quick"}, {"quick"}, {"halted", "quick"}]
-    assert rounds[1].left_out.reasons["halted"].startswith("connected, and says nothing")
+    assert rounds[1].left_out.reasons["halted"].startswith("connected, but silent")
 
 
 def first_round_only(peer, work):
@@ -210,8 +210,8 @@ def test_refusals_cost_the_others_nothing(url, config, running, fleet):
         server = running(settings, url)
         finished = server.wait()
     assert finished.status == "finished", finished.error
-    assert len(server.of(control.RoundClosed)[0].merged) == 6
-    refused = server.of(control.UpdateRefused)
+    assert len(server.events_of(control.RoundClosed)[0].merged) == 6
+    refused = server.events_of(control.UpdateRefused)
     assert {event.device for event in refused} == {f"d{index:02d}" for index in range(7)}
     assert {event.reason for event in refused} == {RefusalReason.BAD_LABELS}
 

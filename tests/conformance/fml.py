@@ -15,10 +15,10 @@ from tests.broker_server.methods import merge_memes
 from tests.conformance.entry import Check, Entry, NotApplicableError
 from tests.conformance.small import float32, layout_of
 from trainer_export.optimizers.sgd import Sgd
-from trainer_export.pair_step import Learner, Learnt, pair_step
+from trainer_export.pair_step import Learner, LearnerResult, pair_step
 from trainer_export.recipe import Recipe
 from trainer_export.routines.mutual import MUTUAL, mutual_loss_and_logit_gradient, mutual_parts
-from trainer_export.update import Trained
+from trainer_export.update import TrainedTensors
 
 __all__ = ["HANDLERS"]
 
@@ -74,10 +74,10 @@ def _linear(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
     return x @ parameters[0].T
 
 
-def _local_step(given: Mapping[str, Any], number: int) -> tuple[Learnt, Learnt]:
+def _local_step(given: Mapping[str, Any], number: int) -> tuple[LearnerResult, LearnerResult]:
     lr = _tensor(given["lr"])
     personal, meme = (
-        Learner(_linear, Trained([_tensor(weights)], {}), trust, lr, _PLAIN_SGD)
+        Learner(_linear, TrainedTensors([_tensor(weights)], {}), trust, lr, _PLAIN_SGD)
         for weights, trust in (
             (given["personal"][number], given["alpha"]),
             (given["global_"], given["beta"]),

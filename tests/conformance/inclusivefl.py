@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from broker_server.strategies import accumulator as merge
 from broker_server.strategies import inclusivefl, server_optimizer
-from broker_server.strategies.inclusivefl import InclusiveSettings, InclusiveState
+from broker_server.strategies.inclusive_state import InclusiveState
+from broker_server.strategies.inclusivefl import InclusiveSettings
 from broker_server.strategies.ladder import Ladder
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from models import Axis, AxisKind, Dim, Layout, compile_plan, make_plan

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from broker_server.strategies import accumulator as merge
 from models import Axis, Dim, Layout, Parameter, Plan, compile_plan
-from models.layout import HEAD, STEM
+from models.block_names import HEAD, STEM
 
 __all__ = ["Client", "average", "float32", "layout_of", "square"]
 

@@ -23,7 +23,7 @@ from device_runtime.training.accelerators import Accelerators, Trial
 from device_runtime.training.backends import Sessions, runtime
 from device_runtime.training.backends.runtime import offered
 from device_runtime.training.compute import compute
-from device_runtime.training.hooks import EpochReport, Hooks, Settled, TaskStopped
+from device_runtime.training.hooks import ChosenProvider, EpochReport, Hooks, TaskStopped
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import RefusedError
@@ -164,7 +164,7 @@ def test_a_provider_that_is_right_and_faster_is_used(provide, settled):
     provide(GPU=right)
     found = settled("GPU")
     assert found.provider == "GPU", found
-    assert "steps in the time of one of the CPU" in found.why
+    assert "steps in the time of one CPU step" in found.why
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_a_provider_that_is_right_and_faster_is_used(provide, settled):
     [
         (None, "GPU failed in a trial: RuntimeError: cudaGetDeviceCount"),
         (dead, "GPU failed in a trial: RuntimeError: CUDA failure 719"),
-        (wrong, "GPU computes wrong parameters: off by "),
-        (silent, "GPU computes wrong loss: off by 1.0e+00"),
+        (wrong, "GPU computes wrong parameters: the deviation is "),
+        (silent, "GPU computes wrong loss: the deviation is 1.0e+00"),
     ],
     ids=["does not open", "dies", "is wrong", "does nothing"],
 )
@@ -253,7 +253,7 @@ def test_a_trial_that_takes_the_agent_down_is_not_repeated(provide, settled, tmp
     assert subprocess.run(arguments, cwd=REPOSITORY, timeout=120, check=False).returncode == 9
     opened = provide(GPU=right)
     found = settled("GPU")
-    assert (found.provider, "GPU took the agent down in a trial" in found.why, opened) == (
+    assert (found.provider, "GPU crashed the agent in a trial" in found.why, opened) == (
         "CPU",
         True,
         [],
@@ -262,8 +262,8 @@ def test_a_trial_that_takes_the_agent_down_is_not_repeated(provide, settled, tmp
 
 def test_what_the_runtime_does_not_have(settled):
     found = settled("Nowhere")
-    assert found == Settled(
-        "CPU", f"Nowhere is none of what this onnxruntime has ({', '.join(offered())})"
+    assert found == ChosenProvider(
+        "CPU", f"Nowhere is not a provider of this onnxruntime (it has {', '.join(offered())})"
     )
 
 
@@ -318,7 +318,7 @@ def test_a_task_takes_as_many_threads_as_are_fastest(settled, monkeypatch, steps
     monkeypatch.setattr(runtime, "make_session", make)
     found = settled(threads=(2, 3))
     assert found.provider == chosen
-    assert ("to the same bits" in found.why) == (chosen != "CPU")
+    assert ("with the same bits" in found.why) == (chosen != "CPU")
     assert "CPU:2" in found.why or chosen != "CPU"
     assert sorted(opened) == [1, 2, 3]
     assert settled(threads=(2, 3)) == found
@@ -419,8 +419,11 @@ def test_a_task_in_which_a_provider_fails_is_done_again_on_the_cpu(
     told: list[object] = []
     done = compute(task(tiny, initial_weights()), device_setup, Hooks(told.append))
     assert done.update == plain.update
-    assert [each.provider for each in told if isinstance(each, Settled)] == ["GPU", "CPU"]
-    assert "GPU failed in a task: " in [each for each in told if isinstance(each, Settled)][1].why
+    assert [each.provider for each in told if isinstance(each, ChosenProvider)] == ["GPU", "CPU"]
+    assert (
+        "GPU failed in a task: "
+        in [each for each in told if isinstance(each, ChosenProvider)][1].why
+    )
     assert [each.epoch for each in told if isinstance(each, EpochReport)] == [1, 1, 2, 3]
     assert opened == ["CPU", "GPU", "GPU", "CPU"]
     del told[:]
@@ -428,7 +431,7 @@ def test_a_task_in_which_a_provider_fails_is_done_again_on_the_cpu(
         compute(task(tiny, initial_weights()), device_setup, Hooks(told.append)).update
         == plain.update
     )
-    assert [each.provider for each in told if isinstance(each, Settled)] == ["CPU"]
+    assert [each.provider for each in told if isinstance(each, ChosenProvider)] == ["CPU"]
 
 
 def test_what_the_cpu_cannot_do_either_is_not_the_providers_fault(
@@ -476,8 +479,8 @@ def test_a_board_says_what_it_trains_on(tmp_path):
             assert server.profiles[-1].provider == ""
             server.offer(device.id, tiny.choice(initial_weights()))
             server.wait_update("t1")
-            device.wait_log("trains on CPU (Nowhere is none of what this onnxruntime has")
-            server.wait(lambda: server.profiles[-1].provider.startswith("CPU (Nowhere is none of"))
+            device.wait_log("trains on CPU (Nowhere is not a provider of this onnxruntime")
+            server.wait(lambda: server.profiles[-1].provider.startswith("CPU (Nowhere is not a"))
             server.offer(
                 device.id, tiny.choice(initial_weights()), task="t2", train={"epochs": 10**6}
             )

@@ -184,7 +184,7 @@ def test_lost_upload_chunks_are_sent_again(tmp_path, one_broker, tiny):
         server.script.lose_upload = {0}
         server.offer(device.id, tiny.choice(initial_weights()))
         server.wait_update("t1")
-        device.wait_log("the server misses chunks ((0, 1),)")
+        device.wait_log("the server lacks chunks ((0, 1),)")
         assert server.summary() == ["Accept", "Done", "Done"]
 
 
@@ -202,7 +202,9 @@ def test_repeated_offers_change_nothing(tmp_path, one_broker, tiny):
         server.wait_update("t1")
         device.wait_log("the server has the update")
         server.offer(device.id, choice, train=LONG)
-        device.wait_log("ignored the offer of task t1, which ended here (acknowledged)")
+        device.wait_log(
+            "ignored the offer of task t1, which has ended on this board (acknowledged)"
+        )
         assert (
             " ".join(device.states())
             == "starting probing idle fetching training uploading dropping idle"
@@ -221,18 +223,20 @@ def test_a_finished_task_that_is_offered_again_and_again_is_done_anew(tmp_path, 
             device.wait_log("state=idle", times=1 + echo)
             server.offer(device.id, choice)
             device.wait_log(
-                "ignored the offer of task t1, which ended here (acknowledged)", times=echo
+                "ignored the offer of task t1, which has ended on this board (acknowledged)",
+                times=echo,
             )
         assert " ".join(device.states()).count("fetching training uploading dropping idle") == 2
 
 
+@pytest.mark.slow
 def test_a_quota_that_holds_no_set_is_told(tmp_path, one_broker, tiny):
     """The board works, but fetches in every round what it has just deleted."""
     with fleet(tmp_path, one_broker, tiny, max_cache_bytes=100) as (server, device):
         server.offer(device.id, tiny.choice(initial_weights()))
         server.wait_update("t1")
         device.wait_log(
-            "max_cache_bytes = 100 is less than one set takes: it is fetched for every task"
+            "max_cache_bytes = 100 is smaller than one artifact set, which is therefore downloaded for every task"
         )
 
 
@@ -253,12 +257,12 @@ def test_the_time_of_a_task_stands_still_while_the_broker_is_away(tmp_path):
         State.FETCHING,
         TaskInHand(make_record(), deadline=now + 60, started=now),
     )
-    agent._on_item(Disconnected("cut"))
+    agent._on_entry(Disconnected("cut"))
     agent._on_time(now + 3600)
     assert not agent.ctx.events
     agent._connection.gone_since -= 3600
     agent._connection.greeted = False  # what it says to the broker is not looked at here
-    agent._on_item(Connected(session_present=True))
+    agent._on_entry(Connected(session_present=True))
     assert now + 3600 < agent._deadline <= time.monotonic() + 3660
     agent._on_time(agent._deadline)
     assert list(agent.ctx.events) == [Event.EXPIRED]
@@ -300,7 +304,7 @@ def test_a_server_that_asks_who_this_is_gets_profile_and_status(tmp_path):
     ctx._profile = lambda _setup: profile()
     question = Received("shoal/v1/lab/devices/d/task", Introduce().to_bytes())
     for _ in range(100):
-        agent._on_item(question)
+        agent._on_entry(question)
     assert said == ["profile", "status"]
 
 
@@ -308,12 +312,13 @@ def test_two_agents_of_one_name_are_told(tmp_path, caplog):
     """The broker ends the connection of one whenever the other connects, and says nothing."""
     agent = agent_named("twin", tmp_path)
     for _ in range(4):
-        agent._on_item(Disconnected("cut"))
+        agent._on_entry(Disconnected("cut"))
     assert "another agent" not in caplog.text
-    agent._on_item(Disconnected("cut"))
-    assert "if another agent runs as 'twin', give it another name" in caplog.text
+    agent._on_entry(Disconnected("cut"))
+    assert "if another agent also runs as 'twin', give one of them another name" in caplog.text
 
 
+@pytest.mark.slow
 def test_cancel_and_newer_rounds_end_a_task_at_once(tmp_path, one_broker, tiny):
     """A cancelled task stops between two steps; an offer of a newer round takes the place of the
     one in hand.
@@ -365,6 +370,7 @@ def test_offers_a_board_cannot_take(tmp_path, one_broker, tiny):
         server.wait_update("t2")
 
 
+@pytest.mark.slow
 def test_a_blob_with_another_content_is_refused(tmp_path, one_broker, tiny):
     """Three whole arrivals that do not match the digest end the task; the next one works."""
     with fleet(tmp_path, one_broker, tiny) as (server, device):
@@ -384,6 +390,7 @@ def test_a_blob_with_another_content_is_refused(tmp_path, one_broker, tiny):
         server.wait_update("t2")
 
 
+@pytest.mark.slow
 def test_a_set_that_fails_its_self_test_is_not_used(tmp_path, one_broker, tiny):
     """A graph that gives NaN on this board is refused before it sees data, and the good set still
     works after it.
@@ -399,6 +406,7 @@ def test_a_set_that_fails_its_self_test_is_not_used(tmp_path, one_broker, tiny):
         assert "self-test passed: onnx/train" in device.log()
 
 
+@pytest.mark.slow
 def test_data_that_does_not_fit_is_refused_with_its_path(tmp_path, one_broker, tiny):
     """A label the model does not have, and a loss that is not finite, are told to the server in
     words.
@@ -423,6 +431,7 @@ def test_a_loss_that_is_not_finite_is_refused(tmp_path, one_broker, tiny):
         device.wait_log("state=idle", times=2)
 
 
+@pytest.mark.slow
 def test_nonsense_is_ignored(tmp_path, one_broker, tiny):
     """Malformed, foreign and misplaced messages are logged and change nothing."""
     with fleet(tmp_path, one_broker, tiny) as (server, device):
@@ -439,9 +448,10 @@ def test_nonsense_is_ignored(tmp_path, one_broker, tiny):
         assert "malformed" in log
         assert "oversized" in log
         assert "ignored a message of fleet other" in log
-        assert "ignored cancel of task t1, which is not in hand" in log
+        assert "ignored cancel of task t1, which is not the current task" in log
 
 
+@pytest.mark.slow
 def test_a_vanished_device_is_offline_by_its_will(tmp_path, one_broker, tiny):
     """A power cut is announced by the broker, a polite end by the device."""
     with fleet(tmp_path, one_broker, tiny) as (server, device):

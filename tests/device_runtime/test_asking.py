@@ -34,11 +34,11 @@ class Served:
     def _reply(self, ask, **said):
         self.said.put(Predicted.model_validate({"task": ask.task, **said}))
 
-    def take(self, asked, task="p", seconds=PATIENCE):
+    def submit(self, asked, task="p", seconds=PATIENCE):
         self.asking.submit(Ask(task=task, device="pi-1", asked=asked, seconds=seconds))
 
     def ask(self, asked):
-        self.take(asked)
+        self.submit(asked)
         return self.said.get(timeout=PATIENCE)
 
     def hold(self):
@@ -79,11 +79,11 @@ WRONG = [
     (None, "malformed", "a request is"),
     ({"x": [], "npy": ""}, "malformed", "a request is"),
     ({"x": [[1, 2], [3]]}, "malformed", "ValueError"),
-    ({"x": ["a"]}, "malformed", "no array of numbers"),
+    ({"x": ["a"]}, "malformed", "do not form an array of numbers"),
     ({"x": [[1, 2]]}, "malformed", "have shape [2], which cannot become `shape` [3, 4]"),
     ({"npy": "!"}, "malformed", "Error"),
     ({"npy": base64.b64encode(b"\x93NUMPY\x01\x00\x02\x00{}").decode()}, "malformed", "ValueError"),
-    ({"x": np.zeros((3000, *SHAPE)).tolist()}, "oversized", "ask for fewer samples at once"),
+    ({"x": np.zeros((3000, *SHAPE)).tolist()}, "oversized", "send fewer samples at once"),
 ]
 
 
@@ -112,11 +112,11 @@ def test_few_may_wait_and_nobody_for_longer_than_he_said(served):
     """
     x = np.zeros((1, *SHAPE)).tolist()
     turn = served.hold()
-    served.take({"x": x}, "first")
+    served.submit({"x": x}, "first")
     while served.asking._waiting.qsize():
         threading.Event().wait(0.01)  # until it has the first in hand
     for task in ("stale", "second", "fourth"):
-        served.take({"x": x}, task, seconds=1e-6 if task == "stale" else PATIENCE)
+        served.submit({"x": x}, task, seconds=1e-6 if task == "stale" else PATIENCE)
     said = served.said.get(timeout=PATIENCE)
     assert (said.task, said.reason) == ("fourth", RefusalReason.TOO_MANY)
     turn.release()
@@ -146,7 +146,7 @@ def test_a_request_in_hand_is_answered_by_one_model(board, served):
             return graph.run(*given)
 
     predictor._graph = Slow()
-    served.take({"x": x.tolist()})
+    served.submit({"x": x.tolist()})
     assert begun.wait(PATIENCE)
     keep(board, initial_weights(2), version=2)
     go_on.set()
@@ -173,7 +173,7 @@ def test_a_board_that_was_not_told_to_serves_nobody(board):
         agent.ctx.uplink.send = lambda ask, kind, said=said, **fields: said.append(
             (ask.task, kind, fields)
         )
-        agent._on_ask(Ask(task="p", device="pi-1", asked={"x": []}, seconds=1))
+        agent._predictions.answer(Ask(task="p", device="pi-1", asked={"x": []}, seconds=1))
         ((task, kind, fields),) = said
         assert (task, kind, fields["reason"]) == ("p", Predicted, RefusalReason.UNSUPPORTED)
         assert "mqtt = true in [predict]" in fields["detail"]

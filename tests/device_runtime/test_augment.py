@@ -1,5 +1,6 @@
 """Images that are changed at random in training: how, when, and never in evaluation."""
 
+import contextlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,9 +17,9 @@ from device_runtime.training.measuring import HeldOut, evaluate, measure
 from device_runtime.training.schedule import StepSeed, TrainingSchedule, training_batch
 from fleet_protocol.configuration import parse_config
 from fleet_protocol.data import DataConfig, DataSet, load_data, make_dataset
-from fleet_protocol.data.augment import crop, flip
+from fleet_protocol.data.augment import box_crop, crop, flip
 from fleet_protocol.errors import DataError
-from fleet_protocol.manifest import NO_PARTS
+from fleet_protocol.manifest import UNNAMED
 from fleet_protocol.messages import TrainSettings
 
 SETTINGS = TrainSettings(learning_rate=0.1, epochs=2, batch_size=8, seed=5)
@@ -31,6 +32,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def keeping(self, batch, samples, *, again, is_random):
+        return contextlib.nullcontext()
 
     def step(self, x, y, mask, learning_rate, noise):
         self.seen.append((x, y))
@@ -53,7 +57,7 @@ MANIFEST = SimpleNamespace(
     input_dtype="float32",
     noise=(),
     statistics=(),
-    recipe=SimpleNamespace(metrics=()),
+    recipe=SimpleNamespace(metrics=(), reported=()),
 )
 
 
@@ -129,6 +133,33 @@ def test_the_draw_is_the_documented_one():
         )
     np.testing.assert_array_equal(y, labels)
     np.testing.assert_array_equal(y, data.y[indices])
+
+
+def test_a_box_is_enlarged_to_its_image():
+    """By the documented draws, image by image; a ramp shows where each pixel comes from."""
+    count, height, width = 50, 12, 8
+    ramp = np.empty((count, 2, height, width), np.float32)
+    ramp[:, 0] = np.arange(height)[:, np.newaxis]
+    ramp[:, 1] = np.arange(width)
+    boxes = box_crop(ramp, np.random.default_rng(3))
+    area, aspect, down, right = np.random.default_rng(3).random((4, count))
+    for i in range(count):
+        pixels = height * width * (0.05 + 0.95 * area[i])
+        ratio = 0.75 + 0.58 * aspect[i]
+        box_height = min(np.sqrt(pixels / ratio), height)
+        box_width = min(np.sqrt(pixels * ratio), width)
+        rows = (height - box_height) * down[i] + box_height * (np.arange(height) + 0.5) / height
+        columns = (width - box_width) * right[i] + box_width * (np.arange(width) + 0.5) / width
+        expected_rows = np.clip(rows - 0.5, 0, height - 1)
+        expected_columns = np.clip(columns - 0.5, 0, width - 1)
+        np.testing.assert_allclose(boxes[i, 0], np.tile(expected_rows, (width, 1)).T, atol=1e-5)
+        np.testing.assert_allclose(boxes[i, 1], np.tile(expected_columns, (height, 1)), atol=1e-5)
+    assert boxes.dtype == np.float32
+    # The change of a data set is the same function.
+    data = images(augment=("box-crop",))
+    x, _ = data.batch(np.arange(4), "float32")
+    changed = data.augmented(x.copy(), np.random.default_rng(1))
+    np.testing.assert_array_equal(changed, box_crop(x, np.random.default_rng(1)))
 
 
 def test_every_step_draws_anew_and_again_the_same():
@@ -239,7 +270,9 @@ def test_what_is_no_image_is_refused():
         "tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment=CROP_FLIP
     )
     with pytest.raises(DataError, match="the model takes tokens"):
-        tokens.fit_to(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64", parts=NO_PARTS))
+        tokens.fit_to(
+            SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64", sample_sizes=UNNAMED)
+        )
 
 
 def test_the_page_of_the_data_documents_it():

@@ -13,7 +13,7 @@ from models import infer_layout
 from models.registry import Registry
 from models.tier import Tier
 from tests.adapted import adapted
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 
@@ -67,7 +67,9 @@ def test_a_small_step_takes_its_memory_as_one_block_to_the_same_bits(monkeypatch
 @pytest.mark.parametrize("name", ["lenet5", "text_encoder"])
 def test_both_flavours_agree(name, tmp_path):
     """Ten steps of either graph, bound and swapped by the same code, give the same parameters."""
-    export_architecture(Registry.zoo().get(name), {}, [Tier(0.5, 1)], Recipe(), tmp_path)
+    export_architecture(
+        ExportRequest(Registry.zoo().get(name), {}, [Tier(0.5, 1)], Recipe()), tmp_path
+    )
     folder = next((tmp_path / name).glob("w*"))
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     keys = [step_graph_key(backend, manifest) for backend in ("onnx", "ort-training")]
@@ -101,7 +103,7 @@ def test_both_backends_train_beside_the_same_mapped_base(tmp_path):
     same place.
     """
     layout = infer_layout(adapted)
-    export_architecture(adapted, {}, [layout.tier(0.5)], Recipe(), tmp_path)
+    export_architecture(ExportRequest(adapted, {}, [layout.tier(0.5)], Recipe()), tmp_path)
     folder = tmp_path / "adapted" / layout.tier(0.5).id
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     base = open_tensors(folder / "base.safetensors")

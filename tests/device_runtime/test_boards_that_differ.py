@@ -13,7 +13,7 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from device_runtime.agent.data_findings import sentences
-from device_runtime.training.agreed_data import Terms
+from device_runtime.training.agreed_data import SampleRequirements
 from fleet_protocol.data import DataConfig, load_data
 from fleet_protocol.data.contract import complete_contract, reconcile
 from fleet_protocol.data.terms import ContractTerms
@@ -171,7 +171,7 @@ FORMS = {
     "another order without names": (
         Arrays(),
         setting(x=lambda written: written["x"][:, ::-1]),
-        "columns are in another order than the fleet's: column 0 .mean ",
+        "columns are in a different order from the fleet's: column 0 .mean ",
     ),
     "a file without header": (
         Table(),
@@ -219,7 +219,7 @@ def problem(read, contract):
     """What a board refuses, or else its findings."""
     try:
         data = read()
-        Terms(contract, own_labels=False).apply(data)
+        SampleRequirements(contract, own_labels=False).apply(data)
     except DataError as error:
         return str(error)
     return "; ".join(sentences(data, contract))

@@ -39,7 +39,7 @@ LABELLED = DataContract(labels=LABELS)
 TABULAR = DataContract(columns=COLUMNS)
 IMAGES: dict[str, Any] = {"kind": "images", "path": "images", "channels": 1, "shape": [3, 4]}
 TABLE: dict[str, Any] = {"kind": "csv", "path": "d.csv"}
-LOOKS_WRONG = "the data looks wrong: "
+LOOKS_WRONG = "possible fault in the data: "
 
 Bits = dict[str, bytes]
 
@@ -144,6 +144,7 @@ def table(names: tuple[str, ...], seed: int, factor: int = 1) -> dict[str, bytes
     return {"d.csv": ("\n".join(lines) + "\n").encode()}
 
 
+@pytest.mark.slow
 def test_a_class_that_is_moved_away_leaves_the_numbers_of_the_others(tmp_path, broker, tiny):
     """The update has the bits of a board that never had the class; the next task has the same
     labels.
@@ -183,6 +184,7 @@ def test_a_class_that_the_fleet_does_not_name_is_refused_by_name(tmp_path, broke
     assert update == expected_bits(tmp_path, IMAGES, tiny, offer)
 
 
+@pytest.mark.slow
 def test_samples_that_did_not_fit_at_the_start_are_read_again_when_they_were_mended(
     tmp_path, broker, tiny
 ):
@@ -199,6 +201,7 @@ def test_samples_that_did_not_fit_at_the_start_are_read_again_when_they_were_men
         assert at_work.bits("t2") == expected_bits(tmp_path, IMAGES, tiny, offer)
 
 
+@pytest.mark.slow
 def test_columns_in_another_order_are_put_into_that_of_the_fleet(tmp_path, broker, flat):
     """A table that is replaced during a task is read by its names, as at the offer."""
     write(tmp_path, table(COLUMNS, 0))
@@ -211,6 +214,7 @@ def test_columns_in_another_order_are_put_into_that_of_the_fleet(tmp_path, broke
     assert update == expected_bits(tmp_path, TABLE, flat, offer)
 
 
+@pytest.mark.slow
 def test_scales_that_go_by_place_count_when_columns_change_places(tmp_path, broker, flat):
     """The values are the same by name, but `mean` of [data] now goes with others: the task is done
     again.
@@ -225,6 +229,7 @@ def test_scales_that_go_by_place_count_when_columns_change_places(tmp_path, brok
     assert update == expected_bits(tmp_path, data, flat, offer)
 
 
+@pytest.mark.slow
 def test_a_table_without_a_column_is_refused_by_name(tmp_path, broker, flat):
     """A column that is gone after a change is a mismatch, as at the offer."""
     write(tmp_path, table(COLUMNS, 0))
@@ -238,6 +243,7 @@ def test_a_table_without_a_column_is_refused_by_name(tmp_path, broker, flat):
 
 
 @pytest.mark.parametrize("change", ["replaced", "aged"])
+@pytest.mark.slow
 def test_further_columns_stay_for_another_contract(tmp_path, broker, flat, change):
     """A task that reads the table again, or looks at its age, keeps the columns that its own
     contract leaves out.
@@ -261,6 +267,7 @@ def test_further_columns_stay_for_another_contract(tmp_path, broker, flat, chang
     assert second_update == expected_bits(tmp_path, TABLE, flat, second)
 
 
+@pytest.mark.slow
 def test_what_looks_wrong_in_new_samples_is_heard_before_their_update(tmp_path, broker, flat):
     """The findings are those of the samples that the update comes from, while it is still on its
     way.

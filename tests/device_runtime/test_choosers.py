@@ -2,13 +2,15 @@
 a restart.
 """
 
+import math
 from typing import Any
 
 import pytest
 
 from device_runtime.training.choosers import RULES, Situation, TierChooser, chooser_of
+from device_runtime.training.choosers.adaptive import CUTS, level
 from device_runtime.training.choosers.memory import ChooserMemory
-from device_runtime.training.choosers.rule import depth_of, width_of
+from device_runtime.training.choosers.rule import cost_of, depth_of, width_of
 from device_runtime.training.choosers.whalefl import Memory
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import Chooser, Instructions, TrainSettings
@@ -26,9 +28,12 @@ def named(rule: str, settings: Any) -> TierChooser:
 
 
 def sized(constants: SizingConstants = CONSTANTS, full_bytes: int = 1000) -> TierChooser:
-    return named(
-        "whalefl", Sizing(constants=constants, full_bytes=full_bytes).model_dump(mode="json")
-    )
+    return named("whalefl", sizing_json(constants, full_bytes))
+
+
+def sizing_json(constants: SizingConstants, full_bytes: int) -> dict[str, Any]:
+    sizing = Sizing(constants=constants, full_bytes=full_bytes)
+    return sizing.model_dump(mode="json", by_alias=True)
 
 
 def learnt(*losses: float) -> Memory:
@@ -40,7 +45,7 @@ def learnt(*losses: float) -> Memory:
 
 
 def choose(memory, chooser=None, *, speed=1000.0, offered=OFFERED, step=0.1):
-    return (chooser or sized()).choose(memory, Situation(offered, 10, speed, step))
+    return (chooser or sized()).choose(memory, Situation(offered, 10, speed, step)).tier
 
 
 def test_what_is_not_known_is_no_reason_to_grow():
@@ -66,6 +71,33 @@ def test_the_arm_with_a_fixed_speed_needs_no_measurement():
         choose(None, sized(SizingConstants(arm="training", theta=1.5), 1), speed=None, step=None)
         == "w0.50-d2"
     )
+
+
+SHARED = ("w1.00-d2", "w1.00-d2-t0.50", "w1.00-d2-head", "w0.50-d2", "w0.50-d2-head")
+BY_COST = ("w0.50-d2-head", "w0.50-d2", "w1.00-d2-head", "w1.00-d2-t0.50", "w1.00-d2")
+
+
+def test_among_trained_shares_the_cost_of_a_step_decides():
+    """A step costs its width squared times (1 + 2 t) / 3: the head of the whole model costs more
+    than half of its width, and less than half of its blocks.
+    """
+    assert sorted(SHARED, key=cost_of) == list(BY_COST)
+    assert [round(12 * cost_of(tier)) for tier in BY_COST] == [1, 3, 4, 8, 12]
+    # SE = 1 / T_cm + 1 / T_cp of Theta 4, with T_cm a second.
+    steps = (0.5, 0.1, 0.06, 0.04, 0.02)
+    taken = [choose(None, offered=SHARED, step=step) for step in steps]
+    # 1.2, 2, 2.67, 3.5 and 6 of 4: the bounds between five tiers are fifths.
+    assert taken == [BY_COST[1], BY_COST[2], BY_COST[3], BY_COST[4], BY_COST[4]]
+    assert choose(None, offered=SHARED, speed=None) == BY_COST[0]
+    assert choose(None, offered=SHARED[:2], step=0.1) == SHARED[0]
+    assert choose(None, offered=SHARED[:2], step=0.5) == SHARED[1]
+
+
+def test_five_levels_have_the_bounds_of_the_paper():
+    """Equation 8 has five widths."""
+    for place, (bound, _width) in enumerate(reversed(CUTS), 1):
+        assert level(bound, 5) == place
+        assert level(math.nextafter(bound, 0), 5) == place - 1
 
 
 def test_a_round_counts_once():
@@ -103,9 +135,7 @@ def test_what_an_offer_says_wrong_about_the_choice_is_refused_by_name():
     no choice.
     """
     assert chooser_of(Instructions(train=TRAIN)) is None
-    with pytest.raises(
-        RefusedError, match=f"no rule 'dice'.*there is {', '.join(RULES)}"
-    ) as unknown:
+    with pytest.raises(RefusedError, match=f"no rule 'dice'.*it has {', '.join(RULES)}") as unknown:
         named("dice", {})
     assert unknown.value.reason is RefusalReason.UNSUPPORTED
     with pytest.raises(

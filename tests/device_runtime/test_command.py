@@ -1,6 +1,7 @@
 """The device's command: configuration, exit codes, what it imports, a full disk."""
 
 import contextlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import pytest
 
 from device_runtime.board import installed_backends, probe
 from device_runtime.settings import load_device_config
-from fleet_protocol.errors import ConfigError, RefusalReason
+from fleet_protocol.errors import ConfigError, RefusalReason, StorageError
 from fleet_protocol.messages import Refuse
+from fleet_protocol.private_folders import make_private_folder
 from tests.brokers import TestBroker, any_broker, free_port
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
@@ -67,6 +69,34 @@ def test_certificates_for_a_plain_broker_are_a_mistake(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (b'kind="nzp"\npath="d"', "data: unknown kind 'nzp'; did you mean 'npz'?"),
+        (b'kind="parquet"\npath="d"', "known kinds: npz, images, csv, idx, python"),
+        (b'kind="python"\nentry_point="mine:load"', "write file.py:function, as in my_data.py"),
+        (b'kind="npz"\npath="d\xe4"', "it is not UTF-8 text; save it as UTF-8"),
+    ],
+)
+def test_a_mistake_in_a_table_of_data_says_what_to_write(tmp_path, table, message):
+    """In the words of the file, not in those of the library that checks it."""
+    top = b'fleet="lab"\ndevice="pi"\nbroker="mqtts://b"\nstate_dir="s"\n[data]\n'
+    (tmp_path / "d.toml").write_bytes(top + table)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_device_config(tmp_path / "d.toml")
+
+
+@pytest.mark.parametrize(
+    ("place", "remedy"),
+    [("file", "move the file of this name away"), ("file/state", "choose another folder")],
+)
+def test_a_folder_where_a_file_is_says_what_to_do(tmp_path, place, remedy):
+    """The agent and the server make their folders in the same way."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=f"cannot make .*{place}: .*; .*{remedy}"):
+        make_private_folder(tmp_path / place)
+
+
+@pytest.mark.parametrize(
     ("options", "table", "code", "message"),
     [
         ({"max_widht": 0.5}, NPZ, 2, "unknown key 'max_widht'; did you mean 'max_width'?"),
@@ -105,7 +135,7 @@ def test_two_agents_cannot_share_a_state_folder(data, broker):
         )
         code, log = exit_of(second)
         assert code == 2
-        assert "another agent works in" in log
+        assert "another agent uses" in log
         assert first.states()[-1] == "idle"
     finally:
         first.kill()

@@ -10,7 +10,7 @@ import pytest
 from device_runtime import conditions as module
 from device_runtime import doctor
 from device_runtime.board import charge, on_battery, temperature
-from device_runtime.conditions import CONDITIONS, ConditionsConfig, Ticks, Watch
+from device_runtime.conditions import CONDITIONS, CheckCounters, ConditionsConfig, ConditionWatch
 from device_runtime.settings import load_device_config
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, RefusalReason
@@ -68,7 +68,9 @@ def written(folder, rules):
 
 
 def seen(system, **rules):
-    watch = Watch(ConditionsConfig.model_validate((rules or EVERYTHING) | {"root": system.root}))
+    watch = ConditionWatch(
+        ConditionsConfig.model_validate((rules or EVERYTHING) | {"root": system.root})
+    )
     watch.check(0.0)
     return watch.readings
 
@@ -105,17 +107,17 @@ def test_a_board_that_is_well(system):
         (
             lambda s: s.battery("Discharging", 90),
             "mains",
-            "it runs on its battery; it goes on with mains power",
+            "it runs on its battery; it continues with mains power",
         ),
         (
             lambda s: s.battery("Charging", 29),
             "battery",
-            "the battery fell below 30%; it goes on at 50%",
+            "the battery fell below 30%; it continues at 50%",
         ),
         (
             lambda s: s.celsius(81),
             "celsius",
-            "the temperature rose above 80 °C; it goes on at 70 °C",
+            "the temperature rose above 80 °C; it continues at 70 °C",
         ),
         (lambda s: s.firmware("0x50005"), "unthrottled", "its processor is slowed down"),
         (lambda s: s.cooling(2), "unthrottled", "its processor is slowed down"),
@@ -127,17 +129,17 @@ def test_a_board_that_is_well(system):
         (
             lambda s: s.pressure("memory", 20.5),
             "memory_pressure",
-            "the wait for memory rose above 20%; it goes on at 10%",
+            "the wait for memory rose above 20%; it continues at 10%",
         ),
         (
             lambda s: s.pressure("cpu", 91.0),
             "cpu_pressure",
-            "the wait for cpu rose above 90%; it goes on at 50%",
+            "the wait for cpu rose above 90%; it continues at 50%",
         ),
         (
             lambda s: s.pressure("io", 100.0),
             "io_pressure",
-            "the wait for io rose above 30%; it goes on at 20%",
+            "the wait for io rose above 30%; it continues at 20%",
         ),
         (
             lambda s: s.processors(busy=6, idle=4),
@@ -160,7 +162,7 @@ def test_the_load_is_that_of_others_since_the_last_look(system, monkeypatch):
     monkeypatch.setattr(module.os, "sysconf", lambda _name: 100)
     monkeypatch.setattr(module.time, "process_time", lambda: 7.0)
     system.processors(busy=1000, idle=1000)
-    ticks = Ticks()
+    ticks = CheckCounters()
     ticks.load(system.root)
     system.processors(busy=1900, idle=1100)
     assert ticks.load(system.root) == pytest.approx(0.9)
@@ -185,7 +187,7 @@ def test_quiet_hours(system, monkeypatch, clock, until):
     monkeypatch.setattr(module.time, "strftime", lambda _form: clock)
     found = reasons(system, quiet_hours=("22:00-06:30", "13:00-14:00"))
     assert [reason.split("; ")[1] for reason in found.values()] == (
-        [f"it goes on at {until} of its own time"] if until else []
+        [f"it continues at {until}, local time"] if until else []
     )
 
 
@@ -200,7 +202,7 @@ def test_the_clock_may_jump(system, monkeypatch):
         "settle_seconds": 30,
         "root": system.root,
     }
-    watch = Watch(ConditionsConfig.model_validate(rules))
+    watch = ConditionWatch(ConditionsConfig.model_validate(rules))
     assert "22:00-06:30" in watch.check(0.0)
     clock[0] = "13:30"
     assert "13:00-14:00" in watch.check(10.0)
@@ -262,7 +264,7 @@ def test_an_interface_of_either_family_counts(system):
 
 def test_two_limits_and_a_time(system):
     """Above 80 it pauses; it goes on at 70, and only after that has held for a while."""
-    watch = Watch(
+    watch = ConditionWatch(
         ConditionsConfig(celsius=(80, 70), settle_seconds=30, look_seconds=10, root=system.root)
     )
 
@@ -271,7 +273,7 @@ def test_two_limits_and_a_time(system):
         return watch.check(now)
 
     assert look(80, 0.0) == ""
-    assert look(81, 10.0) == "paused: the temperature rose above 80 °C; it goes on at 70 °C"
+    assert look(81, 10.0) == "paused: the temperature rose above 80 °C; it continues at 70 °C"
     assert watch.check_at == 20.0
     assert look(75, 20.0) == look(71, 20.0) != ""  # not every degree is told
     assert look(70, 30.0) != ""
@@ -283,7 +285,9 @@ def test_two_limits_and_a_time(system):
 
 def test_pressure_has_two_limits(system):
     """As temperature has; a kernel that does not account for it lets the board train."""
-    watch = Watch(ConditionsConfig(memory_pressure=(0.2, 0.1), settle_seconds=0, root=system.root))
+    watch = ConditionWatch(
+        ConditionsConfig(memory_pressure=(0.2, 0.1), settle_seconds=0, root=system.root)
+    )
     found = []
     for share in (15.0, 21.0, 15.0, 10.0, 15.0):
         system.pressure("memory", share)
@@ -295,7 +299,7 @@ def test_pressure_has_two_limits(system):
 
 def test_new_samples_are_waited_for(system):
     """Up to the number, which is enough; who does not count them lets the board train."""
-    watch = Watch(ConditionsConfig(new_data=100, settle_seconds=0, root=system.root))
+    watch = ConditionWatch(ConditionsConfig(new_data=100, settle_seconds=0, root=system.root))
     for fresh, reason in (
         (None, ""),
         (99, "paused: it waits for 100 new samples"),
@@ -308,7 +312,7 @@ def test_new_samples_are_waited_for(system):
 
 def test_no_conditions_no_looks(tmp_path):
     """A board whose operator asks for nothing reads nothing."""
-    watch = Watch(ConditionsConfig(root=tmp_path))
+    watch = ConditionWatch(ConditionsConfig(root=tmp_path))
     assert (watch.check_at, watch.check(0.0), watch.readings) == (float("inf"), "", {})
 
 
@@ -316,10 +320,10 @@ def test_no_conditions_no_looks(tmp_path):
     ("line", "words"),
     [
         ("celcius = [80, 70]", "did you mean 'celsius'?"),
-        ("celsius = [70, 80]", "goes on at the second, which must be smaller"),
-        ("battery = [0.5, 0.3]", "goes on at the second, which must be larger"),
+        ("celsius = [70, 80]", "continues at the second, which must be smaller"),
+        ("battery = [0.5, 0.3]", "continues at the second, which must be larger"),
         ("celsius = [80000, 70000]", "conditions.celsius.0.* less than or equal to 150"),
-        ("cpu_pressure = [0.1, 0.2]", "goes on at the second, which must be smaller"),
+        ("cpu_pressure = [0.1, 0.2]", "continues at the second, which must be smaller"),
         ("new_data = 0", "conditions.new_data.* greater than or equal to 1"),
         ("celsius = 80", r"conditions.celsius: Input should be a list, in \[ \] .got 80."),
         ("load = [50, 30]", "conditions.load.0.* less than or equal to 1"),
@@ -426,7 +430,7 @@ def test_a_board_trains_when_it_has_new_samples(scene, system, tmp_path):
     server.wait(lambda: server.profiles[-1].examples > 50)  # all but those that are held out
     assert server.profiles[-1].unable == "paused: it waits for 40 new samples"
     (tmp_path / "data.npz").write_bytes(b"PK")
-    device.wait_log("goes on with the samples it has")
+    device.wait_log("still using the samples read before")
     write(90)
     server.wait(lambda: not server.profiles[-1].unable)
     assert server.profiles[-1].examples == 81
@@ -459,11 +463,11 @@ def test_doctor_shows_each_condition_with_its_reading(tmp_path, system, monkeypa
             "warning",
             (
                 "the temperature: 81 °C; now it would pause: the temperature rose above 80 °C; it "
-                "goes on at 70 °C"
+                "continues at 70 °C"
             ),
         ),
         "condition unthrottled": (
             "warning",
-            "this board does not tell, so the condition always holds; take it out of [conditions]",
+            "this board does not report it, so the condition always holds; remove it from [conditions]",
         ),
     }

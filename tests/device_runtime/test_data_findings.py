@@ -21,7 +21,7 @@ from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
 from tests.device_runtime.tiny_set import initial_weights, samples, write_tiny_set
 
-LOGGED = "the data looks wrong: values range from"
+LOGGED = "possible fault in the data: values range from"
 NAMES = [f"f{number}" for number in range(30)]
 
 
@@ -159,7 +159,7 @@ def test_columns_in_another_order_without_names(board):
         None, lambda _, row, label: [*row[::-1], label], "header = false\nlabel_column = 30\n"
     )
     assert found.level == "warning", found
-    assert "Columns are in another order than the fleet's: column " in found.detail
+    assert "Columns are in a different order from the fleet's: column " in found.detail
     plain = board(None, lambda _, row, label: [*row, label], "header = false\nlabel_column = 30\n")
     assert plain.level == "ok", plain
 

@@ -100,6 +100,12 @@ def small(**changes) -> onnx.ModelProto:
     )
 
 
+@pytest.mark.attack(
+    "broker",
+    "Offers a graph that returns the samples and labels as its update",
+    "refused as `unsafe-graph`",
+    "2026-11-22",
+)
 def test_a_graph_whose_update_is_the_training_data_never_runs() -> None:
     """The runtime runs it, and all samples and labels come out; the board refuses it."""
     proto = thief()
@@ -202,7 +208,7 @@ def test_a_loop_is_looked_into() -> None:
         loop(node("Add", ["row", "row"], ["new"], domain="com.evil"))
     )
     assert "nothing before it" in refused(loop(node("Neg", ["hidden"], ["new"])))
-    assert "there already" in refused(
+    assert "exists already" in refused(
         loop(node("Neg", ["row"], ["x"]), node("Neg", ["row"], ["new"]))
     )
     inner = loop(node("Neg", ["row"], ["new"])).graph.node[0]
@@ -221,6 +227,12 @@ def test_an_output_that_grows_with_the_batch_is_refused() -> None:
     assert "grows" in refused(small(outputs=[("z", "float32", ("batch", 4))]))
 
 
+@pytest.mark.attack(
+    "broker",
+    "Offers a graph with a constant that it reads from a file of the board",
+    "refused as `unsafe-graph`",
+    "2026-11-22",
+)
 def test_an_initializer_in_a_file_of_the_board_never_loads(tmp_path) -> None:
     """The graph that read /etc/passwd: external data is a field that the reader does not know."""
     secret = tmp_path / "secret"
@@ -235,6 +247,12 @@ def test_an_initializer_in_a_file_of_the_board_never_loads(tmp_path) -> None:
     assert "has field 14" in refused(proto)
 
 
+@pytest.mark.attack(
+    "broker",
+    "Offers a graph with control flow, functions or foreign operators",
+    "refused as `unsafe-graph`",
+    "2026-11-22",
+)
 def test_what_the_exporter_does_not_write_is_refused() -> None:
     """Control flow, functions, foreign operators, other operator sets and IR versions, sizes that
     are not there.
@@ -252,7 +270,7 @@ def test_what_the_exporter_does_not_write_is_refused() -> None:
             nodes=[helper.make_node("ATen", ["x"], ["loss"], domain="org.pytorch.aten")]
         ),
         "nothing before it": small(nodes=[helper.make_node("ReduceMean", ["hidden"], ["loss"])]),
-        "there already": small(nodes=[helper.make_node("ReduceMean", ["x"], ["param.w"])]),
+        "exists already": small(nodes=[helper.make_node("ReduceMean", ["x"], ["param.w"])]),
         "nothing makes": small(outputs=[("other", "float32", ())]),
     }
     for words, proto in cases.items():
@@ -272,6 +290,41 @@ def test_what_the_exporter_does_not_write_is_refused() -> None:
     assert "holds 4 elements" in refused(strange)
 
 
+def _named_anew(place) -> onnx.ModelProto:
+    """A small graph with an escape sequence in one of its names."""
+    evil = "\x1b[2J"
+    proto = small()
+    node = proto.graph.node[0]
+    if place == "a node":
+        node.name = evil
+    elif place == "the graph":
+        proto.graph.name = evil
+    elif place == "an attribute":
+        node.attribute.append(helper.make_attribute("mode", evil))
+    elif place == "a dimension":
+        proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = evil
+    elif place == "a value":
+        proto.graph.value_info.append(helper.make_tensor_value_info(evil, 1, [1]))
+    else:
+        proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), evil))
+    return proto
+
+
+@pytest.mark.attack(
+    "file",
+    "A graph has escape sequences in its names, which onnxruntime prints",
+    "refused as `unsafe-graph`",
+    "2026-11-28",
+)
+@pytest.mark.parametrize(
+    "place", ["a node", "the graph", "an attribute", "a dimension", "a value", "an initializer"]
+)
+def test_a_name_that_moves_a_cursor_is_refused(place) -> None:
+    """Because onnxruntime writes names to standard error as they are, on server and board."""
+    with pytest.raises(RefusedError, match="has control characters"):
+        check_structure(memoryview(_named_anew(place).SerializeToString()))
+
+
 def test_the_manifest_says_exactly_what_goes_in_and_out() -> None:
     """Another name, element type or shape, one more or one fewer: the graph is not what was
     announced.
@@ -288,7 +341,7 @@ def test_the_manifest_says_exactly_what_goes_in_and_out() -> None:
         (x.model_copy(update={"dtype": "int64"}), w),
         (x, w.model_copy(update={"shape": (4, 5)})),
     ]:
-        with pytest.raises(RefusedError, match="not as the manifest says"):
+        with pytest.raises(RefusedError, match="differ from the manifest's"):
             check_graph(data, [spec.model_copy(update={"inputs": inputs})])
     with pytest.raises(RefusedError, match="not in the manifest"):
         check_graph(data + b"\x08\x09", [spec])
@@ -390,6 +443,12 @@ def test_bytes_that_are_changed_never_hang_or_crash_the_reader(changes, cut) -> 
     assert graph.constants == {tensor.name for tensor in known.initializer}
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Sends arbitrary bytes as a graph",
+    "refused as `unsafe-graph`",
+    "2026-11-22",
+)
 @settings(max_examples=200, deadline=1000)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_refused(data) -> None:

@@ -85,7 +85,7 @@ def test_a_board_that_ends_leaves_word(board, typed, tmp_path, system, data, cod
     with contextlib.closing(Store(tmp_path / "store")) as store:
         store.record_device(DeviceProfile(profile=server.profiles[-1], fleet=FLEET, device="pi-1"))
     said = typed("devices", "--store", "store", "--json").stdout
-    assert "offline; the last that it said: " in said
+    assert "offline; its last report: " in said
     assert words in said
 
 
@@ -100,7 +100,7 @@ def test_a_clock_that_is_far_off_is_told_and_does_no_harm(board, tmp_path):
             server.wait_state("idle")
         finally:
             device.kill()
-    assert "let it fetch the time (timedatectl set-ntp true), or set it" in device.log()
+    assert "synchronise the clock (timedatectl set-ntp true), or set it" in device.log()
 
 
 @pytest.fixture
@@ -163,7 +163,8 @@ def test_a_certificate_that_is_not_valid_yet(tomorrow, tmp_path):
     device.start()
     assert (found.returncode, device.wait_exit()) == (5, 5)
     for said in (found.stdout.strip().splitlines()[-1], device.log().strip().splitlines()[-1]):
-        assert "its certificate is not valid yet, and this computer's clock says 20" in said
+        assert "its certificate is not valid yet according to this computer's clock" in said
+        assert "which shows 20" in said
         assert "timedatectl set-ntp true" in said
 
 
@@ -195,7 +196,7 @@ def test_a_full_card_in_doctor(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", full)
     found = {finding.check: finding for finding in examine(device.config)}["state folder"]
     assert (found.level, found.exit_code) == ("failed", 7)
-    assert "No space left on device; make room, or take a larger card" in found.detail
+    assert "No space left on device; free some space, or use a larger card" in found.detail
 
 
 def test_an_old_python_is_named():

@@ -29,7 +29,7 @@ from models.tier import Tier
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
 from tests.fleet_protocol.test_data import model
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
@@ -52,7 +52,9 @@ def exported(tmp_path_factory):
     out = tmp_path_factory.mktemp("mlm")
     tier = Tier(0.5, 1)
     arch = Registry.zoo().get("transformer_mlm")
-    export_architecture(arch, SETTINGS, [tier], RECIPE, out, formats=("onnx",))
+    export_architecture(
+        ExportRequest(arch, SETTINGS, [tier], RECIPE), out, ExportOptions(formats=("onnx",))
+    )
     folder = out / "transformer_mlm" / tier.id
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     torch.manual_seed(2)

@@ -84,7 +84,7 @@ def hold_fetching(scene: Scene) -> None:
     hold_idle(scene)
     scene.server.script.tamper = lambda _digest, index, frame: None if index else frame
     scene.offer()
-    scene.device.wait_log("asked again")
+    scene.device.wait_log("blobs again")
 
 
 def then_only_the_rest_is_asked_for(scene: Scene) -> None:
@@ -156,7 +156,7 @@ def then_it_is_announced_and_not_trained_again(scene: Scene) -> None:
 def then_the_lost_chunks_are_sent(scene: Scene) -> None:
     scene.server.chunks.clear()
     then_it_is_announced_and_not_trained_again(scene)
-    scene.device.wait_log("the server misses chunks")
+    scene.device.wait_log("the server lacks chunks")
 
 
 def hold_training_past_the_deadline(scene: Scene) -> None:
@@ -358,11 +358,11 @@ def test_a_task_that_kills_the_agent_three_times_is_refused(tmp_path, broker, ti
             assert scene.device.starts == life
             scene.device.start()
         refusal = scene.server.wait_message(Refuse)
-        assert "took the agent down 3 times" in refusal.detail
+        assert "crashed the agent 3 times" in refusal.detail
         scene.device.wait_log("state=idle")
         assert " ".join(scene.device.states()) == "starting probing refusing idle"
         scene.offer(task="t2")
-        assert "took this board out of memory" in scene.server.wait_message(Refuse, "t2").detail
+        assert "exceeded this board's memory" in scene.server.wait_message(Refuse, "t2").detail
         smaller = scene.tiny.manifest.model_copy(update={"peak_memory_bytes": 0})
         scene.tiny.blobs.put(smaller.to_bytes())
         choice = replace(scene.tiny, manifest=smaller).choice(initial_weights())

@@ -18,7 +18,8 @@ def test_every_state_is_reached_and_only_stopped_is_final():
 def test_an_unknown_pair_is_a_bug_that_names_both():
     """The error says which state met which event, and what the state knows."""
     with pytest.raises(
-        MachineError, match=r"'idle' met event 'computed'.*knows offered, unsuitable, stop"
+        MachineError,
+        match=r"'idle' received event 'computed'.*it has offered, unsuitable, stop",
     ):
         successor(State.IDLE, Event.COMPUTED)
 

@@ -1,5 +1,7 @@
 """A device that is killed after it has masked its update never masks it again."""
 
+import pytest
+
 from fleet_protocol.messages import Accept, Done, Refuse, Shares, Sum
 from fleet_protocol.secure_sum import Member
 from tests.device_runtime.test_killed import Scene, broker, hold_idle, make_scene, tiny
@@ -33,6 +35,12 @@ def deal(scene: Scene, accepts: int, shares: int) -> None:
     server.send(device, Sum, accept, members=(device, "peer"))
 
 
+@pytest.mark.attack(
+    "broker",
+    "Makes a restarted device mask the same update again",
+    "the device leaves the sum",
+    "2026-11-28",
+)
 def test_a_device_that_was_killed_after_masking_leaves_the_sum(tmp_path, broker, tiny):
     """It says so at once. It dealt shares again before, and masked what was masked."""
     with make_scene(tmp_path, broker, tiny) as scene:

@@ -70,7 +70,7 @@ def test_a_kill_that_the_kernel_counted_is_believed_at_once(board):
     large = board.now(free=200, kills=4).too_large
     assert large == load
     assert (
-        "training w1.00-d1 took this board out of memory, with 200 MiB free before"
+        "training of w1.00-d1 exceeded this board's memory, with 200 MiB free before"
         in large.explanation
     )
     assert [large.forbids("training", peak) for peak in (SMALL, LARGE, LARGE + 1)] == [
@@ -211,7 +211,7 @@ def test_an_agent_that_the_kernel_kills_comes_back_smaller(scene):
     refusal = scene.server.wait_message(Refuse, "t1")
     assert refusal.reason is RefusalReason.UNSUPPORTED
     assert (
-        "training w1.00-d1 took this board out of memory, with 200 MiB free before"
+        "training of w1.00-d1 exceeded this board's memory, with 200 MiB free before"
         in refusal.detail
     )
     assert scene.wait_profile(LARGE) == refusal.detail
@@ -243,7 +243,7 @@ def test_a_loop_of_kills_ends(scene):
         before = len(scene.server.statuses)
         scene.device.start()
         scene.server.wait_state("idle", after=before)
-    assert "out of memory" in (scene.wait_profile(LARGE) or "")
+    assert "exceeded this board's memory" in (scene.wait_profile(LARGE) or "")
     assert not scene.server.heard(Refuse)  # nobody waited for any of them any more
     scene.offer("t4", LARGE, 4, train=ENDLESS)
     scene.server.wait_message(Refuse, "t4")
@@ -265,7 +265,7 @@ def test_memory_that_a_process_may_not_have(scene):
     resource.prlimit(scene.device.pid, resource.RLIMIT_AS, (now + 40 * MIB, resource.RLIM_INFINITY))
     scene.offer("t2", LARGE, 2, train={"batch_size": 600_000})
     assert scene.server.wait_message(Refuse, "t2").reason is RefusalReason.FAILED
-    assert "out of memory" in (scene.wait_profile(LARGE) or "")
+    assert "exceeded this board's memory" in (scene.wait_profile(LARGE) or "")
     resource.prlimit(scene.device.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
     scene.offer("t3", SMALL, 3, train={"batch_size": 500})
     scene.server.wait_update("t3")

@@ -50,6 +50,12 @@ def open_sum(server, device, offer):
     return ask("revealed", sent=members)
 
 
+@pytest.mark.attack(
+    "broker",
+    "Asks a device for shares of a second sum of one version",
+    "refused as `sum-opened`, even after a restart",
+    "2026-11-28",
+)
 def test_a_board_takes_part_in_one_sum_of_a_version(tmp_path, one_broker, tiny):
     """A second task from the same weights is refused by name, also after a restart; one from newer
     weights, or from the same ones without a sum, is not.
@@ -193,6 +199,12 @@ def sequences(folder, count):
         yield least, server.opened
 
 
+@pytest.mark.attack(
+    "broker",
+    "Tries, as a dishonest server, to open two sums of one version, in 200 random sequences",
+    "no two opened sums differ by fewer than `least` devices",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     "count", [pytest.param(15, id="15"), pytest.param(200, id="200", marks=pytest.mark.slow)]
 )

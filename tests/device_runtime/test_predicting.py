@@ -18,6 +18,7 @@ from device_runtime.main import main
 from device_runtime.predictions.predictor import Predictor, predict
 from device_runtime.settings import load_device_config
 from device_runtime.training.own_model import OwnModel
+from device_runtime.training.own_model_files import OwnModelFiles
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import BlobError, ConfigError, DataChangedError, DataError
@@ -39,6 +40,11 @@ from tests.device_runtime.tiny_set import (
 from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
 
+# Of docs/methods/private.md.
+TYPED = (
+    "shoal device export-weights --out board.safetensors",
+    "shoal device export-weights --fleet-only --out fleet.safetensors",
+)
 CONFIG = """
 fleet = "lab"
 device = "pi-1"
@@ -348,3 +354,62 @@ def test_beside_a_running_agent(tmp_path):
             assert not path.exists()
         finally:
             device.kill()
+
+
+def keep_private(board, values, run="r", number=2):
+    """What a round with private parts leaves in the state folder."""
+    tiers = {"w1.00-d1": values}
+    OwnModelFiles(board / "state", prefix="private-").save_tiers(run, number, tiers)
+
+
+def test_a_board_predicts_with_its_private_part(board):
+    """That of the run of the newest model and of its newest round, as soon as it is there."""
+    x, _ = samples(40, seed=3)
+    np.savez(board / "new.npz", x=x)
+    keep(board, initial_weights(1))
+    predictor = Predictor(load_device_config(board / "device.toml"))
+    before, _rows = predictor(board / "new.npz")
+    assert "private" not in before
+    name = "linear.bias"
+    keep_private(board, {name: np.full(CLASSES, 9, np.float32)}, run="another", number=9)
+    keep_private(board, {name: np.full(CLASSES, 5, np.float32)}, number=1)
+    own = {**initial_weights(1), name: np.arange(CLASSES, dtype=np.float32)}
+    keep_private(board, {name: own[name]})
+    model, rows = predictor(board / "new.npz")
+    assert model["private"] == "1 parameters"
+    wanted = told(own, x, samples(30)[0])
+    np.testing.assert_allclose([row["logits"] for row in rows], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_owner_of_a_board_takes_its_model_out(board, capsys, monkeypatch):
+    """The complete model with its statistics in a file; the fleet's part only if asked for."""
+    keep(board, initial_weights(1))
+    private = np.arange(CLASSES, dtype=np.float32)
+    keep_private(board, {"linear.bias": private})
+    monkeypatch.chdir(board)
+    for line in TYPED:
+        program, *words = line.split()
+        assert program == "shoal"
+        assert main([*words, "--config", "device.toml"]) == 0
+    assert "board.safetensors: run r, round 2, version 1, tier w1.00-d1" in capsys.readouterr().out
+    own = tensors_in((board / "board.safetensors").read_bytes())
+    sent = tensors_in((board / "fleet.safetensors").read_bytes())
+    np.testing.assert_array_equal(own["linear.bias"], private)
+    np.testing.assert_array_equal(sent["linear.bias"], initial_weights(1)["linear.bias"])
+    np.testing.assert_array_equal(own["linear.weight"], sent["linear.weight"])
+    statistics = [name for name in own if name.startswith("stat.")]
+    assert statistics
+    for name in statistics:
+        np.testing.assert_array_equal(own[name], sent[name])
+
+
+def test_a_private_part_of_another_model_is_named(board, capsys):
+    """Nothing is written."""
+    keep(board, initial_weights(1))
+    keep_private(board, {"linear.bias": np.zeros(99, np.float32)})
+    words = ["--config", str(board / "device.toml"), "--out", str(board / "own.safetensors")]
+    assert main(["export-weights", *words]) == ConfigError.exit_code
+    assert (
+        "linear.bias of this board, [99], belongs to a different model" in capsys.readouterr().err
+    )
+    assert not (board / "own.safetensors").exists()

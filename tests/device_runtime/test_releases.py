@@ -99,7 +99,7 @@ def test_one_that_does_not_fit_is_told_and_tried_once(made, changes, settings, w
     assert not board.restarts
     board.receive(OperatorNotice(False, release(7)))
     assert board.wanted is None
-    with pytest.raises(RefusedError, match="release 6, where 7 is known"):
+    with pytest.raises(RefusedError, match="release 6 is older than release 7"):
         board.receive(OperatorNotice(False, release(6)))
     board = made()
     board.receive(OperatorNotice(False, release(8)))
@@ -180,7 +180,7 @@ def test_of_sets_a_board_wants_those_of_its_tier(member, last, settings, tier):
     )
     board.receive(OperatorNotice(False, release(6)))
     assert board.wanted == (release(6), blob_ref(b"it"))
-    with pytest.raises(RefusedError, match="release 5, where 7 is known"):
+    with pytest.raises(RefusedError, match="release 5 is older than release 7"):
         board.receive(OperatorNotice(False, sets(5, "w1.00-d2")))
 
 

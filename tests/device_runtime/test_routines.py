@@ -12,6 +12,7 @@ from device_runtime.training.compute import compute, time_step
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, TaskStopped
 from device_runtime.training.routines import ROUTINES, may_join
 from device_runtime.training.task import DeviceSetup, Task
+from device_runtime.training.update import finish
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
@@ -99,6 +100,19 @@ def test_what_a_board_cannot_do_is_refused_before_anything_is_fetched(
     with pytest.raises(RefusedError, match=says) as refused:
         may_join(instructions, device_setup)
     assert refused.value.reason is reason
+
+
+def test_where_all_updates_count_alike_nobody_learns_how_many_samples_a_board_has(
+    tiny, device_setup
+):
+    """Of a meme of FML the server learns neither samples nor batches (specification 5.2)."""
+    result = ROUTINES["train"].run(task(tiny, asked()), device_setup, Hooks())
+    memes = finish(task(tiny, asked(routine="mutual")), device_setup, result)
+    assert (memes.metrics.examples, memes.metrics.batches) == (None, None)
+    assert memes.metrics.weight == 1
+    message = memes.metrics.to_bytes()
+    assert b"examples" not in message.replace(b'"evaluation":{"examples"', b"")
+    assert memes.step_seconds is not None
 
 
 def test_training_reports_and_leaves_an_update_with_its_metrics(tiny, device_setup):

@@ -45,7 +45,7 @@ BROKEN = {
         "died of SIGILL: is it built for this processor?",
     ),
     "half a package": ("", "has no attribute 'SessionOptions'"),
-    "wrong arithmetic": (WRONG, "take the loss from 0.0 to 0.0"),
+    "wrong arithmetic": (WRONG, "change the loss from 0.0 to 0.0"),
 }
 
 
@@ -95,7 +95,7 @@ def test_a_test_that_hangs_has_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SECONDS", 1.0)
     said = self_test(tmp_path, "onnx")
     assert "has computed nothing within" in said
-    assert "start the agent again" in said
+    assert "restart the agent" in said
 
 
 def test_a_board_that_cannot_train_joins_and_says_why(tmp_path):

@@ -106,8 +106,8 @@ BAD = [
     (b'{"x": [], "npy": ""}', "a request is"),
     (b'{"x": [[1]], "file": "/etc/passwd"}', "a request is"),
     (b'{"x": [[1, 2], [3]]}', "ValueError"),
-    (b'{"x": ["a"]}', "no array of numbers"),
-    (b'{"x": 5}', "no array of numbers"),
+    (b'{"x": ["a"]}', "do not form an array of numbers"),
+    (b'{"x": 5}', "do not form an array of numbers"),
     (b'{"x": [[[1e999]]]}', "have shape [1, 1], which cannot become"),
     (b'{"x": ' + json.dumps(np.full((1, *SHAPE), np.inf).tolist()).encode() + b"}", "not finite"),
     (b'{"x": ' + b"[" * 3900, "RecursionError"),
@@ -139,7 +139,7 @@ def test_bounds(board, served):
         with Client(served) as third:
             third.link.sendall(b"[]\n")
             assert not select.select([third.link], [], [], 0.2)[0]
-            assert first.send(b" " * 4001)["error"] == "above 4000 bytes"
+            assert first.send(b" " * 4001)["error"] == "longer than 4000 bytes"
             assert first.file.read() == b""
             assert "a request is" in json.loads(third.file.readline())["error"]
     assert oct(served.stat().st_mode)[-3:] == "660"
@@ -186,7 +186,7 @@ def test_no_time_for_all(board):
     with pytest.raises(DataError, match="no time for more than 0 of the samples"):
         predictor(samples(40)[0])
     predictor._lock.acquire()
-    with pytest.raises(DataError, match="ask again"):
+    with pytest.raises(DataError, match="send the request again"):
         predictor(samples(1)[0])
 
 
@@ -229,7 +229,7 @@ def test_a_socket_that_cannot_be(board):
     """A path that is too long, or that is another file, is told with what to do; the file stays."""
     config = load_device_config(board / "device.toml")
     for path in (board / ("x" * 120), board / "device.toml"):
-        with pytest.raises(ConfigError, match="name another path"):
+        with pytest.raises(ConfigError, match="choose another path"):
             LocalSocket(Predictor(config), config.predict, path)
     assert (board / "device.toml").is_file()
 

@@ -28,7 +28,7 @@ from models.tier import Tier
 from tests.brokers import embedded_broker
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -83,7 +83,11 @@ def exported(request, tmp_path_factory) -> tuple[BlobStore, Manifest, bytes]:
     out = tmp_path_factory.mktemp("artifacts")
     settings = {"channels": [16, 32], "input_shape": [1, 8, 8]} if request.param == "conv" else {}
     arch = Registry.zoo().get(request.param)
-    export_architecture(arch, settings, [Tier(0.5, 1)], Recipe(), out, formats=("onnx",))
+    export_architecture(
+        ExportRequest(arch, settings, [Tier(0.5, 1)], Recipe()),
+        out,
+        ExportOptions(formats=("onnx",)),
+    )
     data = next((out / request.param).glob("*/manifest.json")).read_bytes()
     return BlobStore(out), parse_manifest(data), data
 

@@ -40,10 +40,10 @@ MESSAGES: tuple[type[BaseModel], ...] = (
 _PARAMETERS = {
     "fleet": "name of the fleet",
     "device": "id of the device",
-    "digest": "of the blob: 1e20 and the 64 hexadecimal digits of its BLAKE3, or those of its "
-    "sha256 alone",
+    "digest": "digest of the blob: 1e20 and the 64 hexadecimal digits of its BLAKE3, or only the "
+    "digits of its SHA-256",
     "task": "id of the task",
-    "index": "number of the chunk, from 0",
+    "index": "number of the chunk, counted from 0",
 }
 
 
@@ -75,14 +75,12 @@ def _chunk(summary: str) -> dict[str, Any]:
     text = (
         "magic SHC2, index (4 bytes), size of the blob (8), bytes per chunk (4), BLAKE3 of the "
         "payload (32), payload; "
-        f"{FRAME_OVERHEAD} bytes before the payload. The default chunk is {DEFAULT_CHUNK_BYTES} "
-        f"bytes. With magic SHC3 "
-        "there is no digest: in an enrolled fleet, where the whole is in an envelope of magic "
-        "SHK1, and elsewhere "
-        "where a chunk is sent for the first time: that of the blob must do, and damage is sent "
-        "again with digests. "
-        "With magic SHC4 there is none either, and the payload is packed (RFC 1951), as the "
-        "server does with graphs."
+        f"{FRAME_OVERHEAD} bytes precede the payload. By default, the payload has "
+        f"{DEFAULT_CHUNK_BYTES} bytes. A chunk with magic SHC3 has no digest. In an enrolled "
+        "fleet, an envelope of magic SHK1 protects such a chunk. In other fleets, the first copy "
+        "of a chunk is sent in this form, and only the digest of the blob protects it, so damaged "
+        "chunks are sent again with digests. A chunk with magic SHC4 also has no digest, and its "
+        "payload is compressed (RFC 1951); the server sends graphs in this form."
     )
     return _binary("Chunk", summary, text)
 
@@ -104,37 +102,43 @@ def _channels() -> dict[str, Any]:
         [model.__name__ for model in models]
         for models in (_SERVER_TO_DEVICE, _DEVICE_TO_SERVER, _RUN_EVENTS)
     )
-    shared = "Chunks of a blob, published once for all the devices that wait for it."
-    asked = "The command line asks a running server."
+    shared = "Chunks of a blob, published once for all devices that wait for the blob."
+    asked = "Requests of the command line to a running server."
     return {
         "deviceStatus": _channel(
-            topics.status("{device}"), ["DeviceStatus"], "Retained presence, with a will."
+            topics.status("{device}"), ["DeviceStatus"], "Retained status, with a last will."
         ),
         "deviceProfile": _channel(
-            topics.profile("{device}"), ["DeviceProfile"], "What a device is, retained."
+            topics.profile("{device}"), ["DeviceProfile"], "Retained description of a device."
         ),
-        "deviceTask": _channel(topics.task("{device}"), to_device, "Server to one device, QoS 1."),
+        "deviceTask": _channel(
+            topics.task("{device}"), to_device, "From the server to one device, with QoS 1."
+        ),
         "deviceReply": _channel(
-            topics.reply("{device}"), to_server, "One device to the server, QoS 1."
+            topics.reply("{device}"), to_server, "From one device to the server, with QoS 1."
         ),
         "deviceKey": _channel(
-            topics.key("{device}"), ["GroupKey"], "To one device of an enrolled fleet, retained."
+            topics.key("{device}"),
+            ["GroupKey"],
+            "Retained key for one device of an enrolled fleet.",
         ),
         "devicePapers": _channel(
-            topics.papers("{device}"), ["Papers"], "What the operator has signed, retained."
+            topics.papers("{device}"),
+            ["Papers"],
+            "Retained documents that the operator has signed.",
         ),
         "blob": _channel(f"{topics.root}/blobs/{{digest}}/{{index}}", ["BlobChunk"], shared),
         "upload": _channel(
             f"{topics.root}/uploads/{{task}}/{{index}}", ["UploadChunk"], "Chunks of an update."
         ),
         "serverStatus": _channel(
-            topics.server_status, ["ServerStatus"], "Retained presence of the server."
+            topics.server_status, ["ServerStatus"], "Retained status of the server."
         ),
         "serverControl": _channel(
             topics.server_control, ["RunRequest", "SteerRequest", "Ask"], asked
         ),
         "serverEvents": _channel(
-            topics.server_events, events, "What a running server tells about its runs."
+            topics.server_events, events, "Reports of a running server about its runs."
         ),
     }
 
@@ -146,7 +150,7 @@ def document() -> dict[str, Any]:
         schemas.update(
             model.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {})
         )
-    key = "number of the epoch (4 bytes), and the key of 32 bytes, sealed (magic SHS2)."
+    key = "number of the epoch (4 bytes), and the sealed key of 32 bytes (magic SHS2)."
     sent = {"deviceTask", "deviceKey", "devicePapers", "blob", "serverStatus", "serverEvents"}
     channels = _channels()
     return {
@@ -155,10 +159,9 @@ def document() -> dict[str, Any]:
             "title": "Shoal fleet protocol",
             "version": str(messages.SCHEMA_VERSION),
             "description": (
-                "What a Shoal server and its devices say to each other over MQTT 5. Names match "
-                f"{NAME_PATTERN}. Anything unknown, oversized, for another round or with a bad "
-                f"digest is refused "
-                "and counted."
+                "The messages between a Shoal server and its devices over MQTT 5. Names match "
+                f"{NAME_PATTERN}. A message is refused and counted if it is unknown or oversized, "
+                "belongs to another round, or has a wrong digest."
             ),
         },
         "defaultContentType": "application/json",

@@ -18,8 +18,8 @@ GENERATED = ("docs/reference/", "docs/results/", "docs/models.md")
 OWN = r"(?:one's|its|his|her|their|our|your|\w+'s|\w+s')"
 
 PATTERNS = {
-    "write 'is not a'": r"(?<!\b[Tt]here )\b(?:is|are|was|were|be) no\b(?! (?:longer|more|less)\b)",
-    "begin with the subject": r"^(?:Whom|Who|Whose|What(?! differs from the paper)|Of(?! the \d| \d))\b[^?]*$",
+    "write 'is not a'": r"(?<!\b[Tt]here )\b(?:is|are|was|were|be) no\b(?! (?:longer|more|less|\w+er than)\b)",
+    "begin with the subject": r"^(?:Whom|Who|Whose|What(?! differs from the )|Of(?! the \d| \d))\b[^?]*$",
     "say what the program does": r"\b(?:told|said|heard|whom)\b",
     "write 'only'": r"(?<!\b[Ll]et )\balone\b",
     "write 'its own' before the noun": rf"\bof {OWN} own\b(?! (?:\w+|-))",
@@ -27,6 +27,11 @@ PATTERNS = {
     "write 'continue' or 'resume'": r"\b(?:go|goes|going|gone|went) on with\b",
     "name the thing, not a house": r"\b(?:in the house|under one roof|a room for|houses|lodgers?)\b",
     "name the thing": r"\bthat (?:is|are) none\b|\bone that there is\b|\bthat there (?:is|are) not\b",
+    "write 'difference from', and 'a different ... from'": r"\bdifference to (?:the|its|their|those)\b|\banother \w+ than\b",
+    "write 'outside'": r"\boutside of\b",
+    "write 'no longer'": r"\b(?:not|no|none|nobody|nothing|cannot)\b[^.,;:]*\bany more\b",
+    "write 'as in'": r"\bas of\b(?! \d)",
+    "say what did not happen": r"\bin vain\b",
 }  # fmt: skip
 """What to do instead, and the pattern that it replaces; each is matched against one sentence."""
 

@@ -33,32 +33,36 @@ from tests.documents import asyncapi
 
 FILES: Mapping[str, tuple[type[BaseModel], str]] = MappingProxyType(
     {
-        "fleet.toml": (FleetConfig, "What `shoal up` and `shoal run` read."),
+        "fleet.toml": (FleetConfig, "The configuration of `shoal up` and `shoal run`."),
         "device.toml": (
             DeviceConfig,
-            "What `shoal device run` reads on a board; see [A board](../device.md).",
+            "The configuration of `shoal device run` on a board; see [A board](../device.md).",
         ),
-        "flash.toml": (FlashConfig, "What `shoal flash` reads; see [Making boards](../flash.md)."),
+        "flash.toml": (
+            FlashConfig,
+            "The configuration of `shoal flash`; see [Making boards](../flash.md).",
+        ),
         "sim.toml": (
             SimulationConfig,
-            "What `shoal simulate` reads; see [Simulations](../simulation.md).",
+            "The configuration of `shoal simulate`; see [Simulations](../simulation.md).",
         ),
     }
 )
 _CODES = {  # beside those of the tree of errors
     0: "Done.",
-    1: "A bug of Shoal; what is printed belongs into a report.",
-    9: "A worker of a simulation died twice over the same work; the same command goes on.",
-    75: "`shoal device run` ends for another runtime to start, see [over the air](../rollout.md).",
-    130: "Interrupted by Ctrl-C, or its server was stopped before the end.",
+    1: "A bug in Shoal; include the output in a report.",
+    9: "A worker of a simulation died twice during the same work; the same command resumes the simulation.",
+    75: "`shoal device run` exits so that another runtime can start; see [over the"
+    " air](../rollout.md).",
+    130: "Interrupted by Ctrl-C, or the server was stopped before the run ended.",
     143: "Ended by SIGTERM.",
 }
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _CHOICE = {
-    "kind": "chooses this form of the table.",
-    "type": "says which message it is.",
-    "v": "of the protocol.",
-    "schema_version": "of this request.",
+    "kind": "selects this form of the table.",
+    "type": "kind of the message.",
+    "v": "version of the protocol.",
+    "schema_version": "version of the format of this request.",
 }
 _NAMES = {
     "number": "number",
@@ -103,7 +107,7 @@ def _tables(model: type[BaseModel], top: str, level: str = "##") -> Iterator[str
             table = key.table
             title = f"`{table}`" if table else top
             yield from ["", f"{level} {title}", ""] if title else [""]
-            yield from ["| key | values | default | what it is |", "|---|---|---|---|"]
+            yield from ["| key | values | default | description |", "|---|---|---|---|"]
         yield _row(f"`{key.name}`", key.values, key.default, key.about)
 
 
@@ -113,7 +117,7 @@ def _row(*cells: str) -> str:
 
 def _file(name: str) -> Iterator[str]:
     model, about = FILES[name]
-    yield from [f"# {name}", "", f"{about} Made from the code by `make docs`.", ""]
+    yield from [f"# {name}", "", f"{about} Generated from the code by `make docs`.", ""]
     yield from _tables(model, "Top of the file")
 
 
@@ -121,7 +125,7 @@ def _manifest() -> Iterator[str]:
     yield from [
         "# manifest.json",
         "",
-        "What an artifact set says of itself. Made from the code by `make docs`.",
+        "The manifest of an artifact set. Generated from the code by `make docs`.",
         "",
     ]
     yield from _tables(Manifest, "Top of the file")
@@ -129,10 +133,10 @@ def _manifest() -> Iterator[str]:
 
 def _messages() -> Iterator[str]:
     document = asyncapi.document()
-    about = "What a server and its devices say to each other over MQTT 5."
+    about = "The messages between a server and its devices over MQTT 5."
     models = {model.__name__: model for model in asyncapi.MESSAGES}
-    yield from ["# Messages", "", f"{about} Made from the code by `make docs`."]
-    yield "The same for machines: [asyncapi.json](../asyncapi.json)."
+    yield from ["# Messages", "", f"{about} Generated from the code by `make docs`."]
+    yield "Machine-readable form: [asyncapi.json](../asyncapi.json)."
     for name, message in document["components"]["messages"].items():
         topics = [
             f"`{each['address']}`"
@@ -179,20 +183,20 @@ PRINTED: Mapping[str, Any] = MappingProxyType(
         "advice": Advice,
         "log": EventRecord,
         "compare": {
-            "run": "id of the one",
-            "other_run": "id of the other",
-            "what": "`setting` or `accuracy`",
-            "name": "dotted key of a setting that differs, or number of a version",
-            "value": "in the one; a list or table of settings has its parts below this name",
-            "other_value": "in the other",
+            "run": "id of the first run",
+            "other_run": "id of the second run",
+            "what": "what is compared: `setting`, `accuracy` (`loss` if there is no accuracy), or a metric",
+            "name": "dotted key of a setting that differs, or number of a version with a score",
+            "value": "value in the first run; the parts of a list or table have dotted names",
+            "other_value": "value in the second run",
         },
         "rollout show": {
-            "device": "id",
-            "outcome": "what became of it",
-            "version": "of Shoal, as it said last",
-            "release": "number of the release, the same in all",
-            "state": "of the rollout, the same in all",
-            "stopped": "why nobody is asked any more, empty while it goes on",
+            "device": "id of the device",
+            "outcome": "outcome of the rollout on the device",
+            "version": "version of Shoal, as last reported",
+            "release": "number of the release; all records have the same",
+            "state": "state of the rollout; all records have the same",
+            "stopped": "why the rollout stopped; empty while it continues",
         },
     }
 )
@@ -230,7 +234,7 @@ def _printed(kind: Any, name: str, about: str) -> Iterator[tuple[str, str]]:
     elif inspect.isclass(of) and issubclass(of, Mapping):
         yield from _printed(parts[1], f"{name}.<name>", about)
     elif of in {tuple, list} and (get_args(parts[0]) or issubclass(parts[0], BaseModel)):
-        yield name, f"{about} It is an empty list where there are none, and else in parts:"
+        yield name, f"{about} The list may be empty; its entries have these parts:"
         yield from _printed(
             parts[0], f"{name}.<{'number' if get_args(parts[0]) else 'name'}>", about
         )
@@ -243,30 +247,17 @@ def _json() -> Iterator[str]:
         "",
         "## JSON",
         "",
-        "With `--json` a command prints a list of records, or one record, and no record holds",
+        "With `--json`, a command prints one record or a list of records. Records are flat: nested",
+        "values have dotted names, and a value is text, a number, true, false, null, or a list of",
+        "these. Other lists are flat as well: the name or number of an entry is part of the dotted",
+        "name. All records of a list have the same names. A missing value is null. In `jq`, quote",
+        "a dotted name: `shoal rounds --json | jq '.[].\"round.state\"'`. In pandas,",
+        "`pandas.read_json` turns a list into a table. With `--watch`, each output is one line;",
+        "`log` prints one record per line. The predictions of a board are one record with two",
+        "entries, `model` and the list `predictions`.",
     ]
-    yield (
-        "another: what is inside has a dotted name, a value is text, a number, true, false, "
-        "null, or a list of these."
-    )
-    yield (
-        "Items of any other list go by their name or number. All records of a list have the "
-        "same names. What is"
-    )
-    yield (
-        "not there is null: its parts, or where no record has any, the whole. In `jq` such a "
-        "name is quoted,"
-    )
-    yield (
-        "`shoal rounds --json | jq '.[].\"round.state\"'`; in pandas `pandas.read_json` makes a "
-        "table of a list. With"
-    )
-    yield (
-        "`--watch` it is one line each time, of `log` one record. What a board predicts stands "
-        "below its model."
-    )
     for command in PRINTED:
-        yield from ["", f"`shoal {command} --json`:", "", "| name | what it is |", "|---|---|"]
+        yield from ["", f"`shoal {command} --json`:", "", "| name | description |", "|---|---|"]
         yield from (_row(f"`{name}`", about) for name, about in printed(command).items())
 
 
@@ -274,16 +265,16 @@ def _cli() -> Iterator[str]:
     yield from [
         "# Commands",
         "",
-        "What `shoal` can be told. Made from the code by `make docs`.",
+        "The commands of `shoal`. Generated from the code by `make docs`.",
         "",
     ]
     for path, about, options in commands():
         yield from ["", f"## {path}", "", about.replace("\b", "")]
         if options:
-            yield from ["", "| argument or option | what it is |", "|---|---|"]
+            yield from ["", "| argument or option | description |", "|---|---|"]
             yield from (_row(f"`{typed}`", meaning) for typed, meaning in options)
     yield from _json()
-    yield from ["", "## Exit codes", "", "| code | what it says |", "|---|---|"]
+    yield from ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     kinds = [
         each
         for each in vars(errors).values()

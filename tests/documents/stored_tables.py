@@ -256,7 +256,7 @@ TABLES = {
         "docs/privacy.md", ("noise_multiplier", "epsilon"), "privacy.json", _privacy
     ),
     "robust": StoredTable(
-        "docs/benchmarks/robustness.md", ("[robust]", "nobody lies"), "robust-merging.json", _robust
+        "docs/benchmarks/robustness.md", ("[robust]", "no attacker"), "robust-merging.json", _robust
     ),
     "uploads": StoredTable(
         "docs/benchmarks/encodings.md", ("task", "encoding"), "upload-encodings.json", _uploads

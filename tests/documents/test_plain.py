@@ -46,6 +46,8 @@ def test_each_pattern_is_needed(remedy):
     """Each recognises an example of the guide, or one of these."""
     sentences = [before for before, _ in examples()]
     sentences += ["The device is in the house of another.", "The device goes on with its task."]
+    sentences += ["Errors as of `read`.", "Rounds waited for it in vain.", "A file outside of it."]
+    sentences += ["The norm of an update's difference to the sent weights."]
     found = [fault.remedy for sentence in sentences for fault in faults(sentence)]
     assert remedy in found
 

@@ -87,14 +87,24 @@ def test_what_is_executed_elsewhere_is():
     page.
     """
     from tests import test_howto, test_tutorial  # noqa: PLC0415
+    from tests.device_runtime import test_early_exits, test_predicting  # noqa: PLC0415
     from tests.fleet import test_predictions  # noqa: PLC0415
+    from tests.packages import test_page, test_tutorials  # noqa: PLC0415
     from tests.shoal import test_api, test_templates  # noqa: PLC0415
     from tests.shoal.flash import test_newcomer  # noqa: PLC0415
     from tests.simulation import test_own_strategy  # noqa: PLC0415
 
     read = {
+        "tests/device_runtime/test_early_exits.py": set(test_early_exits.TYPED),
+        "tests/device_runtime/test_predicting.py": set(test_predicting.TYPED),
         "tests/fleet/test_predictions.py": {test_predictions.TYPED},
         "tests/simulation/test_own_strategy.py": {test_own_strategy.TYPED},
+        "tests/packages/test_tutorials.py": {
+            shlex.join(words)
+            for tutorial in test_tutorials.TUTORIALS
+            for words in test_tutorials.commands(tutorial.page)
+        },
+        "tests/packages/test_page.py": {shlex.join(words) for words in test_page.commands()},
         "tests/test_howto.py": {shlex.join(words) for words in test_howto.TYPED},
         "tests/shoal/flash/test_newcomer.py": set(test_newcomer.commands()),
         "tests/test_tutorial.py": {shlex.join(words) for words in test_tutorial.commands()},
@@ -397,6 +407,7 @@ def test_exports(line, does, tmp_path):
         .read_text()
         .replace("def small_cnn", "def my_model")
     )
+    (tmp_path / "model.py").write_text(own.replace("def my_model", "def model"))
     (tmp_path / "my_models.py").write_text(f"{own}\n\n{of_page('docs/recipes.md', 'import torch')}")
     if "--start " in line.text:
         from safetensors.numpy import save_file  # noqa: PLC0415

@@ -135,10 +135,21 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/flash.md", "pi-*"): Scene("flash"),
     ("docs/graphs.md", "shoal export-weights*"): Scene("a_store"),
     ("docs/howto.md", "shoal *"): _HOWTO,
+    ("docs/packages.md", "*"): Elsewhere("tests/packages/test_page.py"),
+    ("docs/finetune-pictures.md", "*"): Elsewhere("tests/packages/test_tutorials.py"),
+    ("docs/finetune-text.md", "*"): Elsewhere("tests/packages/test_tutorials.py"),
     ("docs/methods/fml.md", "shoal export --arch cnn2*"): Scene("exports"),
     ("docs/methods/fml.md", "shoal export-mutual --meme cnn2*"): Scene("exports"),
     ("docs/methods/fml.md", "shoal *"): Scene("personal_models"),
+    ("docs/methods/private.md", "shoal device export-weights*"): Elsewhere(
+        "tests/device_runtime/test_predicting.py"
+    ),
     ("docs/methods/inclusivefl.md", "shoal export*"): Scene("exports"),
+    ("docs/methods/depthfl.md", "shoal device *"): Elsewhere(
+        "tests/device_runtime/test_early_exits.py"
+    ),
+    ("docs/methods/depthfl.md", "shoal export*"): Scene("exports"),
+    ("docs/methods/shares.md", "shoal export*"): Scene("exports"),
     ("docs/mobile.md", "pip install './shoal[export,executorch]'"): _PIP,
     ("docs/mobile.md", "shoal export*"): Scene("exports"),
     ("docs/operations.md", "shoal bench fleet*"): Scene("a_bench"),

@@ -28,7 +28,7 @@ from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet
 from tests.brokers import free_port
 from tests.fleet.boards import Board, board_of_source
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 WIDTHS = (1.0, 0.5, 0.25)
@@ -103,7 +103,7 @@ class Watcher:
                 self.reactions.remove(reaction)
                 reaction[1]()
 
-    def of(self, kind: type) -> list:
+    def events_of(self, kind: type) -> list:
         """The events of one kind so far."""
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -143,7 +143,9 @@ def exported(tmp_path_factory):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(width) for width in WIDTHS)
     export_architecture(
-        architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",)
+        ExportRequest(architecture, settings, tiers, Recipe()),
+        folder / "artifacts",
+        ExportOptions(formats=("onnx",)),
     )
     return folder, tuple(tier.id for tier in tiers)
 

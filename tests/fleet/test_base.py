@@ -14,7 +14,7 @@ from simulation.data.datasets import load_dataset
 from tests.adapted import adapted
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,9 @@ def test_boards_of_unequal_rank_share_a_base_that_each_fetches_once(tmp_path):
     layout = infer_layout(adapted, SETTINGS)
     tiers = [layout.tier(width) for width in LIMITS]
     export_architecture(
-        adapted, SETTINGS, tiers, Recipe(), tmp_path / "artifacts", formats=("onnx",)
+        ExportRequest(adapted, SETTINGS, tiers, Recipe()),
+        tmp_path / "artifacts",
+        ExportOptions(formats=("onnx",)),
     )
     manifest = parse_manifest(
         (tmp_path / "artifacts" / "adapted" / tiers[0].id / "manifest.json").read_bytes()
@@ -69,7 +71,7 @@ def test_boards_of_unequal_rank_share_a_base_that_each_fetches_once(tmp_path):
         finished = run(config, watcher)
         fleet.check()
     assert finished.status == "finished", finished.error
-    judged = watcher.of(control.RoundClosed)
+    judged = watcher.events_of(control.RoundClosed)
     assert judged[-1].evaluation.accuracy > before + 0.33
     for device in devices:
         log = (tmp_path / "devices" / f"{device.name}.log").read_text()

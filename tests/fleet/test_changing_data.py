@@ -73,8 +73,8 @@ def test_a_run_learns_from_files_that_are_written_again(ground, tmp_path, new, l
     with embedded_broker(tmp_path) as broker, fleet_of_one(ground, broker.url) as fleet:
         finished = run(ground.config(broker.url, rounds=8, min_devices=1), watcher)
         fleet.check()
-    closed = watcher.of(control.RoundClosed)
-    judged = watcher.of(control.RoundJudged)
+    closed = watcher.events_of(control.RoundClosed)
+    judged = watcher.events_of(control.RoundJudged)
     found = {
         event.round: event.evaluation.accuracy
         for event in (*closed, *judged)
@@ -103,7 +103,7 @@ def test_a_run_waits_for_files_that_are_gone(ground, tmp_path):
         finished = run(ground.config(broker.url, rounds=4, min_devices=1, retries=5), watcher)
         fleet.check()
     assert finished.status == "finished"
-    refused = watcher.of(control.UpdateRefused)
+    refused = watcher.events_of(control.UpdateRefused)
     assert {event.reason for event in refused} == {RefusalReason.DATA_CHANGED}
     assert all(str(path) in event.detail for event in refused)
-    assert len(watcher.of(control.RoundClosed)) == 4
+    assert len(watcher.events_of(control.RoundClosed)) == 4

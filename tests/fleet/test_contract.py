@@ -21,7 +21,7 @@ from simulation.data.datasets import load_dataset
 from tests.brokers import embedded_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.fleet.conftest import Watcher, run
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 SAMPLES = 120
@@ -83,6 +83,7 @@ def trained(config, run_id):
     return losses, {task.device: task.detail for task in tasks if task.metrics is None}
 
 
+@pytest.mark.slow
 def test_boards_with_folders_that_differ_train_alike_or_are_refused(ground, digits, tmp_path):
     """Hidden and empty folders, a class less, another order of `labels`; a class that nobody named
     is refused.
@@ -218,7 +219,9 @@ def flat(tmp_path_factory):
     settings = architecture.settings({"input_shape": (64,)})
     tiers = (infer_layout(architecture, settings).tier(1.0),)
     export_architecture(
-        architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",)
+        ExportRequest(architecture, settings, tiers, Recipe()),
+        folder / "artifacts",
+        ExportOptions(formats=("onnx",)),
     )
     return folder / "artifacts"
 
@@ -238,6 +241,7 @@ def write_table(path, samples, *, order=range(64), text=True, index=None, header
     path.write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 def test_boards_with_tables_that_differ_train_alike_or_are_refused(ground, flat, digits, tmp_path):
     """Another order of columns, an index, more columns; what lacks one, or has a header that is
     none, is refused.

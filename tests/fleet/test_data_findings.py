@@ -19,7 +19,7 @@ from tests.brokers import embedded_broker
 from tests.device_runtime.device_process import REPOSITORY
 from tests.fleet.conftest import Watcher, run
 
-TITLE = "The data of 1 of 4 devices looks wrong"
+TITLE = "The data of 1 of 4 devices may be faulty"
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_board_with_another_scale_is_named_before_its_first_update_counts(grou
     assert TITLE in found
     assert "barn: values range from 0 to 255" in found.replace("\n", " ")
     log = (ground.folder / "devices" / "barn.log").read_text()
-    assert log.count("the data looks wrong: values range from 0 to 255") == 1
+    assert log.count("possible fault in the data: values range from 0 to 255") == 1
     with contextlib.closing(Store(ground.folder / "store", read_only=True)) as store:
         lines = queries.log(store, finished.run)
         of_barn = [line.kind for line in lines if line.device == "barn"]

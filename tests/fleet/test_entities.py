@@ -27,7 +27,7 @@ from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run
 from tests.fleet.named_entities import Scores, entity_scores
 from tests.fleet.tagged import LABELS, names_in, read_sentences, tagged
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
@@ -51,7 +51,7 @@ def ward(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ward")
     sentences = read_sentences(DATA)
     names = names_in(sentences)
-    words = Vocabulary.of([" ".join(words) for words in sentences], VOCAB)
+    words = Vocabulary.from_texts([" ".join(words) for words in sentences], VOCAB)
     order = np.random.default_rng(4).permutation(len(sentences))
     devices = []
     for number, (kind, labels) in enumerate(LABELS.items()):
@@ -77,13 +77,15 @@ def ward(tmp_path_factory):
     layout = infer_layout(architecture, settings)
     tiers = {kind: layout.tier(1.0, depth) for kind, depth in DEPTHS.items()}
     export_architecture(
-        architecture,
-        settings,
-        tuple(tiers.values()),
-        Recipe(Sgd(weight_decay=0.0)),
+        ExportRequest(
+            architecture,
+            settings,
+            tuple(tiers.values()),
+            Recipe(Sgd(weight_decay=0.0)),
+            heads={tiers[kind]: len(LABELS[kind]) for kind in ("weak", "medium")},
+        ),
         folder / "artifacts",
-        formats=("onnx",),
-        heads={tiers[kind]: len(LABELS[kind]) for kind in ("weak", "medium")},
+        ExportOptions(formats=("onnx",)),
     )
     with (
         mosquitto_broker(folder) as broker,
@@ -122,7 +124,7 @@ def trained(ward, tmp_path):
         finished = run(config, watcher)
         fleet.check()
         assert finished.status == "finished", finished.error
-        assert not watcher.of(control.UpdateRefused)
+        assert not watcher.events_of(control.UpdateRefused)
         return watcher, finished.evaluation, scores(config, finished.run, folder, tiers)
 
     return go
@@ -175,7 +177,7 @@ def test_every_depth_learns_its_own_labels_on_a_shared_encoder(trained):
     watcher, evaluation, f1 = trained(
         {"beta": 0.5}, server_optimizer={"name": "fedadam", "learning_rate": 0.01, "beta1": 0.5}
     )
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [
         len(DEPTHS)
     ] * ROUNDS
     assert min(f1.values()) > 0.5

@@ -111,6 +111,12 @@ def stolen(link, inbox, digest, until):
     return b"".join(pieces)
 
 
+@pytest.mark.attack(
+    "file",
+    "An artifact set names the operator's key by a relative or absolute path, or by a link",
+    "the run does not begin; no byte of the key is published",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     "change",
     [climbing, absolute, linked, linked_folder, linked_with_its_digest, hard_linked, harmless],
@@ -150,6 +156,7 @@ def test_a_set_that_names_the_operators_key_gives_it_to_nobody(ground, tmp_path,
         stack.callback(server.stop)
         link, inbox = stack.enter_context(thief(enrolment, broker.url, tmp_path / "thief"))
         arrived = stolen(link, inbox, digest, over)
+    assert (folder / "server" / "heard.counters").exists()  # of what the thief has sent
     if change is harmless:
         assert arrived == (tier / "notes").read_bytes()
         assert not refused

@@ -194,6 +194,12 @@ def counted(config):
         return queries.status(store, None).refusals
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Connects to the broker without a client certificate",
+    "the broker refuses the connection",
+    "2026-11-28",
+)
 def test_an_enrolled_fleet_trains_over_tls_and_lets_nobody_else_in(ground):
     """The Mosquitto that the server starts speaks TLS, and asks for a certificate that `shoal
     enroll` has made.
@@ -224,10 +230,18 @@ def test_an_enrolled_fleet_trains_over_tls_and_lets_nobody_else_in(ground):
                 ) is None else None
         assert server.run(config).status == "finished"
         fleet.check()
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(WIDTHS)] * 2
-    assert not watcher.of(control.UpdateRefused)
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [
+        len(WIDTHS)
+    ] * 2
+    assert not watcher.events_of(control.UpdateRefused)
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Sends offers, cancellations, acknowledgements, chunks and run requests in the name of the server or of a device",
+    "refused as `forged` or `replayed`, and counted; the run ends as it does without them",
+    "2026-11-22",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["outsider", "insider"])
 def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_path, who):
@@ -264,7 +278,9 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
         b"format_version",
     )  # what weights and manifests say that can be read
     assert not any(word in said for said in attacker.chunks for word in plain)
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(WIDTHS)] * 3
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [
+        len(WIDTHS)
+    ] * 3
     expected = {
         "poisoned chunk",
         "forged cancel",
@@ -283,9 +299,15 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
     assert refusals["replayed"] >= 1
     assert "refused, forged" in logs
     assert "refused, replayed" in logs
-    assert not any(event.device in enrolments for event in watcher.of(control.UpdateRefused))
+    assert not any(event.device in enrolments for event in watcher.events_of(control.UpdateRefused))
 
 
+@pytest.mark.attack(
+    "broker",
+    "Searches all messages for weights and updates",
+    "only sizes, names and times are visible",
+    "2026-11-28",
+)
 @pytest.mark.slow  # tests/fleet_protocol/test_sealing.py sees what opens and what does not
 @pytest.mark.parametrize("broker_of", [embedded_broker, mosquitto_broker])
 def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp_path, broker_of):  # noqa: C901
@@ -365,15 +387,23 @@ def test_a_server_that_is_renewed_within_a_round_loses_no_update(ground):
         with Server(config.fleet, config.store, config.broker, listener=watcher) as server:
             assert server.run(config).status == "finished"
         fleet.check()
-    first, *others = (len(event.merged) for event in watcher.of(control.RoundClosed))
+    first, *others = (len(event.merged) for event in watcher.events_of(control.RoundClosed))
     assert (
         first >= 2
     )  # on a busy machine a board is not back from the broker's end when the others have answered
     assert others == [len(WIDTHS)] * 2
     # Mosquitto has kept the status of the server before, whose key counts no more.
-    assert not [event for event in watcher.of(control.UpdateRefused) if event.device is not None]
+    assert not [
+        event for event in watcher.events_of(control.UpdateRefused) if event.device is not None
+    ]
 
 
+@pytest.mark.attack(
+    "member",
+    "Sends an update that is not sealed, or sealed to another key",
+    "refused as `bad-seal`, and counted",
+    "2026-11-22",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["to an older key", "not at all"])
 def test_an_update_that_is_not_sealed_to_the_server_is_refused_and_counted(ground, how):
@@ -401,7 +431,7 @@ def test_an_update_that_is_not_sealed_to_the_server_is_refused_and_counted(groun
     ):
         assert server.run(config).status == "failed"
         fleet.check()
-    refused = Counter(event.reason for event in watcher.of(control.UpdateRefused))
+    refused = Counter(event.reason for event in watcher.events_of(control.UpdateRefused))
     # On a busy machine a board is not done before the deadline.
     assert RefusalReason.BAD_SEAL in refused
     assert refused.keys() <= {RefusalReason.BAD_SEAL, RefusalReason.LATE}
@@ -536,6 +566,12 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
     assert said == ["revoked: a message of device-0, whose enrolment has expired"]
 
 
+@pytest.mark.attack(
+    "member",
+    "Subscribes to tasks and updates of others",
+    "the broker's access rules deliver nothing",
+    "2026-11-22",
+)
 def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp_path):
     """By access rules a device neither hears what is for another nor writes under another's
     name.

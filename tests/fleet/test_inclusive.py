@@ -24,7 +24,7 @@ from simulation.data.datasets import load_dataset
 from simulation.data.partition import iid
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
@@ -86,12 +86,9 @@ def reef(request, tmp_path_factory):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(1.0, depth) for depth in DEPTHS)
     export_architecture(
-        architecture,
-        settings,
-        tiers,
-        Recipe(Sgd(weight_decay=0.0)),
+        ExportRequest(architecture, settings, tiers, Recipe(Sgd(weight_decay=0.0))),
         folder / "artifacts",
-        formats=("onnx",),
+        ExportOptions(formats=("onnx",)),
     )
     with (
         mosquitto_broker(folder) as broker,
@@ -126,7 +123,7 @@ def trained(reef, tmp_path):
         finished = run(config, watcher)
         fleet.check()
         assert finished.status == "finished", finished.error
-        assert not watcher.of(control.UpdateRefused)
+        assert not watcher.events_of(control.UpdateRefused)
         start = start_accuracy(config)
         print(
             f"gain {finished.evaluation.accuracy - start:.3f} to {finished.evaluation.accuracy:.3f}"
@@ -143,7 +140,7 @@ def test_three_depths_train_together(trained):
     """
     watcher, gain = trained({"beta": 0.2}, **SETTINGS)
     tiers = tuple(f"w1.00-d{depth}" for depth in LIMITS)
-    assert [tuple(event.merged.values()) for event in watcher.of(control.RoundClosed)] == [
+    assert [tuple(event.merged.values()) for event in watcher.events_of(control.RoundClosed)] == [
         tiers
     ] * ROUNDS
     assert gain > 0.08
@@ -167,7 +164,9 @@ def test_three_depths_train_together(trained):
 def test_baselines_run_and_learn(trained, baseline, devices, tier):
     """Each asks the devices that it should; what is judged learns."""
     watcher, gain = trained({"baseline": baseline}, tier=tier, devices=devices, **SETTINGS)
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [devices] * ROUNDS
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [
+        devices
+    ] * ROUNDS
     assert gain > 0.03
 
 
@@ -176,7 +175,7 @@ def test_alone_each_device_learns_for_itself(trained):
     """The global model stays as it was, and each device's loss falls round after round."""
     watcher, gain = trained({"baseline": "local"}, train=SETTINGS["train"])
     assert gain == 0.0
-    updates = watcher.of(control.UpdateReceived)
+    updates = watcher.events_of(control.UpdateReceived)
     first, last = (
         [event.metrics for event in updates if event.round == number] for number in (1, ROUNDS)
     )

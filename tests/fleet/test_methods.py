@@ -18,7 +18,7 @@ from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 ROUNDS = 5
@@ -43,15 +43,14 @@ def pond(tmp_path_factory):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(width) for width in TIERS)
     export_architecture(
-        architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",)
+        ExportRequest(architecture, settings, tiers, Recipe()),
+        folder / "artifacts",
+        ExportOptions(formats=("onnx",)),
     )
     export_architecture(
-        architecture,
-        settings,
-        tiers[:1],
-        Recipe(proximal=True),
+        ExportRequest(architecture, settings, tiers[:1], Recipe(proximal=True)),
         folder / "proximal",
-        formats=("onnx",),
+        ExportOptions(formats=("onnx",)),
     )
     with (
         mosquitto_broker(folder) as broker,
@@ -101,7 +100,7 @@ def trainer(name, ground, tmp_path):
         finished = run(config, watcher)
         fleet.check()
         assert finished.status == "finished", finished.error
-        assert not watcher.of(control.UpdateRefused)
+        assert not watcher.events_of(control.UpdateRefused)
         gain = finished.evaluation.accuracy - start_accuracy(config)
         print(f"gain {gain:.3f} to {finished.evaluation.accuracy:.3f}")
         return watcher, gain
@@ -111,7 +110,7 @@ def trainer(name, ground, tmp_path):
 
 def merged(watcher):
     """The tiers of each round, by device in order."""
-    return [tuple(event.merged.values()) for event in watcher.of(control.RoundClosed)]
+    return [tuple(event.merged.values()) for event in watcher.events_of(control.RoundClosed)]
 
 
 @pytest.mark.parametrize(
@@ -291,9 +290,12 @@ def test_the_system_arm_sees_no_loss(trained, arm, wanted):
     """
     watcher, _ = trained(strategy={"name": "whalefl", "whalefl": {"arm": arm, **GROWING}})
     assert merged(watcher) == wanted
-    assert {tuple(event.devices.values()) for event in watcher.of(control.RoundStarted)} == {WIDEST}
+    assert {tuple(event.devices.values()) for event in watcher.events_of(control.RoundStarted)} == {
+        WIDEST
+    }
     taken = {
-        (event.round, event.device): event.tier for event in watcher.of(control.DeviceAccepted)
+        (event.round, event.device): event.tier
+        for event in watcher.events_of(control.DeviceAccepted)
     }
     assert [
         tuple(taken[number, f"device-{i}"] for i in range(len(LIMITS)))
@@ -313,9 +315,9 @@ def test_devices_that_size_themselves_send_less_than_the_baselines(trained, scho
         ("whalefl", trained, NARROWEST, {"whalefl": {"arm": "system", "theta": 1e9}}),
     ):
         watcher, _ = do(strategy={"name": name, **table})
-        closed = watcher.of(control.RoundClosed)
+        closed = watcher.events_of(control.RoundClosed)
         assert merged(watcher) == [wanted] * ROUNDS
-        sent[name] = sum(event.size for event in watcher.of(control.UpdateReceived))
+        sent[name] = sum(event.size for event in watcher.events_of(control.UpdateReceived))
         assert closed[-1].payload_bytes > sent[name]
     assert sent["fedavg"] > 1.5 * sent["heterofl"] > 4 * sent["whalefl"]
 
@@ -327,14 +329,16 @@ def test_devices_that_size_themselves_measure_their_speed(trained):
     """
     watcher, gain = trained(strategy={"name": "whalefl", "whalefl": {"theta": 1e-3}})
     assert merged(watcher) == [WIDEST] * ROUNDS
-    said = [event.tier for event in watcher.of(control.DeviceAccepted) if event.kind == "train"]
+    said = [
+        event.tier for event in watcher.events_of(control.DeviceAccepted) if event.kind == "train"
+    ]
     assert sorted(said) == sorted((*WIDEST, *NARROWEST) * ROUNDS)
     assert gain > 0.4
 
 
 def test_a_method_that_cannot_use_the_model_is_refused_before_training(trained):
-    """An mlp has no layers to stack, and no tier for level e."""
-    with pytest.raises(PlanError, match="has no layers to stack"):
+    """An mlp has no stack of layers, and no tier for level e."""
+    with pytest.raises(PlanError, match="has no stack of layers"):
         trained(strategy={"name": "inclusivefl"})
     with pytest.raises(PlanError, match="export that width"):
         trained(tiers={"assign": "fix", "levels": "a1-e1"})

@@ -17,7 +17,7 @@ from shoal.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
@@ -40,22 +40,19 @@ pytestmark = [
 
 
 @pytest.fixture
-def library(tmp_path):
-    """A broker and three agents, one of each depth, on the artifacts of the pre-trained encoder."""
+def library(request, tmp_path):
+    """A broker and an agent of each depth, on the artifacts of the pre-trained encoder."""
     data = load_dataset("sst2", DATA, tokens="minilm", length=LENGTH)
     np.savez(tmp_path / "test.npz", x=data.test_x[:300], y=data.test_y[:300])
     chosen = np.random.default_rng(SEED).permutation(len(data.train_y)).reshape(-1)
     architecture = Registry.zoo().get("minilm_encoder")
     settings = architecture.settings({"input_shape": (LENGTH,)})
     layout = infer_layout(architecture, settings)
-    tiers = tuple(layout.tier(1.0, depth) for depth in (6, 4, 2))
+    tiers = tuple(layout.tier(1.0, depth) for depth in request.param)
     export_architecture(
-        architecture,
-        settings,
-        tiers,
-        Recipe(Sgd(weight_decay=0.0)),
+        ExportRequest(architecture, settings, tiers, Recipe(Sgd(weight_decay=0.0))),
         tmp_path / "artifacts",
-        formats=("onnx",),
+        ExportOptions(formats=("onnx",)),
     )
     devices = []
     for number, tier in enumerate(tiers):
@@ -75,6 +72,42 @@ def library(tmp_path):
         yield broker.url, fleet
 
 
+def configuration(url, folder, **changes):
+    """A run of InclusiveFL over the encoder's artifacts."""
+    tables = {
+        "fleet": "library",
+        "store": folder / "store",
+        "seed": SEED,
+        "broker": BrokerConfig(url=url),
+        "model": ModelConfig(artifacts=folder / "artifacts", arch="minilm_encoder"),
+        "round": {
+            "rounds": ROUNDS,
+            "min_devices": 3,
+            "nudge_seconds": 10.0,
+            "deadline_seconds": 300.0,
+        },
+        "train": TrainConfig(learning_rate=0.05, epochs=2, batch_size=16),
+        "strategy": {"name": "inclusivefl", "inclusivefl": {"beta": 0.2}},
+        "server_optimizer": {"name": "fedadam", "learning_rate": 0.01},
+    }
+    return FleetConfig.model_validate({**tables, **changes})
+
+
+@pytest.mark.parametrize("library", [(6, 1)], ids=["blocks"], indirect=True)
+def test_two_depths_of_a_pretrained_encoder_are_merged(library, tmp_path):
+    """One round of the whole and of its lowest block."""
+    url, fleet = library
+    short = {"rounds": 1, "min_devices": 2, "deadline_seconds": 300.0}
+    train = TrainConfig(learning_rate=0.05, epochs=1, batch_size=16)
+    watcher = Watcher()
+    finished = run(configuration(url, tmp_path, round=short, train=train), watcher)
+    fleet.check()
+    assert finished.status == "finished", finished.error
+    (closed,) = watcher.events_of(control.RoundClosed)
+    assert tuple(closed.merged.values()) == ("w1.00-d6", "w1.00-d1")
+
+
+@pytest.mark.parametrize("library", [(6, 4, 2)], ids=["blocks"], indirect=True)
 def test_three_depths_of_a_pretrained_encoder_learn_together(library, tmp_path):
     """Each depth is judged as its devices are sent it, and each rises above the accuracy of its
     untrained head.
@@ -82,38 +115,21 @@ def test_three_depths_of_a_pretrained_encoder_learn_together(library, tmp_path):
     url, fleet = library
 
     def config(tier):
-        return FleetConfig.model_validate(
-            {
-                "fleet": "library",
-                "store": tmp_path / "store",
-                "seed": SEED,
-                "broker": BrokerConfig(url=url),
-                "model": ModelConfig(artifacts=tmp_path / "artifacts", arch="minilm_encoder"),
-                "round": {
-                    "rounds": ROUNDS,
-                    "min_devices": 3,
-                    "nudge_seconds": 10.0,
-                    "deadline_seconds": 300.0,
-                },
-                "train": TrainConfig(learning_rate=0.05, epochs=2, batch_size=16),
-                "strategy": {"name": "inclusivefl", "inclusivefl": {"beta": 0.2}},
-                "server_optimizer": {"name": "fedadam", "learning_rate": 0.01},
-                "evaluation": {
-                    "data": {"kind": "npz", "path": tmp_path / "test.npz"},
-                    "tier": tier,
-                    "tiers": tuple(MARGINS),
-                    "every": ROUNDS,
-                },
-            }
-        )
+        evaluation = {
+            "data": {"kind": "npz", "path": tmp_path / "test.npz"},
+            "tier": tier,
+            "tiers": tuple(MARGINS),
+            "every": ROUNDS,
+        }
+        return configuration(url, tmp_path, evaluation=evaluation)
 
     start = {tier: start_accuracy(config(tier)) for tier in MARGINS}
     watcher = Watcher()
     finished = run(config(None), watcher)
     fleet.check()
     assert finished.status == "finished", finished.error
-    assert not watcher.of(control.UpdateRefused)
-    assert [tuple(event.merged.values()) for event in watcher.of(control.RoundClosed)] == [
+    assert not watcher.events_of(control.UpdateRefused)
+    assert [tuple(event.merged.values()) for event in watcher.events_of(control.RoundClosed)] == [
         tuple(MARGINS)
     ] * ROUNDS
     gains = {

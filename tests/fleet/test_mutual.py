@@ -21,7 +21,7 @@ from simulation.data.partition import dirichlet
 from tests.brokers import mosquitto_broker
 from tests.fleet.boards import restart
 from tests.fleet.conftest import Watcher, run, start_accuracy
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
 
@@ -41,7 +41,9 @@ def studio(tmp_path_factory):
     meme = mlp.settings({**SHAPE, "hidden": (32, 32)})
     layout = infer_layout(mlp, meme)
     export_architecture(
-        mlp, meme, (layout.tier(1.0),), Recipe(), folder / "artifacts", formats=("onnx",)
+        ExportRequest(mlp, meme, (layout.tier(1.0),), Recipe()),
+        folder / "artifacts",
+        ExportOptions(formats=("onnx",)),
     )
     sets = []
     for number, settings in enumerate(PERSONAL):
@@ -71,9 +73,9 @@ def config(studio, tmp_path):
     """A run with changed keys of the method."""
     folder, url, _ = studio
 
-    def build(**fml):
+    def build(private=(), **fml):
         # What stays on the devices is not there to be judged.
-        judged = NpzData(path=folder / "test.npz") if "shared" not in fml else None
+        judged = None if private else NpzData(path=folder / "test.npz")
         return FleetConfig.model_validate(
             {
                 "fleet": "studio",
@@ -85,6 +87,7 @@ def config(studio, tmp_path):
                 ),
                 "train": TrainConfig(learning_rate=0.05, epochs=2, batch_size=16),
                 "strategy": {"name": "fml", "fml": fml},
+                "private": {"parts": private} if private else None,
                 "evaluation": EvaluationConfig(data=judged, every=ROUNDS),
             }
         )
@@ -94,7 +97,9 @@ def config(studio, tmp_path):
 
 def personal_accuracy(watcher, number):
     """Mean accuracy of the personal models on their devices' held-out samples."""
-    updates = [event for event in watcher.of(control.UpdateReceived) if event.round == number]
+    updates = [
+        event for event in watcher.events_of(control.UpdateReceived) if event.round == number
+    ]
     assert len(updates) == DEVICES
     return np.mean([event.metrics.evaluation.accuracy for event in updates])
 
@@ -114,7 +119,9 @@ def test_personal_models_and_the_meme_learn_from_each_other(studio, config):
     finished = run(made, watcher)
     fleet.check()
     assert finished.status == "finished", finished.error
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [DEVICES] * ROUNDS
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [
+        DEVICES
+    ] * ROUNDS
     gain = finished.evaluation.accuracy - start_accuracy(made)
     first, last = (personal_accuracy(watcher, number) for number in (1, ROUNDS))
     print(
@@ -128,8 +135,8 @@ def test_personal_models_and_the_meme_learn_from_each_other(studio, config):
 
 
 def test_an_adaptor_stays_on_its_device(studio, config):
-    """With a shared trunk every device keeps a head of its own in its state folder."""
-    finished = run(config(shared=("stem",)), Watcher())
+    """Every device keeps an adaptor and a head in its state folder, and shares the rest."""
+    finished = run(config(private=("head",)), Watcher())
     assert finished.status == "finished", finished.error
     kept = [
         tensors_in(
@@ -161,8 +168,8 @@ def test_a_device_without_a_personal_model_refuses(studio, config, tmp_path):
     with LocalFleet(tmp_path / "bare", fleet="studio", broker=url, devices=[bare]):
         finished = run(made, watcher)
     assert finished.status == "finished", finished.error
-    assert {(event.device, event.reason) for event in watcher.of(control.UpdateRefused)} == {
+    assert {(event.device, event.reason) for event in watcher.events_of(control.UpdateRefused)} == {
         ("device-9", RefusalReason.UNSUPPORTED)
     }
-    with pytest.raises(PlanError, match="has no block"):
-        run(config(shared=("attic",)), Watcher())
+    with pytest.raises(PlanError, match="has neither a block nor a module attic"):
+        run(config(private=("attic",)), Watcher())

@@ -18,7 +18,7 @@ from simulation.data.datasets import load_dataset
 from simulation.data.partition import iid
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
 
@@ -51,7 +51,9 @@ def pair(folder, meme, personal, classes=10, adaptor=()):
 def export_fleet(folder, name):
     model = network(name)
     export_architecture(
-        model.arch, model.settings, (model.tier,), Recipe(), folder / "artifacts", formats=("onnx",)
+        ExportRequest(model.arch, model.settings, (model.tier,), Recipe()),
+        folder / "artifacts",
+        ExportOptions(formats=("onnx",)),
     )
 
 
@@ -95,7 +97,9 @@ def local_fleet(folder, url, parts):
 
 def accuracies(watcher, number):
     """What each device reports of its personal model."""
-    updates = [event for event in watcher.of(control.UpdateReceived) if event.round == number]
+    updates = [
+        event for event in watcher.events_of(control.UpdateReceived) if event.round == number
+    ]
     return {event.device: event.metrics.evaluation.accuracy for event in updates}
 
 
@@ -121,7 +125,9 @@ def test_four_architectures_learn_in_one_run(tmp_path):
         finished = run(made, watcher)
         fleet.check()
     assert finished.status == "finished", finished.error
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(names)] * ROUNDS
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [
+        len(names)
+    ] * ROUNDS
     first = accuracies(watcher, 1)
     last = accuracies(watcher, ROUNDS)
     gain = finished.evaluation.accuracy - start_accuracy(made)
@@ -155,12 +161,12 @@ def test_boards_of_ten_and_of_a_hundred_classes_share_a_trunk(tmp_path):
     watcher = Watcher()
     with mosquitto_broker(tmp_path) as broker, local_fleet(tmp_path, broker.url, parts) as fleet:
         made = config(
-            tmp_path, broker.url, "cnn2", strategy={"name": "fml", "fml": {"shared": ["trunk"]}}
+            tmp_path, broker.url, "cnn2", strategy={"name": "fml"}, private={"parts": ["head"]}
         )
         finished = run(made, watcher)
         fleet.check()
     assert finished.status == "finished", finished.error
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [5] * ROUNDS
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [5] * ROUNDS
     first = accuracies(watcher, 1)
     last = accuracies(watcher, ROUNDS)
     print(f"personal {first} to {last}")
@@ -181,7 +187,7 @@ def test_boards_of_ten_and_of_a_hundred_classes_share_a_trunk(tmp_path):
     assert np.mean(list(last.values())) > np.mean(list(first.values())) + 0.1
     # The part that stays is neither sent nor trained here; the sizes of updates are those of the
     # trunk.
-    received = watcher.of(control.UpdateReceived)
+    received = watcher.events_of(control.UpdateReceived)
     trunk_bytes = 4 * (16 * 9 + 16 + 2 * (16 * 16 * 9 + 16))
     assert all(trunk_bytes < event.size < trunk_bytes + 1500 for event in received)
     # The server has what the devices report, for `shoal rounds` and `shoal devices`.

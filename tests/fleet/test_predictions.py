@@ -106,11 +106,13 @@ def test_boards_judge_over_the_broker(boards, ground, monkeypatch, capsys):
         ask(rows=np.zeros((2, 5)))
     with pytest.raises(ConfigError, match="unknown-device"):
         ask("device-9")
-    with pytest.raises(ConfigError, match=r"device-2 predicts nothing, unsupported: .*mqtt = true"):
+    with pytest.raises(
+        ConfigError, match=r"device-2 makes no predictions, unsupported: .*mqtt = true"
+    ):
         ask("device-2")
     fleet.processes["device-0"].kill()
     begun = time.monotonic()
-    with pytest.raises(ConfigError, match="device-0 predicts nothing, away"):
+    with pytest.raises(ConfigError, match="device-0 makes no predictions, away"):
         ask("device-0")
     assert time.monotonic() - begun < PATIENCE / 2
 
@@ -128,6 +130,12 @@ def test_boards_judge_over_the_broker(boards, ground, monkeypatch, capsys):
         [other.result(PATIENCE) for other in others]
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Requests a prediction from a device in an enrolled fleet",
+    "refused as `forged`; no device answers",
+    "2026-11-23",
+)
 @pytest.mark.slow
 def test_a_stranger_asks_nothing(ground):
     """A request that nobody has signed reaches neither server nor board, on a broker that lets

@@ -98,7 +98,7 @@ def test_a_release_whose_onnxruntime_does_not_train_is_never_tried(lab):
     number = begin_as(folder, lame, stages=(1.0,)).release.number
     until(lambda: read_rollout(folder).stopped, one.log)
     assert one.record.startswith(
-        f"failed {number} 0 0 its self-test failed: twenty training steps take the loss from"
+        f"failed {number} 0 0 its self-test failed: twenty training steps change the loss from"
     )
 
 
@@ -209,10 +209,16 @@ def test_a_release_that_the_server_does_not_hear_is_taken_back(lab):
     )
     number = begin_as(folder, mute).release.number
     until(lambda: read_rollout(folder).stopped, one.log)
-    assert one.record == f"failed {number} 0 0 the server did not hear it in time"
-    assert "did not hear" in read_rollout(folder).stopped
+    assert one.record == f"failed {number} 0 0 the server did not receive a message from it in time"
+    assert "did not receive a message" in read_rollout(folder).stopped
 
 
+@pytest.mark.attack(
+    "broker",
+    "Sends an unsigned or older runtime",
+    "refused as `forged` or `replayed`",
+    "2026-11-23",
+)
 def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
     """A server that was taken over: a release of its own, and an old one once a newer was in
     hand.

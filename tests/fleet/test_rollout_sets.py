@@ -29,7 +29,7 @@ from shoal.local_fleet import LocalFleet
 from tests.brokers import embedded_broker, without_mosquitto
 from tests.fleet.boards import until
 from tests.fleet.conftest import WIDTHS, Watcher, run
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 pytestmark = [
@@ -48,7 +48,9 @@ def others(ground):
     tiers = tuple(layout.tier(width) for width in WIDTHS)
     recipe = Recipe(clip_norm=0.5)
     export_architecture(
-        architecture, settings, tiers, recipe, ground.folder / "others", formats=("onnx",)
+        ExportRequest(architecture, settings, tiers, recipe),
+        ground.folder / "others",
+        ExportOptions(formats=("onnx",)),
     )
     return ground.folder / "others"
 
@@ -141,7 +143,9 @@ def test_sets_change_in_a_run_and_one_that_does_not_pass_changes_nothing(lab, gr
     begun = shoal(ground.folder, "--artifacts", "bad", "--stage", "100")
     assert begun.returncode == 0, begun.stdout + begun.stderr
     until(lambda: read_rollout(folder).stopped, *logs, lambda: read_rollout(folder))
-    assert "not as the manifest says" in read_rollout(folder).stopped, read_rollout(folder).stopped
+    assert "differ from the manifest's" in read_rollout(folder).stopped, read_rollout(
+        folder
+    ).stopped
     until(
         lambda: (
             len(named(ground)) == 2 and {*named(ground).values()} <= manifests(ground.artifacts)

@@ -51,14 +51,17 @@ def test_three_kinds_of_device_train_one_model(ground, broker):
     with ground.fleet(broker.url) as fleet:
         finished = run(ground.config(broker.url, rounds=4), watcher)
         fleet.check()
-    closed = watcher.of(control.RoundClosed)
+    closed = watcher.events_of(control.RoundClosed)
     assert finished.status == "finished"
     assert [dict(event.merged) for event in closed] == [
         {f"device-{i}": tier for i, tier in enumerate(ground.tiers)}
     ] * 4
     assert closed[-1].evaluation.accuracy > 0.85
-    assert closed[-1].evaluation.accuracy > watcher.of(control.RoundJudged)[0].evaluation.accuracy
-    assert not watcher.of(control.UpdateRefused)
+    assert (
+        closed[-1].evaluation.accuracy
+        > watcher.events_of(control.RoundJudged)[0].evaluation.accuracy
+    )
+    assert not watcher.events_of(control.UpdateRefused)
 
 
 @pytest.mark.slow
@@ -85,7 +88,7 @@ def test_a_broker_that_dies_in_mid_round_costs_time_only(ground, broker, away_se
         finished = run(ground.config(broker.url, deadline_seconds=120.0, grace=60.0), watcher)
         fleet.check()
     timers[0].join()
-    closed = watcher.of(control.RoundClosed)
+    closed = watcher.events_of(control.RoundClosed)
     assert finished.status == "finished"
     assert [len(event.merged) for event in closed] == [len(WIDTHS)] * 3
     assert closed[1].round_seconds >= away_seconds
@@ -108,7 +111,7 @@ def test_a_device_that_never_answers_holds_up_one_deadline(ground, mosquitto):
             lambda: frozen.send_signal(signal.SIGCONT),
         )
         finished = run(ground.config(mosquitto.url, deadline_seconds=5.0, quorum=0.6), watcher)
-    closed = watcher.of(control.RoundClosed)
+    closed = watcher.events_of(control.RoundClosed)
     assert finished.status == "finished"
     assert closed[1].missing == ("device-1",)
     assert [len(event.merged) for event in closed] == [3, 2, 3]
@@ -134,7 +137,7 @@ def test_a_device_killed_in_mid_round_comes_back_and_finishes(ground, mosquitto)
         finished = run(ground.config(mosquitto.url, grace=60.0), watcher)
         fleet.check()
     assert finished.status == "finished"
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [3, 3, 3]
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [3, 3, 3]
 
 
 @pytest.mark.slow
@@ -155,7 +158,7 @@ def test_without_quorum_a_round_is_abandoned_and_the_run_says_so(ground, mosquit
     assert finished.status == "failed"
     assert finished.exit_code != 0
     assert finished.version == 0
-    assert watcher.of(control.RoundAbandoned)
+    assert watcher.events_of(control.RoundAbandoned)
 
 
 def test_a_server_without_a_broker_says_where_it_looked(ground):
@@ -181,5 +184,7 @@ def test_a_full_disk_on_one_device_leaves_the_others_training(ground, mosquitto,
         finished = run(ground.config(mosquitto.url), watcher)
         fleet.check()
     assert finished.status == "finished"
-    assert {event.reason for event in watcher.of(control.UpdateRefused)} == {RefusalReason.NO_SPACE}
-    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [2, 2, 2]
+    assert {event.reason for event in watcher.events_of(control.UpdateRefused)} == {
+        RefusalReason.NO_SPACE
+    }
+    assert [len(event.merged) for event in watcher.events_of(control.RoundClosed)] == [2, 2, 2]

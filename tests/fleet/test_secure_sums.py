@@ -25,7 +25,7 @@ from tests.brokers import embedded_broker
 from tests.fleet.conftest import Watcher, run
 from tests.simulation.data_folder import FOLDER, needs
 from tests.simulation.simulations import as_a_fleet, settings, tensors
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 CLIP = 20.0
@@ -92,12 +92,11 @@ def test_two_of_ten_boards_die_and_the_sum_is_that_of_the_others(ground, tmp_pat
         architecture = Registry.zoo().get("mlp")
         made = architecture.settings({"input_shape": x.shape[1:]})
         export_architecture(
-            architecture,
-            made,
-            (infer_layout(architecture, made).tier(1.0),),
-            Recipe(),
+            ExportRequest(
+                architecture, made, (infer_layout(architecture, made).tier(1.0),), Recipe()
+            ),
             tmp_path / "set",
-            formats=("onnx",),
+            ExportOptions(formats=("onnx",)),
         )
         ground = replace(ground, artifacts=tmp_path / "set")
     with embedded_broker(tmp_path / "broker") as broker, contextlib.ExitStack() as stack:
@@ -180,3 +179,23 @@ def test_a_fleet_ends_where_its_simulation_does(tmp_path, cache):
     seen = tensors(tmp_path / "plain", plain.run)[-1]
     for name, value in ours.items():
         assert abs(value - seen[name]).max() < 1e-5, name
+
+
+@pytest.mark.slow
+def test_a_secure_sum_of_drawn_units_is_their_mean(tmp_path, cache):
+    """Federated Dropout that draws for a tier ends near the run whose updates the server sees."""
+    method = {"name": "federated_dropout", "federated_dropout": {"drawn_for": "tier"}}
+    runs = {
+        "sum": {"strategy": method, "secure_sum": {"clip": 50.0, "least": 2}},
+        "plain": {"strategy": {**method, "label_rule": False}},
+        "static": {"strategy": {"name": "heterofl", "label_rule": False}},
+    }
+    weights = {}
+    for name, tables in runs.items():
+        config = settings(tmp_path / name, cache, **TABLES, **tables)
+        weights[name] = tensors(tmp_path / name, simulate(config).run)[-1]
+    for name, value in weights["sum"].items():
+        assert abs(value - weights["plain"][name]).max() < 1e-5, name
+    # Narrow devices trained other units than the leading ones.
+    hidden = "hidden.0.weight"
+    assert abs(weights["plain"][hidden] - weights["static"][hidden]).max() > 1e-3

@@ -96,4 +96,4 @@ def test_a_board_whose_epoch_takes_long_is_waited_for(ground, mosquitto):
             break
     assert tasks["device-2"].timing.answered > 4 * ALIVE_SECONDS
     assert record.ending is RoundEvent.ANSWERED
-    assert len(watcher.of(control.RoundClosed)[0].merged) == len(WIDTHS)
+    assert len(watcher.events_of(control.RoundClosed)[0].merged) == len(WIDTHS)

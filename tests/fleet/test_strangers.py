@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,12 @@ def heard(inbox, kind, topic):
             return event
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Replaces a device's retained key and papers in the broker with its own messages",
+    "refused as `forged`; the server sends both again",
+    "2026-11-23",
+)
 def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path):
     """Retained words in place of the fleet's key and of papers: a board that comes later is told
     both again.
@@ -82,6 +89,56 @@ def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path
         assert (member.folder / "papers.json").exists()
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Leaves an old status of a device retained in the broker, for the next server",
+    "refused as `replayed`; the device counts as online",
+    "2026-11-28",
+)
+def test_an_old_status_does_not_count_at_a_server_that_has_just_started(tmp_path):
+    """A stranger puts a board's earlier status into the keeping of the broker: the next server does
+    not take the board for absent.
+    """
+    with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
+        folder = tmp_path / "lab"
+        found_fleet(folder, NewFleet("test", "127.0.0.1", broker.port, broker.url))
+        enrolment = read_enrolment(enroll(folder, "pi-1"))
+        config = BrokerConfig(url=broker.url, identity=folder / "server.enrolment")
+        address = BrokerAddress.parse(broker.url)
+        topic = TOPICS.status("pi-1")
+        at_stranger = queue.SimpleQueue()
+        stranger = Link(address, "stranger", at_stranger)
+        member = Member(enrolment, tmp_path / "board", remembers=True)
+        board = open_transport(address, "board", queue.SimpleQueue(), member=member)
+        for link in (stranger, board):
+            stack.callback(link.close)
+            link.connect(30)
+        stranger.subscribe(topic)
+        board.publish(topic, b"away", retain=True)
+        old = heard(at_stranger, Received, topic).payload
+
+        def server():
+            inbox = queue.SimpleQueue()
+            member = replace(member_of(config), saves_counters=True)
+            link = open_transport(address, "server", inbox, member=member)
+            stack.callback(link.close)
+            link.connect(30)
+            link.subscribe(topic)
+            return link, inbox
+
+        first, at_first = server()
+        board.publish(topic, b"here", retain=True)
+        while heard(at_first, Received, topic).payload != b"here":
+            pass
+        first.close()
+        stranger.publish(topic, old, retain=True)
+        stranger.drain(time.monotonic() + PATIENCE_SECONDS)
+        _, at_second = server()
+        assert heard(at_second, Rejected, topic).error.reason is RefusalReason.REPLAYED
+        board.publish(topic, b"here still", retain=True)
+        assert heard(at_second, Received, topic).payload == b"here still"
+
+
 @contextlib.contextmanager
 def two_members(tmp_path):
     """A broker that the server would start, with the enrolments of two devices."""
@@ -95,6 +152,12 @@ def two_members(tmp_path):
         yield config, *enrolments
 
 
+@pytest.mark.attack(
+    "member",
+    "Connects under the session of another device, to disconnect that device",
+    "the name of a session is derived from a secret; the other device stays connected",
+    "2026-11-28",
+)
 def test_no_member_takes_the_session_of_another(tmp_path):
     """Whoever connected under a board's guessable name had it disconnected, for as long as they
     liked.
@@ -130,6 +193,12 @@ def test_no_member_takes_the_session_of_another(tmp_path):
         assert again.get(timeout=PATIENCE_SECONDS) == Connected(session_present=True)
 
 
+@pytest.mark.attack(
+    "member",
+    "Subscribes to everything and disconnects, so that the broker keeps all messages",
+    "Mosquitto keeps at most 512 MB for the session",
+    "2026-11-23",
+)
 def test_what_waits_in_mosquitto_for_a_member_that_is_away_is_bounded(tmp_path, monkeypatch):
     """A member that subscribes to all weights and leaves had the broker keep them in memory,
     100,000 chunks.
@@ -203,6 +272,12 @@ def test_a_board_that_is_renewed_after_its_end_says_that_it_is_there(ground, mon
         fleet.check()
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Leaves false statuses of devices retained in the broker",
+    "the server asks these devices for their status, and selects them",
+    "2026-11-28",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["offline", "nonsense"])
 def test_retained_statuses_of_a_stranger_hide_no_board(ground, tmp_path, words):

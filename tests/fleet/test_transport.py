@@ -38,7 +38,7 @@ def test_two_rounds_without_a_network(ground, monkeypatch):
         agent.stop("the test is over")
         thread.join(20)
     assert finished.status == "finished"
-    assert [dict(event.merged) for event in watcher.of(control.RoundClosed)] == [
+    assert [dict(event.merged) for event in watcher.events_of(control.RoundClosed)] == [
         {"device-0": ground.tiers[0]}
     ] * 2
     assert not thread.is_alive()

@@ -11,6 +11,7 @@ from fleet_protocol.secure_sum import member as member_module
 from fleet_protocol.secure_sum.checks import examine, judge
 from fleet_protocol.secure_sum.dealing import DealtShares
 from fleet_protocol.secure_sum.member import Member, most_openings
+from fleet_protocol.secure_sum.opening import restore_secrets
 from fleet_protocol.secure_sum.sharing import PRIME
 from tests.fleet_protocol.secure_cohort import PLACE, CohortOfMembers, added, instruct
 
@@ -72,6 +73,12 @@ def with_liar(lie, victims):
     return cohort
 
 
+@pytest.mark.attack(
+    "member",
+    "Lies in any step of a secure sum before updates are sent",
+    "a proof identifies the device; no other device is accused",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("lie", ["sealed", "wrong shares", "checks", "openings"])
 @pytest.mark.parametrize(
     "victims", [["d5"], ["d0", "d5", "d6"], [name for name in NAMES if name != LIAR]]
@@ -114,6 +121,12 @@ def test_a_dealer_that_opens_nothing_is_the_liar():
     assert set(judge(cohort.dealings(), findings.disputes, {})) == {"d5"}
 
 
+@pytest.mark.attack(
+    "member",
+    "Reveals a wrong share when a sum is opened",
+    "the device is named; the shares of the others restore the secret",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("victims", [["d5"], NAMES])
 def test_who_reveals_wrong_shares_is_named(victims):
     """The others' shares restore the secrets."""
@@ -125,6 +138,33 @@ def test_who_reveals_wrong_shares_is_named(victims):
     total, restored = cohort.open(vectors, cohort.reveal(vectors))
     assert not total.any()
     assert set(restored.liars) == {LIAR}
+
+
+@pytest.mark.attack(
+    "member",
+    "Reveals wrong shares when no spare shares exist, so that other devices look dishonest",
+    "no device is accused, and no sum uses wrong secrets; one more share identifies the device",
+    "2026-11-28",
+)
+def test_without_a_share_to_spare_nobody_is_accused():
+    """All others were refused by name then, and what their wrong secrets left of the masks became
+    the sum.
+    """
+    cohort = CohortOfMembers(NAMES, members={LIAR: Lying("revealed", NAMES)}).met()
+    vectors = {}
+    for name in NAMES:
+        vectors[name] = cohort.vector(name, np.arange(5, dtype=np.uint32))
+    shares = cohort.reveal(NAMES)
+    needed = cohort.revealed(NAMES, shares).needed
+    first = {name: shares[name] for name in [LIAR, *NAMES] if name in shares}
+    few = dict(list(first.items())[:needed])
+    with pytest.raises(RefusedError, match="do not restore its secret"):
+        cohort.open(vectors, few)
+    restored = restore_secrets(cohort.revealed(NAMES, few))
+    assert (restored.liars, restored.lost) == ({}, frozenset(NAMES))
+    total, restored = cohort.open(vectors, dict(list(first.items())[: needed + 1]))
+    assert set(restored.liars) == {LIAR}
+    assert total.tolist() == [7 * value for value in range(5)]
 
 
 @pytest.mark.parametrize("leaves", [True, False])

@@ -3,13 +3,17 @@ large as declared.
 """
 
 import json
+import struct
 import tracemalloc
+import zlib
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from fleet_protocol.errors import RefusedError
+from fleet_protocol.blobs import decode_chunk
+from fleet_protocol.errors import BlobError, ConfigError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
+from fleet_protocol.mapped_tensors import blob_in
 from fleet_protocol.messages import (
     SCHEMA_VERSION,
     BlobRef,
@@ -20,10 +24,12 @@ from fleet_protocol.messages import (
     ServerStatus,
     parse_device_message,
     parse_presence,
+    parse_server_message,
 )
 from fleet_protocol.messages.instructions import Chooser, Instructions
 from fleet_protocol.part_file import PartFile
 from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec
+from fleet_protocol.topics import Topics, check_name
 
 HUGE = 10**400
 DEVICE = {"v": SCHEMA_VERSION, "fleet": "lab", "device": "pi", "run": "r", "round": 1, "task": "t"}
@@ -113,6 +119,12 @@ def test_metrics_beyond_all_bounds_are_refused(field):
         parse_device_message(json.dumps({**done, "metrics": {**METRICS, field: HUGE}}).encode())
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Puts escape sequences into a profile, a refusal or the name of a key",
+    "shown as one line of printable characters",
+    "2026-11-23",
+)
 def test_what_strangers_write_moves_no_cursor():
     """An operator's terminal shows it: a sequence that clears the screen, or turns the text round,
     is not one any more.
@@ -143,6 +155,12 @@ def test_what_strangers_write_moves_no_cursor():
     assert len(str(refused.value)) < 1000
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Announces a blob of a terabyte",
+    "refused; no memory is allocated for it",
+    "2026-11-22",
+)
 def test_a_declared_terabyte_costs_nothing(tmp_path):
     """A blob of more chunks than any has is refused; one at the bound is waited for without
     counting up its chunks.
@@ -184,3 +202,165 @@ def test_settings_that_somebody_else_reads_are_finite(model, number):
     assert wrong("[1e300, -3, true, null]") == []
     (said,) = wrong(number)
     assert "finite" in said
+
+
+STRANGE_NAMES = (
+    "\N{CYRILLIC SMALL LETTER ER}i-1",
+    "\N{FULLWIDTH LATIN SMALL LETTER P}i",
+    "pi\N{ZERO WIDTH SPACE}1",
+    "pi-1\n",
+    "pi\0",
+    "pi/1",
+    "..",
+    "+",
+    "#",
+    "$SYS",
+    "-pi",
+    "a" * 65,
+    "",
+)
+
+
+@pytest.mark.attack(
+    "outsider",
+    "Announces itself under a name with look-alike letters, slashes, wildcards or line ends",
+    "such a name cannot be enrolled, and messages under it count for no device",
+    "2026-11-29",
+)
+@pytest.mark.parametrize("name", STRANGE_NAMES, ids=ascii)
+def test_a_name_is_of_plain_letters(name):
+    """A name becomes part of topics, of files and of lines of the log."""
+    with pytest.raises(ConfigError, match="is not usable"):
+        check_name("device", name)
+    for channel in ("status", "profile", "reply"):
+        assert Topics("lab").parse(f"shoal/v1/lab/devices/{name}/{channel}") is None
+    done = json.dumps({**DEVICE, "type": "refuse", "reason": "busy", "detail": "", "device": name})
+    if name:
+        with pytest.raises(RefusedError, match="device"):
+            parse_device_message(done.encode())
+
+
+DONE = {
+    **DEVICE,
+    "type": "done",
+    "update": {"digest": "0" * 64, "size": 10, "chunk_bytes": 1024},
+    "metrics": METRICS,
+}
+STRANGE_METRICS = {
+    "samples below zero": {"examples": -1},
+    "samples of 2^63": {"examples": 2**63},
+    "samples of 1e300": {"examples": 1e300},
+    "a bitmap of too many labels": {"labels": "bitmap:" + "/" * 60_000},
+    "a loss of 1e308": {"train_loss": 1e308},
+    "an accuracy above one": {"evaluation": {"examples": 1, "loss": 0, "accuracy": 1.0000001}},
+    "an efficiency of zero": {"efficiency": 0},
+    "negative seconds": {"train_seconds": -1e-300},
+}
+
+
+@pytest.mark.attack(
+    "member",
+    "Reports negative, infinite or impossible values of samples, labels, losses or times",
+    "refused as `malformed`",
+    "2026-11-29",
+)
+@pytest.mark.parametrize("changes", STRANGE_METRICS.values(), ids=STRANGE_METRICS)
+def test_an_impossible_figure_is_refused(changes):
+    """The rest of the announcement is right."""
+    assert parse_device_message(json.dumps(DONE).encode()).metrics.examples == 1
+    document = {**DONE, "metrics": {**METRICS, **changes}}
+    with pytest.raises(RefusedError) as caught:
+        parse_device_message(json.dumps(document).encode())
+    assert caught.value.reason is RefusalReason.MALFORMED
+
+
+BROKEN_FRAMES = {
+    "an index beyond the blob": (b"SHC3", 2**32 - 1, 3000, 1024, bytes(1024)),
+    "chunks of 4 GB": (b"SHC3", 0, 3000, 2**32 - 1, bytes(1024)),
+    "chunks of no bytes": (b"SHC3", 0, 3000, 0, b""),
+    "too few bytes": (b"SHC3", 0, 3000, 1024, bytes(1000)),
+    "too many bytes": (b"SHC3", 0, 3000, 1024, bytes(2000)),
+    "packed bytes without end": (b"SHC4", 0, 3000, 1024, zlib.compress(bytes(50_000_000))[2:-4]),
+    "another magic": (b"SHC9", 0, 3000, 1024, bytes(1024)),
+}
+
+
+@pytest.mark.attack(
+    "member",
+    "Sends chunks that have a wrong position or length, or that unpack to 50 MB",
+    "refused by name, with little memory; no other chunk is overwritten",
+    "2026-11-29",
+)
+@pytest.mark.parametrize("frame", BROKEN_FRAMES.values(), ids=BROKEN_FRAMES)
+def test_a_chunk_has_its_place_and_length(frame):
+    """The header is a claim of its sender."""
+    *header, payload = frame
+    tracemalloc.start()
+    try:
+        with pytest.raises(BlobError):
+            decode_chunk(struct.pack(">4sIQI", *header) + payload)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def entry(shape, first, last, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}
+
+
+HEADERS = {
+    "tensors that overlap": {"a": entry([2], 0, 8), "b": entry([2], 4, 12)},
+    "a gap before the first": {"a": entry([1], 4, 8)},
+    "sizes below zero": {"a": entry([-1, -2], 0, 8)},
+    "no entries, of 2^62 columns": {"a": entry([0, 2**62], 0, 0)},
+    "ten thousand dimensions": {"a": entry([1] * 10_000, 0, 4)},
+    "sizes with fractions": {"a": entry([1.0], 0, 4)},
+    "a size of true": {"a": entry([True], 0, 4)},
+    "offsets of 4,000 digits": {"a": entry([int("9" * 4000)], 0, int("9" * 4000))},
+    "objects": {"a": entry([1], 0, 4, dtype="O")},
+}
+
+
+@pytest.mark.attack(
+    "file",
+    "Weights have a header whose tensors overlap, leave gaps, or have impossible sizes",
+    "refused by name",
+    "2026-11-29",
+)
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_tensors_lie_one_after_the_other(header):
+    """Each byte of a file belongs to one tensor."""
+    text = json.dumps(header).encode()
+    with pytest.raises(BlobError, match="cannot read the tensors"):
+        blob_in(struct.pack("<Q", len(text)) + text + bytes(12))
+
+
+@pytest.mark.attack(
+    "broker",
+    "Asks a device for a secure sum of its own update only, or of none",
+    "refused as `malformed`; the device sends nothing",
+    "2026-11-29",
+)
+@pytest.mark.parametrize("least", [1, 0, -1, 129])
+def test_a_sum_has_two_updates_or_more(least):
+    """The server chooses the least number, and a device would have kept to one of 1."""
+    blob = {"digest": "0" * 64, "size": 10}
+    offer = {
+        "v": SCHEMA_VERSION,
+        "type": "offer",
+        "run": "r",
+        "round": 1,
+        "task": "t",
+        "version": 0,
+        "choices": [{"tier": "w1.00-d1", "artifact_set": blob, "weights": blob}],
+        "train": {"learning_rate": 0.1, "epochs": 1, "batch_size": 1, "seed": 1},
+        "seconds_left": 1.0,
+    }
+    for number in (2, least):
+        document = {**offer, "upload": {"summing": {"clip": 1.0, "least": number}}}
+        if number == 2:
+            parse_server_message(json.dumps(document).encode())
+            continue
+        with pytest.raises(RefusedError, match=r"summing\.least") as caught:
+            parse_server_message(json.dumps(document).encode())
+        assert caught.value.reason is RefusalReason.MALFORMED

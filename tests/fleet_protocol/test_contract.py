@@ -83,7 +83,7 @@ def test_a_board_names_as_many_labels_as_the_model_has(tmp_path):
     manifest = Manifest.model_construct(arch="mlp", tier="b3", classes=3, recipe=recipe)
     own = reconcile(labelled("ant", "bee", said=True), None)
     with pytest.raises(
-        MismatchError, match=r"names 2 labels for board \(ant, bee\), and mlp b3 has 3 classes"
+        MismatchError, match=r"names 2 labels for board \(ant, bee\), but mlp b3 has 3 classes"
     ):
         check_own_labels(own, manifest)
     check_own_labels(reconcile(labelled("ant", "bee", "cat", said=True), None), manifest)

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import os
 import re
 import struct
 import subprocess
@@ -295,8 +296,25 @@ def test_two_files_of_one_name_beside_functions_are_refused(tmp_path):
             f"def load():\n    return np.full((2, 1), ord({beside}.value)), np.arange(2)\n"
         )
     assert load(tmp_path, kind="python", entry_point="a/mine.py:load").x[0, 0] == ord("a")
-    with pytest.raises(DataError, match=rf"/b/{beside}.py and .*/a/{beside}.py have one name.*ren"):
+    with pytest.raises(
+        DataError,
+        match=rf"/b/{beside}.py and .*/a/{beside}.py have the same module name.*rename one",
+    ):
         load(tmp_path, kind="python", entry_point="b/mine.py:load")
+
+
+def test_a_file_named_like_a_module_without_a_file_is_no_conflict(tmp_path, monkeypatch):
+    """Such a module was taken for the working folder, whose parent may have functions, too."""
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "mine.py").write_text(
+            "import numpy as np\ndef load():\n    return np.ones((2, 1)), np.arange(2)\n"
+        )
+    (tmp_path / "b" / "sys.py").touch()
+    (tmp_path / "a" / "below").mkdir()
+    assert load(tmp_path, kind="python", entry_point="a/mine.py:load").x[0, 0] == 1
+    monkeypatch.chdir(tmp_path / "a" / "below")
+    assert load(tmp_path, kind="python", entry_point="b/mine.py:load").x[0, 0] == 1
 
 
 def test_tokens_stay_whole_numbers():
@@ -408,12 +426,30 @@ BAD = {
     ),
     "missing entry": (
         {"kind": "python", "entry_point": "mine.py:other"},
-        "mine.py:other failed: AttributeError",
+        "mine.py has no function 'other'",
     ),
     "failing entry": (
         {"kind": "python", "entry_point": "mine.py:load"},
         "mine.py:load failed: ValueError: no card",
     ),
+    "exit": (
+        {"kind": "python", "entry_point": "mine.py:leave"},
+        r"mine.py:leave failed: RuntimeError: it ends the process by sys.exit\(0\)",
+    ),
+    "exit of a transform": (
+        {"kind": "npz", "path": "d.npz", "transforms": ["mine.py:leave"]},
+        "mine.py:leave failed",
+    ),
+    "another encoding": ({"kind": "csv", "path": "latin.csv"}, "latin.csv is not UTF-8 .* 0xfc"),
+    "two bytes a character": ({"kind": "csv", "path": "wide.csv"}, "wide.csv is not UTF-8 .* 0xff"),
+    "another delimiter": ({"kind": "csv", "path": "semicolon.csv"}, 'set delimiter = ";"'),
+    "tabs": ({"kind": "csv", "path": "tabs.csv"}, r'set delimiter = "\\t"'),
+    "a column twice": (
+        {"kind": "csv", "path": "text.csv", "columns": ["a", "a"]},
+        "lists column a 2 times",
+    ),
+    "label is missing": ({"kind": "csv", "path": "gap.csv"}, "line 3 of .*gap.csv .* 'NA'"),
+    "name in another encoding": ({"kind": "images", "path": "foreign"}, "not a name in UTF-8"),
     "wrong entry": (
         {"kind": "python", "entry_point": "mine.py:number"},
         "returned int; expected a pair",
@@ -449,7 +485,14 @@ def bad_folder(tmp_path_factory):
     (base / "y.idx").write_bytes(idx_bytes(np.zeros(3, np.uint8), 0x08))
     (base / "mine.py").write_text(
         "def load():\n    raise ValueError('no card')\ndef number():\n    return 3\n"
+        "def leave(*samples):\n    raise SystemExit(0)\n"
     )
+    (base / "latin.csv").write_bytes("a,label\n1,m\xfcll\n2,m\xf6ll\n".encode("latin-1"))
+    (base / "wide.csv").write_bytes("a,label\n1,x\n".encode("utf-16"))
+    (base / "semicolon.csv").write_text("a;label\n1;0\n")
+    (base / "tabs.csv").write_text("a\tlabel\n1\t0\n")
+    (base / "gap.csv").write_text("a,label\n1,cat\n2,NA\n")
+    (base / "foreign" / os.fsdecode(b"\xff")).mkdir(parents=True)
     return base
 
 
@@ -594,7 +637,7 @@ def test_labels_of_an_own_loss_are_those_it_takes():
     assert (fine.dtype, fine.tolist()) == (np.float32, [2, -100, 0])
     for label in (-1, 3, 0.5, 2.0**25):
         with pytest.raises(
-            DataError, match=r"label \S+ of sample 1 in d is no whole number from 0 to 2.*focal"
+            DataError, match=r"label \S+ of sample 1 in d is not a whole number from 0 to 2.*focal"
         ):
             make_dataset("d", x, np.array([2, label, 0])).fit_to(wanted)
     several = model(

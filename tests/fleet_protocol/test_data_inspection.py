@@ -286,7 +286,7 @@ def test_a_mean_ten_deviations_off():
 def test_columns_in_another_order():
     """Seen by their figures: each is where another should be; it says which are whose."""
     text = only(differences(TABLE[:, [2, 1, 0, 3]], names=()), "order")
-    assert text.startswith("columns are in another order than the fleet's: column 0 (mean ")
+    assert text.startswith("columns are in a different order from the fleet's: column 0 (mean ")
     assert "looks like the fleet's column 2" in text
     assert "list them in `columns`" in text
     assert "column 2" in only(differences(TABLE[:, [0, 3, 1, 2]], names=()), "order")

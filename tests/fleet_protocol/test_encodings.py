@@ -141,7 +141,7 @@ def test_a_wrong_scale_is_refused(encoding, scale):
     """A negative one, and what is no number."""
     parts = encode({"w": np.ones(200, np.float32)}, encoding, keep=1.0)
     parts["scales"][1] = scale
-    with pytest.raises(RefusedError, match="a scale that is negative or no number") as caught:
+    with pytest.raises(RefusedError, match="a scale that is negative or not a number") as caught:
         decode(parts, {"w": (200,)}, encoding, keep=1.0)
     assert caught.value.reason is RefusalReason.NOT_FINITE
 
@@ -155,7 +155,7 @@ def test_what_no_encoding_can_say_is_refused(encoding, value):
         assert travelled(difference, encoding)["w"][1] == pytest.approx(1e5, rel=2**-8)
         return
     with pytest.raises(
-        RefusedError, match=r"of tensor w is not finite, or too large.*take encoding"
+        RefusedError, match=r"of tensor w are not finite, or too large.*set encoding"
     ):
         encode(difference, encoding)
 
@@ -183,7 +183,7 @@ def test_weights_without_their_scales_are_damaged(tmp_path):
     """A file says so, instead of weights of 127."""
     whole = encode_whole({"a": np.ones(200, np.float32)}, "int8")
     (tmp_path / "blob").write_bytes(encode_weights({"a": whole["a"]}))
-    with pytest.raises(RefusedError, match="what is in int8 has"):
+    with pytest.raises(RefusedError, match="the data in int8 should have"):
         open_weights(tmp_path / "blob")
 
 
@@ -201,7 +201,7 @@ def test_bfloat16_is_that_of_another_library(bits):
 def test_a_number_above_bfloat16_and_every_nan_are_refused():
     """The largest float32 would become infinity, and the bits of one NaN would become zero."""
     for bits in (0x7F7FFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001):
-        with pytest.raises(RefusedError, match="of tensor w is not finite, or too large for bf16"):
+        with pytest.raises(RefusedError, match="of tensor w are not finite, or too large for bf16"):
             encode({"w": np.array([bits], np.uint32).view(np.float32)}, "bf16")
 
 
@@ -282,7 +282,7 @@ def packed(kind, numbers):
     ("wrong", "words"),
     [
         ({"gaps": packed(np.uint8, [0] * 60)}, "name 60 entries"),
-        ({"gaps": packed(np.uint8, [0] * 20)}, "of its tensors, where"),  # all in the first tensor
+        ({"gaps": packed(np.uint8, [0] * 20)}, "of its tensors, but"),  # all in the first tensor
         (
             {"gaps": packed(np.uint8, gaps_of([*range(10), *range(100, 109), 200]))},
             "name 20 entries",
@@ -294,13 +294,13 @@ def packed(kind, numbers):
         ({"gaps": packed(np.uint8, gaps_of([*range(10), *range(100, 109)]))}, "name 19 entries"),
         (
             {"gaps": packed(np.uint8, [0] * 2**20)},
-            "no vector of uint8 that unpacks to 400 bytes",
+            "not a vector of uint8 that unpacks to at most 400 bytes",
         ),  # a bomb
-        ({"gaps": packed(np.uint8, [])[:0]}, "no vector of uint8"),
+        ({"gaps": packed(np.uint8, [])[:0]}, "not a vector of uint8"),
         ({"gaps": np.array([255, 255, 255], np.uint8)}, "cannot be unpacked"),
         ({"gaps": np.zeros(20, np.int8)}, "packed"),
-        ({"values": packed(np.int8, [1] * 21)}, "what is in topk has"),
-        ({"scales": np.ones(3, np.float32)}, "what is in topk has"),
+        ({"values": packed(np.int8, [1] * 21)}, "the data in topk should have"),
+        ({"scales": np.ones(3, np.float32)}, "the data in topk should have"),
     ],
 )
 def test_entries_that_nobody_asked_for_are_refused(wrong, words):

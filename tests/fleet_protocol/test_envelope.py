@@ -15,7 +15,9 @@ from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import RegistryReader
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
+from fleet_protocol.identity import counter_file
 from fleet_protocol.identity.certificate import Certificate, issue
+from fleet_protocol.identity.counter_file import CounterFile
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.papers import Membership
@@ -45,6 +47,12 @@ def refused(verifier, topic, envelope, **options):
     return caught.value.reason
 
 
+@pytest.mark.attack(
+    "member",
+    "Publishes on a topic of another device or of the server",
+    "refused as `forged`",
+    "2026-11-22",
+)
 def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
     """Who may sign what is a matter of the topic."""
     _, server, one, two = fleet
@@ -75,6 +83,12 @@ def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
                 assert refused(verifier, topic, envelope) is RefusalReason.FORGED
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Repeats a genuine message, or moves it to another topic",
+    "refused as `replayed` or `forged`",
+    "2026-11-22",
+)
 def test_a_message_is_taken_once_and_in_order(fleet):
     """Said again, or after a later one, it is a replay; on another topic a forgery."""
     _, server, one, _ = fleet
@@ -89,6 +103,12 @@ def test_a_message_is_taken_once_and_in_order(fleet):
     assert refused(verifier, TOPICS.task("pi-2"), second) is RefusalReason.FORGED
 
 
+@pytest.mark.attack(
+    "member",
+    "Runs a copy of another device's enrolment",
+    "refused as `replayed`, with the command that invalidates both copies",
+    "2026-11-23",
+)
 def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both(tmp_path):
     """The board that started last is heard, what the other says is refused with what to do; then
     neither is heard.
@@ -104,7 +124,8 @@ def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both
     verifier.open(topic, board.seal(topic, b"here"))
     verifier.open(topic, copied.seal(topic, b"here too"))
     with pytest.raises(
-        RefusedError, match=r"a message of pi-1 .* on two boards: `shoal enroll pi-1` ends both"
+        RefusedError,
+        match=r"a message of pi-1 .* two boards use its enrolment: `shoal enroll pi-1` ends both",
     ):
         verifier.open(topic, board.seal(topic, b"still here"))
     new = read_enrolment(enroll(folder, "pi-1"))
@@ -126,6 +147,12 @@ def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
     assert refused(verifier, topic, old, retained=True) is RefusalReason.REPLAYED
 
 
+@pytest.mark.attack(
+    "broker",
+    "Publishes an old farewell of a device, so that it counts as offline",
+    "refused as `replayed` if the farewell is of an earlier session",
+    "2026-11-22",
+)
 def test_a_farewell_counts_as_the_last_of_its_session(fleet):
     """It was signed before everything else; one of an earlier session says nothing about this
     one.
@@ -143,6 +170,12 @@ def test_a_farewell_counts_as_the_last_of_its_session(fleet):
     assert refused(verifier, topic, stale) is RefusalReason.REPLAYED
 
 
+@pytest.mark.attack(
+    "broker",
+    "Repeats an offer to a device after its restart",
+    "refused as `replayed`, even without a clock",
+    "2026-11-22",
+)
 def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
     """A replay after the board's restart is one; a sender's next session is a later one, whatever
     its clock says.
@@ -159,6 +192,80 @@ def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
     assert next_session(tmp_path / "session.json") >= int(time.time()) - 1
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Repeats an earlier status or farewell to a server that was restarted",
+    "refused as `replayed`",
+    "2026-11-28",
+)
+def test_a_server_remembers_every_counter_over_restarts(fleet, tmp_path):
+    """A status that a broker kept counts after a restart only if no later one came before; the last
+    one itself comes again.
+    """
+    _, server, one, two = fleet
+    path = tmp_path / "heard.counters"
+    topic = TOPICS.status("pi-1")
+
+    def started():
+        return Verifier(server, ReplayGuard(counter_file=CounterFile(path)))
+
+    signer = Signer(one, 7)
+    will = Signer(one, 6).seal(topic, b"off", farewell=True)
+    old = signer.seal(topic, b"old")
+    new = signer.seal(topic, b"new")
+    first = started()
+    first.open(topic, old)
+    first.open(topic, new)
+    first.open(TOPICS.status("pi-2"), Signer(two, 3).seal(TOPICS.status("pi-2"), b"other"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with path.open("ab") as file:
+        file.write(b"torn by a power cut\n99999999999 \n\xff 12")
+    for _ in range(2):
+        again = started()
+        assert refused(again, topic, old, retained=True) is RefusalReason.REPLAYED
+        assert refused(again, topic, will, retained=True) is RefusalReason.REPLAYED
+        again.open(topic, new, retained=True)
+    again.open(topic, signer.seal(topic, b"newer"))
+    assert refused(started(), topic, new, retained=True) is RefusalReason.REPLAYED
+
+
+def test_the_file_of_counters_does_not_grow_without_end(fleet, tmp_path, monkeypatch):
+    """It is written anew, with each counter once; and a disk that is full loses no message."""
+    monkeypatch.setattr(counter_file, "_MOST_LINES", 20)
+    _, server, one, _ = fleet
+    path = tmp_path / "heard.counters"
+    verifier = Verifier(server, ReplayGuard(counter_file=CounterFile(path)))
+    signer = Signer(one, 7)
+    for _ in range(100):
+        verifier.open(REPLY, signer.seal(REPLY, b"x"))
+        assert len(path.read_text().splitlines()) <= 26
+    path.unlink()
+    path.mkdir()
+    verifier.open(REPLY, signer.seal(REPLY, b"x"))
+
+
+def test_sessions_go_on_after_2106(tmp_path, monkeypatch):
+    """Seconds since 1970 have more than 32 bits then; numbers grow on, also over restarts, and what
+    was signed before stays old.
+    """
+    path = tmp_path / "session.json"
+    moments = [2**32 - 2, 2**32, 2**32 + 1, 2**32 + 10**6, 2**33, 2**34]
+    sessions = []
+    for moment in moments:
+        monkeypatch.setattr(time, "time", lambda moment=moment: float(moment))
+        sessions.append(next_session(path))
+    assert sessions == sorted(set(sessions))
+    assert sessions[-1] < 2**32
+    monkeypatch.setattr(time, "time", lambda: 1.8e9)
+    path.unlink()
+    assert next_session(path) == 1_800_000_000
+    monkeypatch.setattr(time, "time", lambda: 2.0**60)
+    assert next_session(path) == 1_800_000_001
+    path.write_text(json.dumps({"session": 2**32 - 1}))
+    with pytest.raises(ConfigError, match="enrol the member again"):
+        next_session(path)
+
+
 def test_a_session_is_kept_before_it_is_used(tmp_path, monkeypatch):
     """The file and then its name wait for the disk: a card without a clock knows by it alone that
     time passed.
@@ -171,6 +278,12 @@ def test_a_session_is_kept_before_it_is_used(tmp_path, monkeypatch):
     assert synced == [False, True]
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Creates a fleet with the same name, and signs with its own keys",
+    "refused as `forged`",
+    "2026-11-22",
+)
 def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
     """The same names under another operator; a certificate that was changed; a device that calls
     itself the server.
@@ -188,6 +301,12 @@ def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
     assert refused(verifier, TASK, b'{"schema_version":3}') is RefusalReason.FORGED
 
 
+@pytest.mark.attack(
+    "member",
+    "Continues to send after it was revoked, or with an older enrolment",
+    "refused as `revoked`, without a restart of the server",
+    "2026-11-22",
+)
 def test_revoked_expired_and_superseded_members_are_none(tmp_path):
     """At the server at once, without a restart; an older key of the server's at a board that has
     heard the newer.
@@ -214,6 +333,12 @@ def test_revoked_expired_and_superseded_members_are_none(tmp_path):
     assert refused(again, TASK, Signer(server, 9).seal(TASK, b"x")) is RefusalReason.REVOKED
 
 
+@pytest.mark.attack(
+    "member",
+    "Continues to send after its enrolment has expired",
+    "refused as `revoked`",
+    "2026-11-22",
+)
 def test_an_enrolment_that_expires_is_none_after_that():
     """The server looks at its clock; boards may not have one."""
     operator = Ed25519PrivateKey.generate()
@@ -242,6 +367,12 @@ def test_an_enrolment_that_expires_is_none_after_that():
             verifier.open(REPLY, envelope)
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Changes any byte of a signed message, or truncates the message",
+    "refused as `forged`",
+    "2026-11-22",
+)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_changed_envelope_is_opened(fleet, data):

@@ -4,6 +4,7 @@ import ast
 import os
 import pickle
 import re
+import shlex
 import socket
 import stat
 import struct
@@ -45,6 +46,13 @@ NAMES = {
 }
 
 
+@pytest.mark.attack(
+    "file",
+    "A manifest names files by absolute paths, by paths that lead out of the folder, or with"
+    " control characters",
+    "refused by name",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
     """By the function, as the type of a manifest's field, when a file is opened, and as a member of
@@ -112,6 +120,12 @@ def absent(_):
     pass
 
 
+@pytest.mark.attack(
+    "file",
+    "A set has links to the outside, pipes, sockets or devices in place of files",
+    "refused by name, at once",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     "place",
     [
@@ -249,6 +263,12 @@ def torn_zip(path):
     path.write_bytes(path.read_bytes()[:-10])
 
 
+@pytest.mark.attack(
+    "file",
+    "An archive contains duplicate names, links, bombs, or encrypted or endless members",
+    "refused before anything is unpacked",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -329,6 +349,12 @@ def test_a_list_that_understates_a_member_gives_no_more_than_it_says(tmp_path):
     assert sum(map(len, pieces)) <= 1000
 
 
+@pytest.mark.attack(
+    "file",
+    "An archive lists a million members",
+    "refused, with less than 20 MB of memory",
+    "2026-11-28",
+)
 def test_a_million_members_are_refused_in_little_memory(tmp_path):
     """The list of members is bounded before Python parses it, which would take a gigabyte."""
     path = tmp_path / "many.zip"
@@ -351,6 +377,12 @@ class _Harmful:
         return os.mkdir, ("harm",)
 
 
+@pytest.mark.attack(
+    "file",
+    "Weights or arrays contain a pickle that runs code",
+    "refused; nothing runs",
+    "2026-11-28",
+)
 def test_pickles_are_never_opened(tmp_path, monkeypatch):
     """One in an npz file, and one that torch.save wrote: neither runs what it holds."""
     monkeypatch.chdir(tmp_path)
@@ -362,6 +394,33 @@ def test_pickles_are_never_opened(tmp_path, monkeypatch):
     with pytest.raises(BlobError, match=r"torch\.save, which may run code"):
         open_tensors(Path("foreign.pt"))
     assert not Path("harm").exists()
+
+
+@pytest.mark.attack(
+    "file",
+    "A set has a file of torch.save with a name that a shell would execute if somebody copied "
+    "the printed command",
+    "the name is quoted for a shell and for Python",
+    "2026-11-28",
+)
+@pytest.mark.parametrize(
+    "name", ["$(touch harm).pt", "`touch harm`.pt", "a'b;touch harm.pt", '"))']
+)
+def test_the_command_that_converts_weights_is_words_for_a_shell(name, tmp_path, monkeypatch):
+    """Its program, too, is of words that Python does not run."""
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(name, "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+    with pytest.raises(BlobError) as caught:
+        open_tensors(Path(name))
+    command = shlex.split(str(caught.value).partition("safetensors: ")[2])
+    assert command[:2] == ["python", "-c"]
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(command[2]))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert ast.literal_eval(call.args[0]) == name
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "\x9b31m", "\u202e", "a\rb", "\x07", "\ud800", "\0"])

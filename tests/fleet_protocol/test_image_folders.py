@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.data import DataConfig, load_data
 from fleet_protocol.data.contract import reconcile
@@ -139,3 +139,19 @@ def test_numbers_of_images_have_the_names_that_labels_says(tmp_path):
         load(tmp_path, labels=["dog"], **keys)
     (tmp_path / "t.csv").write_text("1.png,1,0\n2.png,0,1\n")
     assert reconcile(load(tmp_path, **keys), contract).y.tolist() == [[1, 0], [0, 1]]
+
+
+def test_links_below_a_label_are_counted(tmp_path):
+    """They are not followed, because a link may lead in a circle."""
+    folder = tmp_path / "images"
+    write(folder, "cat/1.png")
+    (folder / "cat" / "more").symlink_to(folder)
+    data = load(folder)
+    assert len(data) == 1
+    assert data.facts.left_out == {"links to folders below a label": 1}
+
+
+def test_a_label_is_listed_once(tmp_path):
+    """Else its images count twice, under two labels."""
+    with pytest.raises(ValidationError, match="'cat' is listed 2 times"):
+        load(tmp_path, labels=["cat", "dog", "cat "])

@@ -11,15 +11,27 @@ import ssl
 import subprocess
 import threading
 import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from broker_server.service.certificates import Authority
-from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.errors import ConfigError, RefusalReason, TransportError
 from fleet_protocol.link import Link
-from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Farewell, Received
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import (
+    BrokerAddress,
+    Connected,
+    Disconnected,
+    Farewell,
+    Received,
+    Rejected,
+)
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 
 WAIT = 60.0  # longer than links wait between two attempts to come back
@@ -172,6 +184,35 @@ def test_retained_status_and_farewell(broker):
             assert next_of(inbox, Received).payload == b"gone"
 
 
+@pytest.mark.attack(
+    "broker",
+    "Retains an offer, a request, a reply or a chunk, to repeat it at every connection",
+    "refused as `replayed`, even if the message is signed and is the newest",
+    "2026-11-29",
+)
+def test_only_presence_keys_and_papers_are_retained(broker):
+    """Everything else would be an old message at the next start of its receiver."""
+    topics = Topics("lab")
+    kept = [topics.status("d"), topics.profile("d"), topics.key("d"), topics.papers("d")]
+    kept.append(topics.server_status)
+    refused = [topics.task("d"), topics.reply("d"), topics.server_control, topics.server_events]
+    refused += [topics.blob("0" * 64, 0), topics.upload("t", 0), topics.upload("t", "status")]
+    with linked(broker.url, "stranger") as (stranger, _):
+        for topic in (*kept, *refused):
+            stranger.publish(topic, b"again", retain=True)
+        stranger.drain(time.monotonic() + WAIT)
+        with linked(broker.url, "board") as (board, inbox):
+            for topic in (*kept, *refused):
+                board.subscribe(topic)
+                event = next_of(inbox, Received if topic in kept else Rejected)
+                assert event.topic == topic
+                if topic in refused:
+                    assert event.error.reason is RefusalReason.REPLAYED
+        for topic in (*kept, *refused):
+            stranger.publish(topic, b"", retain=True)
+        stranger.drain(time.monotonic() + WAIT)
+
+
 def test_the_will_speaks_for_a_dead_client(broker):
     """A client whose socket dies without a goodbye is announced by its will."""
     proxy = CountingProxy(broker.port)
@@ -265,7 +306,7 @@ def test_a_login_that_counts_no_longer_is_said_once_and_tried_again(tmp_path, ca
         broker.start()
         assert next_of(inbox, Connected)
     assert caplog.text.count("Not authorized") == 1
-    assert "look at the login, and at what" in caplog.text
+    assert "check the login, and what" in caplog.text
 
 
 def test_a_broker_that_is_down_is_an_error_in_time():
@@ -322,10 +363,10 @@ def test_a_certificate_that_is_not_trusted_is_told_from_a_broker_that_is_not_the
     Authority.generate("other").write(tmp_path / "other")
     with tls_server(tmp_path / "real") as port:
         wrong = {
-            "certificate is not trusted.*look at ca_file": BrokerAddress.parse(
+            "certificate is not trusted.*check ca_file": BrokerAddress.parse(
                 f"mqtts://127.0.0.1:{port}", ca_file=tmp_path / "other" / "ca.pem"
             ),
-            "no host of this name": BrokerAddress.parse("mqtt://nowhere.invalid"),
+            "the host name is unknown": BrokerAddress.parse("mqtt://nowhere.invalid"),
             "nothing answers there": BrokerAddress.parse(f"mqtt://127.0.0.1:{free_port()}"),
         }
         for message, address in wrong.items():
@@ -397,6 +438,32 @@ def test_missing_certificate_files_are_named(tmp_path):
         )
 
 
+@pytest.mark.attack(
+    "file",
+    "An enrolment has a TLS key with a passphrase, so that OpenSSL would wait at the terminal",
+    "refused by name, at once",
+    "2026-11-29",
+)
+def test_a_key_with_a_passphrase_is_named_and_waits_for_nobody(tmp_path):
+    """Without a question, also where there is a terminal."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pi")])
+    now = datetime.now(timezone.utc)
+    certificate = x509.CertificateBuilder(
+        name, name, private.public_key(), 1, now, now + timedelta(days=1)
+    ).sign(private, hashes.SHA256())
+    locked = private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (tmp_path / "pi.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (tmp_path / "pi.key").write_bytes(locked)
+    files = {"cert_file": tmp_path / "pi.pem", "key_file": tmp_path / "pi.key"}
+    with pytest.raises(ConfigError, match=r"pi\.key .*passphrase"):
+        Link(BrokerAddress.parse("mqtts://h", **files), "a", queue.SimpleQueue())
+
+
 class CountingProxy:
     """A TCP proxy in front of a broker that counts the bytes of one connection, and can cut it."""
 
@@ -452,6 +519,12 @@ def _packet(connection):
     return kind[0] if kind else 0xE0, connection.recv(size, socket.MSG_WAITALL) if size else b""
 
 
+@pytest.mark.attack(
+    "outsider",
+    "Publishes on a topic that is not valid text",
+    "ignored; the connection stays",
+    "2026-11-23",
+)
 @pytest.mark.parametrize("properties", [b"", b"\x26\0\1k\0\1v"], ids=["plain", "properties"])
 def test_a_topic_that_is_no_text_leaves_the_link_alive(properties):
     """A broker that lets it pass ended the network thread, and with it whatever the process would
@@ -492,7 +565,7 @@ def test_a_topic_that_is_no_text_leaves_the_link_alive(properties):
     [
         (
             "retain_available false",
-            "Retain not supported.*must keep retained messages.*retain_available",
+            "Retain not supported.*must retain messages.*retain_available",
         ),
         ("max_qos 0", "QoS not supported.*quality of service 1.*max_qos"),
     ],
@@ -534,6 +607,6 @@ def test_a_message_that_the_broker_refuses_is_told_once(tmp_path, caplog):
         link.drain(time.monotonic() + WAIT)
     (record,) = caplog.records
     assert re.search(
-        r"refuses a message of 620 bytes on shoal/test/a \(Not authorized\); look at the login",
+        r"refuses a message of 620 bytes on shoal/test/a \(Not authorized\); check the login",
         record.message,
     )

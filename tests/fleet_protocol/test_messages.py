@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from fleet_protocol import messages as m
-from fleet_protocol.configuration import load_config, parse_config
+from fleet_protocol.configuration import load_config, parse_config, read_toml, validate_config
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.topics import (
@@ -132,7 +132,8 @@ def test_a_message_of_another_version_is_refused_by_its_number(field, version):
         "state": "idle",
     }
     with pytest.raises(
-        RefusedError, match=f"version {version} of the protocol, and this Shoal speaks version 8: b"
+        RefusedError,
+        match=f"version {version} of the protocol, but this Shoal supports version 8: install",
     ):
         m.parse_presence(json.dumps(other).encode())
 
@@ -302,6 +303,32 @@ def test_config_errors_name_the_key_and_what_to_do(text, says):
         parse_config(text, _Outer, source="fleet.toml")
     assert says in str(caught.value)
     assert "fleet.toml" in str(caught.value)
+
+
+ENDLESS = {
+    "a key with dots": ".".join(["a"] * 5000) + " = 1",
+    "a table with dots": f"[{'.'.join(['a'] * 5000)}]",
+    "brackets": "a = " + "[" * 5000 + "]" * 5000,
+    "a number in hexadecimal": "rounds = 0x" + "f" * 100_000,
+    "a long text": "rounds = '" + "x" * 100_000 + "'",
+}
+
+
+@pytest.mark.attack(
+    "file",
+    "A configuration has keys with thousands of dots, or numbers with thousands of digits",
+    "refused with a short line that names the file and the key",
+    "2026-11-29",
+)
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_a_configuration_without_end_is_one_short_line(text, tmp_path):
+    """Dots nest tables without a bracket, and hexadecimal numbers have no limit of digits."""
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    for written in (True, False):
+        with pytest.raises(ConfigError) as caught:
+            validate_config(read_toml(path), _Outer, source="fleet.toml", written=written)
+        assert len(str(caught.value)) < 1000
 
 
 def test_missing_config_file_is_named(tmp_path):

@@ -20,11 +20,18 @@ from cryptography.x509.verification import PolicyBuilder, Store
 from broker_server.service import authority
 from broker_server.service.authority import enroll, found_fleet, renew, renew_server, revoke
 from broker_server.service.certificates import Authority
-from broker_server.service.membership import broker_address, hosted_broker, member_of
+from broker_server.service.membership import (
+    broker_address,
+    hosted_broker,
+    member_of,
+    membership_notices,
+)
 from broker_server.service.new_fleet import NewFleet
 from broker_server.service.registry import REGISTRY, read_registry
 from broker_server.settings.broker import BrokerConfig
+from broker_server.settings.fleet import FleetConfig
 from device_runtime.settings import load_device_config
+from fleet_protocol.configuration import load_config
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
@@ -165,7 +172,7 @@ def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_p
     for path, data in backup.items():
         write_secret(path, data)
     old = server_of(folder)
-    with pytest.raises(RefusedError, match="are known"):
+    with pytest.raises(RefusedError, match="older than the known"):
         board.accept(old.papers()["pi-1"])
     with pytest.raises(RefusedError) as caught:
         verifier.open(topic, Signer(old.enrolment, 9).seal(topic, b"x"))
@@ -206,6 +213,23 @@ def test_an_operator_whose_clock_is_off_by_decades_still_revokes(
     assert keys.group_key(server.group().epoch) == server.group().key
 
 
+@pytest.mark.parametrize("seconds", [0.0, 6e8, 1.7e9])
+def test_a_clock_before_this_program_makes_no_keys(tmp_path, monkeypatch, seconds):
+    """An authority that was made at the clock's epoch had ended before any board looked at it."""
+    found_fleet(tmp_path / "lab", NewFleet("lab", "127.0.0.1"))
+    enroll(tmp_path / "lab", "pi", days=30)
+    monkeypatch.setattr(time, "time", lambda: seconds)
+    attempts = (
+        lambda: found_fleet(tmp_path / "other", NewFleet("lab", "127.0.0.1")),
+        lambda: enroll(tmp_path / "lab", "pi-2"),
+        lambda: renew(tmp_path / "lab", ["pi"], days=30),
+    )
+    for attempt in attempts:
+        with pytest.raises(ConfigError, match="the clock of this machine shows"):
+            attempt()
+    assert not (tmp_path / "other" / "operator.pem").exists()
+
+
 def test_one_command_at_a_time_changes_a_folder(folder):
     """Or one that revokes would undo what another does; the second is told to come again."""
     enroll(folder, "pi-1")
@@ -234,7 +258,7 @@ def test_who_was_revoked_is_not_renewed(folder):
     """It is no device of the fleet any more; to be one again it is enrolled."""
     enroll(folder, "pi-1", days=1)
     revoke(folder, "pi-1")
-    with pytest.raises(ConfigError, match="no device of this fleet"):
+    with pytest.raises(ConfigError, match="this fleet has no device"):
         renew(folder, ["pi-1"], days=30)
     assert renew(folder, (), days=30) == []
 
@@ -289,6 +313,48 @@ def test_a_server_that_moves_to_another_name_gets_a_certificate_for_it(folder):
     assert read_enrolment(enroll(folder, "pi-1")).broker == "mqtts://barn.example:8883"
 
 
+def test_the_port_of_boards_is_that_of_the_configuration(folder):
+    """The file `address` had kept the port that the fleet was made with."""
+    fleet_toml = folder / "fleet.toml"
+    port = free_port()
+
+    def broker_of(text):
+        fleet_toml.write_text(text)
+        return load_config(fleet_toml, FleetConfig).resolved(folder).broker
+
+    made = fleet_toml.read_text()
+    assert not list(membership_notices(broker_of(made)))
+    changed = broker_of(made.replace("port = 8883", f"port = {port}"))
+    assert read_enrolment(enroll(folder, "pi-1")).broker == f"mqtts://127.0.0.1:{port}"
+    ((kind, notice),) = membership_notices(changed)
+    assert kind == "address-differs"
+    assert "enrolled for mqtts://127.0.0.1:8883 do not find the broker" in notice
+    assert f"shoal enroll server --folder {folder}" in notice
+    renew_server(folder)
+    assert not list(membership_notices(changed))
+    # A router passes another port on, or the file is of an earlier version.
+    (folder / "address").write_text("mqtts://127.0.0.1:8883\n")
+    ((_, notice),) = membership_notices(changed)
+    assert f"boards are enrolled for port 8883, as {folder}/address says" in notice
+    assert f"listens on port {port}" in notice
+
+
+def test_a_folder_without_the_address_of_its_broker_is_named(folder):
+    """It was a traceback; of a pipe, the command waited for the other end."""
+    address = folder / "address"
+    address.unlink()
+    error = r"address cannot be read \(.*; write the broker's address"
+    with pytest.raises(ConfigError, match=error):
+        enroll(folder, "pi-1")
+    address.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=error):
+        enroll(folder, "pi-1")
+    address.unlink()
+    os.mkfifo(address)
+    with pytest.raises(ConfigError, match=error):
+        enroll(folder, "pi-1")
+
+
 @pytest.mark.parametrize("damage", ["certificate", "another key"])
 def test_a_broker_without_its_certificate_is_not_started(folder, tmp_path, damage):
     """The files are named, and not that nobody answers half a minute later."""
@@ -301,7 +367,7 @@ def test_a_broker_without_its_certificate_is_not_started(folder, tmp_path, damag
         (folder / "broker.key").write_bytes((tmp_path / "other" / "broker.key").read_bytes())
     with pytest.raises(
         ConfigError,
-        match=r"lab/broker\.pem and broker\.key beside it are no certificate with its key",
+        match=r"lab/broker\.pem and broker\.key beside it are not a certificate with its key",
     ):
         hosted_broker(
             BrokerConfig(url="mosquitto", identity=folder / "server.enrolment"), "lab", tmp_path
@@ -504,7 +570,7 @@ def test_a_list_of_revocations_that_is_too_long_still_counts_at_the_server(folde
     registry = read_registry(folder)
     registry.model_copy(update={"since": {**registry.since, **many}}).write(folder)
     with pytest.raises(
-        ConfigError, match=r"list of 45002 revocations .* found the fleet anew with `shoal init`"
+        ConfigError, match=r"list of 45002 revocations .* create the fleet again with `shoal init`"
     ):
         revoke(folder, "pi-3")
     server = server_of(folder)

@@ -82,6 +82,12 @@ def test_a_function_beside_the_file_runs(where, named, project):
         assert len(load_data(where(project, named.format(file=file))).y) == 4
 
 
+@pytest.mark.attack(
+    "file",
+    "A configuration names a Python function in another folder",
+    "refused; the message names the file and the folder",
+    "2026-11-28",
+)
 @WHERE
 @NAMED
 def test_a_function_elsewhere_does_not(where, named, project):

@@ -126,7 +126,7 @@ def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, m
     assert inbox.empty()
     board.publish(REPLY, b"after")
     board.publish(topics.upload("t", 0), b"update") if keys.server_key else pytest.fail(
-        "the server was not heard"
+        "no message from the server has arrived"
     )
     notices.forget_all()
     server.publish(topics.server_status, b"up", retain=True)
@@ -142,6 +142,12 @@ def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, m
     assert chunks.open(chunk.topic, chunk.payload).payload == b"update"
 
 
+@pytest.mark.attack(
+    "member",
+    "Renews its own enrolment, or uses the renewal of another device",
+    "refused as `forged`, or ignored",
+    "2026-11-23",
+)
 def test_nobody_but_the_operator_renews_and_for_nobody_else(folder, tmp_path):
     """Not the server, not with what was changed, and not with the papers of another board or
     another enrolment.
@@ -185,6 +191,12 @@ def test_a_power_cut_costs_what_the_broker_says_again(folder, tmp_path, left):
     assert board.accept(papers_of(folder)).renewed
 
 
+@pytest.mark.attack(
+    "broker",
+    "Sends an older list of revocations",
+    "refused as `replayed`",
+    "2026-11-23",
+)
 def test_revocations_never_go_back(folder, tmp_path):
     """A board that knows the newest list takes no older one, over restarts too; a key that was
     revoked stays so.
@@ -210,11 +222,17 @@ def test_a_fleet_of_another_name_than_the_enrolment_is_an_error(folder):
     config = BrokerConfig(url="mosquitto", identity=folder / "server.enrolment")
     assert member_of(config, "lab") is not None
     with pytest.raises(
-        ConfigError, match='is of fleet "lab", and the configuration says fleet = "other"'
+        ConfigError, match='belongs to fleet "lab", but the configuration has fleet = "other"'
     ):
         member_of(config, "other")
 
 
+@pytest.mark.attack(
+    "broker",
+    "Takes over the server, and withdraws a revocation",
+    "refused; only the operator signs the list",
+    "2026-11-23",
+)
 def test_who_takes_the_server_over_takes_no_revocation_back(folder):
     """Neither by an older registry nor by one that was edited: that needs the operator's key."""
     pi = read_enrolment(enroll(folder, "pi-1"))
@@ -228,7 +246,7 @@ def test_who_takes_the_server_over_takes_no_revocation_back(folder):
     revoked = member_of(config)
     newest = (folder / REGISTRY).read_bytes()
     (folder / REGISTRY).write_bytes(before)
-    with pytest.raises(ConfigError, match="not what the operator has signed last"):
+    with pytest.raises(ConfigError, match="not the latest that the operator has signed"):
         member_of(config)
     (folder / REGISTRY).write_bytes(newest.replace(b'"revoked": true', b'"revoked": false'))
     assert read_registry(folder).devices().keys() == {"pi-1", "pi-2"}
@@ -275,7 +293,7 @@ def test_a_server_that_was_renewed_says_so_when_it_starts_again(folder):
 def test_who_cannot_be_renewed(folder):
     """No such device, one from before, no operator's key."""
     enroll(folder, "pi-1", days=1)
-    with pytest.raises(ConfigError, match="no device of this fleet; there are pi-1"):
+    with pytest.raises(ConfigError, match=r"this fleet has no device .*; it has pi-1"):
         renew(folder, ["pi-9"], days=3)
     registry = read_registry(folder)
     entry = registry.members["pi-1"].model_copy(update={"certificate": None})

@@ -39,6 +39,12 @@ def write_bomb(path, width, height):
     )
 
 
+@pytest.mark.attack(
+    "file",
+    "An image of 48 kB unpacks to 20,000 x 20,000 pixels",
+    "refused by name, before it is unpacked",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     ("width", "height", "message"),
     [
@@ -82,6 +88,12 @@ def test_all_images_together_fit_into_memory(tmp_path):
     assert len(load(tmp_path, **table, bounds={"bytes": 50 * 64 * 64})) == 50
 
 
+@pytest.mark.attack(
+    "file",
+    "An image is PostScript, for which Pillow starts a program",
+    "refused; no program starts",
+    "2026-11-28",
+)
 def test_no_program_is_run_for_an_image(tmp_path):
     """Pillow would run Ghostscript for PostScript, whatever the name of the file."""
     (tmp_path / "img/cat").mkdir(parents=True)
@@ -120,6 +132,12 @@ def test_a_packed_idx_file_is_read_as_far_as_it_announces(tmp_path):
         load(tmp_path, **table)
 
 
+@pytest.mark.attack(
+    "file",
+    "A data archive unpacks to more data than fits into memory",
+    "refused by name",
+    "2026-11-28",
+)
 def test_what_an_archive_unpacks_to_is_bounded(tmp_path):
     """Its list of members says it, before anything is unpacked."""
     np.savez_compressed(tmp_path / "d.npz", x=np.zeros((4, MEBIBYTE), np.uint8), y=np.arange(4))

@@ -39,7 +39,7 @@ def test_every_reason_of_paho_has_a_row():
 
 def test_a_reason_that_nobody_knows_is_named_by_its_number():
     """A broker may have reasons of its own."""
-    assert explain(0xEE).startswith("(reason 0xee); look at what the broker writes")
+    assert explain(0xEE).startswith("(reason 0xee); check the broker's log")
     assert refusal_of_code(0xEE).connection is Reaction.BACK_OFF
 
 
@@ -207,6 +207,21 @@ def test_a_client_that_is_refused_asks_seldom(seed):
     assert attempts(lose, 24 * HOUR, lasts=1.0) <= 48
 
 
+def test_packets_that_are_dropped_one_after_another_are_forgiven_a_few_times():
+    """A board that sent its status anew with each connection asked as if nothing had happened."""
+    backoff = Backoff(lambda _least, most: most)
+    waits = []
+    for second in range(8):
+        backoff.note_connection(float(second))
+        backoff.forgive()
+        waits.append(backoff.wait_lost(second + 0.1))
+    assert waits == [0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 8.0]
+    backoff.note_connection(100.0)
+    assert backoff.wait_lost(200.0) == 0.5  # it has lasted
+    backoff.forgive()
+    assert backoff.wait_lost(200.0) == 0.5
+
+
 def test_a_connection_that_has_lasted_makes_the_next_one_quick():
     """A board in a good network is back within a second."""
     backoff = Backoff(lambda _least, most: most)
@@ -269,8 +284,9 @@ def test_a_refused_login_costs_few_bytes(tmp_path):
     assert 7 * count < 10_000
 
 
-def test_a_port_that_is_no_broker_says_so():
-    """Something accepts connections, and ends them."""
+@pytest.mark.parametrize("scheme", ["mqtt", "mqtts"])
+def test_a_port_that_is_no_broker_says_so(scheme):
+    """Something accepts connections and ends them, as a port for the other scheme does."""
     port = free_port()
     with socket.create_server(("127.0.0.1", port)) as listening:
         listening.settimeout(5)
@@ -282,8 +298,8 @@ def test_a_port_that_is_no_broker_says_so():
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        link = Link(BrokerAddress.parse(f"mqtt://127.0.0.1:{port}"), "a", queue.SimpleQueue())
-        with pytest.raises(TransportError, match="ends the connection and gives no reason"):
+        link = Link(BrokerAddress.parse(f"{scheme}://127.0.0.1:{port}"), "a", queue.SimpleQueue())
+        with pytest.raises(TransportError, match="port is for mqtt:// or for mqtts://"):
             link.connect(1.5)
         listening.shutdown(socket.SHUT_RDWR)
         thread.join(5)

@@ -94,6 +94,12 @@ def refused(work, *arguments):
     return caught.value.reason
 
 
+@pytest.mark.attack(
+    "broker",
+    "Moves a sealed chunk of an update to another task or place",
+    "refused; the chunk opens only for its own task",
+    "2026-11-23",
+)
 @pytest.mark.parametrize("aes", [True, False])
 def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder, aes, monkeypatch):
     """One signature serves for all of them; the body is another every time, and what changed on its
@@ -125,6 +131,12 @@ def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder, a
     )  # who owns the task is the server's business
 
 
+@pytest.mark.attack(
+    "broker",
+    "Changes any byte of a sealed chunk",
+    "refused as `forged` or `bad-seal`",
+    "2026-11-22",
+)
 @given(data=st.data())
 def test_no_changed_chunk_opens(data, envelopes):
     """Whichever byte of whichever envelope is changed, and whatever is cut off."""
@@ -152,6 +164,12 @@ def envelopes(tmp_path_factory):
     ]
 
 
+@pytest.mark.attack(
+    "member",
+    "Forges a chunk of a blob with the fleet's key",
+    "refused as `forged`",
+    "2026-11-22",
+)
 def test_blobs_are_read_by_members_and_made_by_the_server_alone(folder):
     """Who has the group's key reads; neither another member nor whoever repeats the server's list
     adds a chunk.
@@ -185,6 +203,12 @@ def test_blobs_are_read_by_members_and_made_by_the_server_alone(folder):
     assert ChaCha20Poly1305(key).decrypt(bytes(12), sent[0][-len(body) :], BLOB.encode()) == FRAME
 
 
+@pytest.mark.attack(
+    "member",
+    "Continues to read after it was revoked",
+    "the fleet's key has changed; no chunk opens",
+    "2026-11-22",
+)
 def test_a_revoked_device_reads_nothing_that_is_sent_from_then_on(folder):
     """The key changes with the revocation, and is told to those who are left; so it is when
     somebody enrols again.
@@ -359,7 +383,7 @@ def test_keys_survive_a_restart_and_nothing_is_sent_before_the_server_is_heard(f
     enrolment = read_enrolment(enroll(folder, "pi-1"))
     server = server_of(folder)
     path = tmp_path / "keys.json"
-    with pytest.raises(TransportError, match="not heard"):
+    with pytest.raises(TransportError, match="no message from the server"):
         ChunkSigner(enrolment, KnownKeys(enrolment, path)).seal_to_server(UPLOAD, FRAME)
     keys = KnownKeys(enrolment, path)
     ((topic, payload),) = DeviceNotices(TOPICS).keys_due(server.group())
@@ -371,6 +395,12 @@ def test_keys_survive_a_restart_and_nothing_is_sent_before_the_server_is_heard(f
     assert refused(again.receive_group_key, TOPICS.key("pi-2"), payload) is RefusalReason.BAD_SEAL
 
 
+@pytest.mark.attack(
+    "broker",
+    "Uses a stolen key of the server after two renewals",
+    "refused as `bad-seal`",
+    "2026-11-22",
+)
 def test_a_renewed_server_opens_what_was_sealed_to_the_key_before_and_to_no_older_one(folder):
     """A board that heard the new key seals to it; what is not sealed at all is refused, too."""
     enrolment = read_enrolment(enroll(folder, "pi-1"))

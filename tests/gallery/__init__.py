@@ -11,7 +11,7 @@ import pkgutil
 from dataclasses import dataclass
 
 from models import Architecture
-from models.zoo.conversion import converted
+from models.zoo.conversion_plan import converted
 from trainer_export.recipe import Recipe
 
 __all__ = ["GALLERY", "Model"]
@@ -44,7 +44,7 @@ def _model(name: str) -> Model:
     arch = getattr(module, name)
     return Model(
         converted(arch) if getattr(module, "CONVERT", False) else arch,
-        kind,
+        " ".join(kind.split()),
         " ".join(source.removeprefix("Source: ").split()),
         getattr(module, "ALONE", True),
         getattr(module, "REFUSED", ""),

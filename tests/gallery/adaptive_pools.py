@@ -1,4 +1,5 @@
-"""Adaptive maximum and mean over grids that do not divide the map, then maps repeated.
+"""Adaptive maximum and mean over grids that do not divide the feature map evenly, then repeated
+feature maps.
 
 Source: He et al., "Spatial pyramid pooling in deep convolutional networks", TPAMI 37, 2015.
 """

@@ -1,5 +1,5 @@
-"""Attention whose scores fall with the distance, at a fixed rate for each head: refused, heads are
-not alike.
+"""Attention scores that fall with distance, at a fixed rate for each head; refused, because the
+rates of the heads differ.
 
 Source: Press, Smith, Lewis, "Train short, test long", ICLR 2022.
 """

@@ -1,5 +1,5 @@
-"""The same heads declared two by two: refused as well, though in the whole model halves of heads
-could change places.
+"""The heads of `alibi`, declared in pairs; also refused, although halves of heads could be
+exchanged in the whole model.
 
 Source: Press, Smith, Lewis, "Train short, test long", ICLR 2022.
 """

@@ -1,4 +1,4 @@
-"""Capsules that vote for one another: whole capsules are cut, and routing sees those that are left.
+"""Capsules with routing by agreement; whole capsules are cut, and routing uses the remaining ones.
 
 Source: Sabour, Frosst, Hinton, "Dynamic routing between capsules", NeurIPS 2017.
 """

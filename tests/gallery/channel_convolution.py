@@ -1,5 +1,4 @@
-"""Channels weighted by a convolution over their neighbours: refused, channels that have neighbours
-are not alike.
+"""Channels weighted by a convolution over their neighbours; refused, because the order of the channels matters.
 
 Source: Wang et al., "ECA-Net: efficient channel attention for deep convolutional neural networks",
 CVPR 2020.

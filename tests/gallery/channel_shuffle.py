@@ -1,4 +1,4 @@
-"""Channels that change groups between layers: refused.
+"""Channels that move to other groups between layers; refused.
 
 Source: Zhang et al., "ShuffleNet", CVPR 2018.
 """

@@ -1,4 +1,4 @@
-"""A map split in two, one half through a layer, added to the other.
+"""A feature map split in two; one half passes through a layer and is added to the other.
 
 Source: the split of ShuffleNet V2 (Ma et al., ECCV 2018) and of C2f blocks, without a shuffle.
 """

@@ -1,4 +1,4 @@
-"""Learned queries that look at an image through PyTorch's decoder layer.
+"""Learned queries that attend to an image through PyTorch's decoder layer.
 
 Source: Carion et al., "End-to-end object detection with transformers", ECCV 2020.
 """

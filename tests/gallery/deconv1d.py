@@ -1,4 +1,4 @@
-"""A signal made shorter by strides and longer again by transposed convolutions.
+"""A signal shortened by strides and lengthened by transposed convolutions.
 
 Source: Stoller, Ewert, Dixon, "Wave-U-Net", ISMIR 2018; the decoder of many one-dimensional
 autoencoders.

@@ -1,5 +1,5 @@
-"""A label per pixel: dilated convolutions side by side with the mean of the image, resized to its
-size.
+"""A label per pixel: dilated convolutions and the mean of the feature map, concatenated and resized
+to the image.
 
 Source: Chen et al., "Rethinking atrous convolution for semantic image segmentation", arXiv
 1706.05587, as in torchvision (models/segmentation/deeplabv3.py).

@@ -1,4 +1,4 @@
-"""Each layer sees all maps before it and the image: concatenations of many axes.
+"""Each layer takes the image and all earlier feature maps, so its input concatenates many axes.
 
 Source: Huang et al., "Densely connected convolutional networks", CVPR 2017.
 """

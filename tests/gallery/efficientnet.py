@@ -1,5 +1,4 @@
-"""An inverted residual with SiLU and weighted channels, and whole samples of it dropped while it
-trains.
+"""An inverted residual with SiLU, weighted channels and stochastic depth in training.
 
 Source: Tan and Le, "EfficientNet", ICML 2019, as in torchvision (models/efficientnet.py,
 ops/stochastic_depth.py).

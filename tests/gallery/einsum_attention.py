@@ -1,4 +1,4 @@
-"""Attention in Einstein's notation, heads in an axis of their own.
+"""Attention in Einstein notation, with a separate axis for heads.
 
 Source: the x-transformers and lucidrains style (lucidrains/x-transformers); Vaswani et al., NeurIPS
 2017.

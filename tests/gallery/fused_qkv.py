@@ -1,4 +1,4 @@
-"""Queries, keys and values from one projection, one behind the other, one head.
+"""Queries, keys and values from one projection, one after another, with one head.
 
 Source: minGPT (karpathy/minGPT, mingpt/model.py), c_attn.
 """

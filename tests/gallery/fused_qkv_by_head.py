@@ -1,4 +1,4 @@
-"""Queries, keys and values from one projection, in each head one behind the other.
+"""Queries, keys and values from one projection, one after another within each head.
 
 Source: Megatron-LM and GPT-NeoX (EleutherAI/gpt-neox), query_key_value.
 """

@@ -1,4 +1,4 @@
-"""A gated feed-forward layer whose gate and values are one projection.
+"""A gated feed-forward layer whose gate and values come from one projection.
 
 Source: Shazeer, "GLU variants improve transformer", arXiv 2002.05202.
 """

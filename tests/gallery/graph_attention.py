@@ -1,5 +1,4 @@
-"""Attention of each node over its neighbours, of a graph given as a dense matrix beside the
-features.
+"""Attention of each node over its neighbours, in a graph given as a dense matrix beside the features.
 
 Source: Velickovic et al., "Graph attention networks", ICLR 2018.
 """

@@ -1,4 +1,4 @@
-"""Normalised groups that all stay and become thinner.
+"""Group norm; all groups are kept and become thinner.
 
 Source: Wu, He, "Group normalization", ECCV 2018; cut inside the groups.
 """

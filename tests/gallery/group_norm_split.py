@@ -1,4 +1,4 @@
-"""Normalised groups whose channels are cut as if there were none: refused.
+"""Group norm whose channels are cut without regard to the groups; refused.
 
 Source: the README of many repositories that replace BatchNorm by GroupNorm(4, channels).
 """

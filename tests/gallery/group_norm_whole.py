@@ -1,4 +1,4 @@
-"""Normalised groups that stay or go as a whole.
+"""Group norm whose groups are kept or removed as a whole.
 
 Source: Wu, He, "Group normalization", ECCV 2018; groups of eight channels at every width.
 """

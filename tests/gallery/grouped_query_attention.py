@@ -1,4 +1,4 @@
-"""Two heads of keys and values for four of queries; all become thinner.
+"""Two key and value heads for four query heads; all heads become thinner.
 
 Source: Ainslie et al., "GQA: training generalized multi-query transformer models", EMNLP 2023.
 """

@@ -1,5 +1,4 @@
-"""Keys and values from one projection, one behind the other, for pairs of query heads; whole groups
-are cut.
+"""Keys and values from one projection, one after another, for pairs of query heads; whole groups are cut.
 
 Source: Ainslie et al., "GQA: training generalized multi-query transformer models", EMNLP 2023, with
 `to_kv` as in lucidrains/x-transformers.

@@ -1,4 +1,4 @@
-"""Two layers of PyTorch's GRU in both directions over words, their last states joined.
+"""Two layers of PyTorch's GRU over words in both directions, with the last states concatenated.
 
 Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", EMNLP 2014; text
 classifiers of many tutorials.

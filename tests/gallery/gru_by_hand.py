@@ -1,4 +1,4 @@
-"""A gated recurrent unit written out, its three gates one behind the other.
+"""A gated recurrent unit written out, with its three gates one after another.
 
 Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", EMNLP 2014, ordered
 as in torch.nn.GRU.

@@ -1,4 +1,4 @@
-"""A decoder layer with root mean square norms and a gated feed-forward layer, its stream cut.
+"""A decoder layer with root mean square norms and a gated feed-forward layer, whose residual stream is cut.
 
 Source: Touvron et al., "LLaMA", arXiv 2302.13971.
 """

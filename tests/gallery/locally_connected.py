@@ -1,4 +1,4 @@
-"""A convolution with weights of its own at every place, by unfolding the map.
+"""A convolution with separate weights at every position, by unfolding the feature map.
 
 Source: Taigman et al., "DeepFace", CVPR 2014.
 """

@@ -1,4 +1,4 @@
-"""Convolutions over raw sound, log-softmax at the end.
+"""Convolutions over raw sound, with a log-softmax at the end.
 
 Source: Dai et al., "Very deep convolutional neural networks for raw waveforms", ICASSP 2017, as in
 PyTorch's tutorial on speech commands.

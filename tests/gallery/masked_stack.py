@@ -1,5 +1,5 @@
-"""A causal stack of PyTorch's encoder layers, words before samples, with one dropout for two
-places.
+"""A causal stack of PyTorch's encoder layers, with words as the first dimension and one dropout
+layer used twice.
 
 Source: the tutorial "Language modeling with nn.Transformer and torchtext" of PyTorch, its depth
 rates as in timm.

@@ -1,4 +1,4 @@
-"""Layers over patches and layers over channels in turn.
+"""Alternating layers over patches and over channels.
 
 Source: Tolstikhin et al., "MLP-Mixer", NeurIPS 2021.
 """

@@ -1,5 +1,5 @@
-"""Inverted residuals: a layer that widens by six, a depthwise one and a narrow one, with batch
-norm.
+"""Inverted residuals with batch norm: a layer that widens by six, a depthwise layer and a narrow
+layer.
 
 Source: Sandler et al., "MobileNetV2", CVPR 2018, as in torchvision (pytorch/vision,
 models/mobilenetv2.py).

@@ -1,4 +1,4 @@
-"""Channels that become pixels, and a number for each.
+"""Channels that are rearranged into pixels; the model predicts a number for each pixel.
 
 Source: Shi et al., "Real-time single image and video super-resolution using an efficient sub-pixel
 convolutional neural network", CVPR 2016.

@@ -1,4 +1,4 @@
-"""Means over grids of several sizes, resized and joined.
+"""Means over grids of several sizes, resized and concatenated.
 
 Source: Zhao et al., "Pyramid scene parsing network", CVPR 2017.
 """

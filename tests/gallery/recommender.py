@@ -1,4 +1,4 @@
-"""Categories as vectors, numbers through a network, and the products of all pairs beside them.
+"""Embedded categories, numbers that pass through a network, and the products of all pairs.
 
 Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation
 systems", 2019.

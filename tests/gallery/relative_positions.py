@@ -1,5 +1,4 @@
-"""Attention whose scores have a learned term for each head and distance in buckets; whole heads are
-cut.
+"""Attention with a learned bias per head and bucketed distance; whole heads are cut.
 
 Source: Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
 transformer", JMLR 21, 2020, as in transformers (models/t5/modeling_t5.py).

@@ -1,4 +1,4 @@
-"""A sequence read into one vector that is repeated and written out again.
+"""A sequence encoded into one vector, which is repeated and decoded.
 
 Source: Srivastava, Mansimov, Salakhutdinov, "Unsupervised learning of video representations using
 LSTMs", ICML 2015; the RepeatVector of Keras.

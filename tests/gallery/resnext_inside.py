@@ -1,4 +1,4 @@
-"""A grouped convolution whose groups all stay and become thinner.
+"""A grouped convolution whose groups are all kept and become thinner.
 
 Source: Xie et al., "Aggregated residual transformations for deep neural networks", CVPR 2017.
 """

@@ -1,4 +1,4 @@
-"""A grouped convolution whose groups stay or go as a whole.
+"""A grouped convolution whose groups are kept or removed as a whole.
 
 Source: Xie et al., "Aggregated residual transformations for deep neural networks", CVPR 2017.
 """

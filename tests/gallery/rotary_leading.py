@@ -1,5 +1,5 @@
-"""Rotary attention, its heads cut to leading dimensions because their author says so: static plans
-alone.
+"""Rotary attention whose heads are cut to their leading dimensions, as the author declares; only
+with static plans.
 
 Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing
 2024.

@@ -1,5 +1,4 @@
-"""Rotary attention, its heads cut to fewer dimensions: refused, each dimension has an angle of its
-own.
+"""Rotary attention with heads cut to fewer dimensions; refused, because each dimension has its own angle.
 
 Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing
 2024.

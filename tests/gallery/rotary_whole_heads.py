@@ -1,4 +1,4 @@
-"""Rotary attention, its heads cut as a whole.
+"""Rotary attention whose heads are cut as a whole.
 
 Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing
 2024.

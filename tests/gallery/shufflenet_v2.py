@@ -1,4 +1,4 @@
-"""Half of the channels through a block, both halves shuffled, block after block: refused.
+"""Blocks that transform half of the channels, then shuffle both halves; refused.
 
 Source: Ma et al., "ShuffleNet V2", ECCV 2018, as in torchvision (models/shufflenetv2.py).
 """

@@ -1,4 +1,4 @@
-"""One encoder for two images that come as one sample, compared by the distance of what it finds.
+"""One encoder for the two images of a sample, and a classifier over the distance of their features.
 
 Source: Koch, Zemel, Salakhutdinov, "Siamese neural networks for one-shot image recognition", ICML
 workshop 2015.

@@ -1,4 +1,5 @@
-"""A fixed table over the residual stream: refused, each dimension has a frequency of its own.
+"""A fixed table added to the residual stream; refused, because each dimension has its own
+frequency.
 
 Source: Vaswani et al., "Attention is all you need", NeurIPS 2017, section 3.5.
 """

@@ -1,4 +1,4 @@
-"""Experts weighed by a router, all of them in one tensor: their width is cut, not their number.
+"""Experts in one tensor, weighted by a router; the width of the experts is cut, not their number.
 
 Source: Jacobs et al., "Adaptive mixtures of local experts", Neural Computation 3, 1991; Puigcerver
 et al., ICLR 2024.

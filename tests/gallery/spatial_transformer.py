@@ -1,4 +1,4 @@
-"""An image that is turned and moved by what a network sees in it, then classified.
+"""A network that rotates and shifts an image depending on its content, then classifies it.
 
 Source: Jaderberg et al., "Spatial transformer networks", NeurIPS 2015, as in PyTorch's tutorial.
 """

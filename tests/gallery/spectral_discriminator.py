@@ -1,4 +1,4 @@
-"""A critic whose layers are divided by their largest singular values.
+"""A discriminator whose weights are divided by their largest singular values.
 
 Source: Miyato, Kataoka, Koyama, Yoshida, "Spectral normalization for generative adversarial
 networks", ICLR 2018.

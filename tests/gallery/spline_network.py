@@ -1,4 +1,4 @@
-"""A learned function on every edge: bumps over a grid, mixed for each pair of units.
+"""A learned function on every edge: a mixture of bumps over a grid for each pair of units.
 
 Source: Liu et al., "KAN: Kolmogorov-Arnold networks", ICLR 2025, with Gaussian bumps in the place
 of splines.

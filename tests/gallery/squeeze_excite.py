@@ -1,4 +1,4 @@
-"""Depthwise convolution and channels weighted by what they hold.
+"""Depthwise convolution, and channels weighted by their content.
 
 Source: Hu et al., "Squeeze-and-excitation networks", CVPR 2018; the block of MobileNetV3.
 """

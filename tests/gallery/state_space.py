@@ -1,4 +1,4 @@
-"""A layer of diagonal state spaces, written as the convolution over time that it is.
+"""A layer of diagonal state spaces, written as a convolution over time.
 
 Source: Gu et al., "On the parameterization and initialization of diagonal state space models",
 NeurIPS 2022.

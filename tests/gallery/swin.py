@@ -1,4 +1,4 @@
-"""Attention within windows that are shifted, with a table of relative places; whole heads are cut.
+"""Attention within shifted windows, with a table of relative positions; whole heads are cut.
 
 Source: Liu et al., "Swin transformer", ICCV 2021 (microsoft/Swin-Transformer,
 models/swin_transformer.py).

@@ -1,5 +1,5 @@
-"""Categories as tokens of a transformer, flattened beside numbers: heads cut inside, joined with
-what is not cut.
+"""Categories as tokens of a transformer, flattened and concatenated with numbers; only the inside
+of heads is cut.
 
 Source: Huang et al., "TabTransformer: tabular data modeling using contextual embeddings", 2020.
 """

@@ -9,20 +9,23 @@ from tests.gallery import GALLERY, Model
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models that can be cut
 
-This table lists sixty kinds of models and how Shoal cuts them. `python -m tests.gallery.table` writes it from the models of
-`tests/gallery`. The [model zoo](zoo.md) lists the architectures that come with Shoal.
+This table lists more than seventy kinds of models and how Shoal cuts them. `python -m tests.gallery.table` writes the
+table from the models of `tests/gallery`. The [model zoo](zoo.md) lists the architectures that come with Shoal.
 
-"Cut" means that Shoal proves the axes, and that tests compare slices with the whole model, or the whole model with a permuted one
-if a norm couples its units. "Refused" models have units that are not interchangeable. An export can still refuse an operator.
+"Cut" means that Shoal proves the axes of the model. Tests compare slices of the model with the whole model. If a norm
+couples the units, they compare the whole model with a copy whose units are permuted instead. A "refused" model has units
+that are not interchangeable. The export can still refuse an operator of a model that can be cut.
+
+The order of a dimension of a parameter says which entries belong to which unit of an axis:
 
 | Order | Meaning |
 |---|---|
-| `25*a` | 25 maps of axis `a`, one behind the other |
-| `a*25` | 25 entries for each unit of `a` |
+| `25*a` | 25 blocks, one after another, each with one entry for each unit of `a` |
+| `a*25` | 25 consecutive entries for each unit of `a` |
 | `a/group` | one map of each place in a group |
 | `a + b` | a concatenation |
 
-| Model | Description | Orders beside the plain one | Source |
+| Model | Description | Result, and orders other than the plain one | Source |
 |---|---|---|---|
 """
 
@@ -39,7 +42,7 @@ def _orders(model: Model) -> str:
         if str(dim) not in layout.axes
     }
     if any(axis.leading for axis in layout.axes.values()):
-        return "cut to leading units as declared, which nobody proves"
+        return "cut to leading units as declared, without a proof"
     return "cut" + (f": {', '.join(f'`{order}`' for order in found)}" if found else "")
 
 

@@ -1,4 +1,4 @@
-"""Causal dilated convolutions with weight norm and what is cut off behind them.
+"""Causal dilated convolutions with weight norm, whose surplus outputs are cut off.
 
 Source: Bai, Kolter, Koltun, "An empirical evaluation of generic convolutional and recurrent
 networks for sequence modeling", arXiv 1803.01271 (locuslab/TCN, tcn.py).

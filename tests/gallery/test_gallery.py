@@ -11,7 +11,7 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError, PlanError
 from models import Architecture, Layout, build, infer_layout, make_plan, slice_weights
-from models.zoo.conversion import converted
+from models.zoo.conversion_plan import converted
 from tests.gallery import GALLERY, Model
 from tests.gallery.table import PAGE
 from tests.models.layouts import scatter

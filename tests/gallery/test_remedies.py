@@ -11,7 +11,7 @@ import torch
 from fleet_protocol.errors import ConfigError
 from models import Architecture, Cut, build, infer_layout
 from models.axes import Axis
-from models.zoo.conversion import converted
+from models.zoo.conversion_plan import converted
 from tests.gallery import GALLERY
 from tests.trainer_export.helpers import shaken, train_report
 from trainer_export.check import calm_torch

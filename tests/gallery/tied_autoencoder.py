@@ -1,4 +1,4 @@
-"""A regression of the input itself, the decoder being the encoder's weights transposed.
+"""An autoencoder whose decoder uses the transposed weights of the encoder.
 
 Source: Vincent et al., "Stacked denoising autoencoders", JMLR 11, 2010.
 """

@@ -1,4 +1,4 @@
-"""torch.nn.TransformerEncoderLayer, its stream cut inside the heads.
+"""torch.nn.TransformerEncoderLayer, whose residual stream is cut inside the heads.
 
 Source: the tutorial "Language modeling with nn.Transformer" of PyTorch.
 """

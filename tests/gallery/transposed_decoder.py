@@ -1,4 +1,4 @@
-"""An encoder by strides and a decoder by transposed convolutions.
+"""An encoder of strided convolutions and a decoder of transposed convolutions.
 
 Source: Radford, Metz, Chintala, "Unsupervised representation learning with deep convolutional
 GANs", ICLR 2016.

@@ -1,4 +1,4 @@
-"""Two heads over one body, what it is and where it lies, weighed by a loss of the author's.
+"""Two heads on one body, for class and position, weighted by the author's own loss.
 
 Source: Girshick, "Fast R-CNN", ICCV 2015: the multi-task loss of section 2.3.
 """

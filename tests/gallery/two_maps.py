@@ -1,4 +1,4 @@
-"""Two maps of one axis concatenated, as average and maximum are.
+"""Two concatenated feature maps with the same axis, such as average and maximum.
 
 Source: the concat pooling of fastai (fastai/fastai, layers.py, AdaptiveConcatPool2d).
 """
@@ -10,7 +10,7 @@ from models import Cut, architecture
 
 
 class Net(nn.Module):
-    """Mean and maximum of each channel, one behind the other."""
+    """Mean and maximum of each channel, one after another."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Skips of an encoder beside what comes from below: concatenations of two axes.
+"""An encoder's skip connections, concatenated with upsampled feature maps of another axis.
 
 Source: Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation",
 MICCAI 2015.

@@ -1,5 +1,5 @@
-"""A vision transformer with a class token, learned places and one projection for queries, keys and
-values.
+"""A vision transformer with a class token, learned positions and one projection for queries, keys
+and values.
 
 Source: timm (huggingface/pytorch-image-models, timm/models/vision_transformer.py),
 VisionTransformer.

@@ -1,4 +1,4 @@
-"""Dilated convolutions gated by their other half, with residuals and skips.
+"""Dilated convolutions, one half of which gates the other, with residual and skip connections.
 
 Source: van den Oord et al., "WaveNet", arXiv 1609.03499.
 """

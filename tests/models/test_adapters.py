@@ -75,7 +75,7 @@ def test_a_frozen_tensor_that_a_width_cuts_has_the_leading_units_in_a_tiers_base
     for kind in ("rolling", "random"):
         with pytest.raises(
             PlanError,
-            match=r"1\.weight is frozen and a width cuts it.*cut\.whole\(\), let it train",
+            match=r"1\.weight is frozen, and a width cuts it.*cut\.whole\(\), make it trainable",
         ):
             make_plan(layout, tier, kind)
         for remedy in ({"whole": True}, {"frozen": False}):
@@ -86,18 +86,18 @@ def test_a_frozen_tensor_that_a_width_cuts_has_the_leading_units_in_a_tiers_base
 def test_patterns_that_match_nothing_are_refused_and_list_what_there_is():
     """A misspelt target would else train nothing."""
     model = nn.Sequential(nn.Linear(4, 4))
-    with pytest.raises(ConfigError, match=r"no linear layer is called 'query'; there are 0"):
+    with pytest.raises(ConfigError, match=r"no linear layer matches 'query'; choose from 0"):
         with_adapters(model, Adapters(2, 4, ("query",)), Cut())
     with pytest.raises(
-        ConfigError, match=r"no parameter is called 'head\.\*'; there are 0\.weight, 0\.bias"
+        ConfigError, match=r"no parameter matches 'head\.\*'; choose from 0\.weight, 0\.bias"
     ):
         with_adapters(model, Adapters(2, 4, ("0",), ("head.*",)), Cut())
     attention = nn.MultiheadAttention(4, 2)
-    with pytest.raises(ConfigError, match=r"no linear layer is called 'out_proj'; there are $"):
+    with pytest.raises(ConfigError, match=r"no linear layer matches 'out_proj'; choose from $"):
         with_adapters(attention, Adapters(2, 4, ("out_proj",)), Cut())
     own = type("Own", (nn.Linear,), {"forward": lambda self, x: 2 * nn.Linear.forward(self, x)})
     with pytest.raises(
-        ConfigError, match=r"no linear layer is called '0'; there are 1$"
+        ConfigError, match=r"no linear layer matches '0'; choose from 1$"
     ):  # what it adds would be lost
         with_adapters(nn.Sequential(own(4, 4), nn.Linear(4, 4)), Adapters(2, 4, ("0",)), Cut())
     with pytest.raises(ConfigError, match="both must be positive"):
@@ -133,6 +133,35 @@ def test_a_frozen_head_cannot_be_a_tiers_own():
 
     layout = infer_layout(frozen_head)
     with pytest.raises(
-        PlanError, match=r"head\.weight goes with the labels but is not part of a head that trains"
+        PlanError, match=r"head\.weight depends on the labels but is not part of a trainable head"
     ):
         replace(layout, heads={"w1.00-d1": 5})
+
+
+class Conv1D(nn.Module):
+    """In the form of transformers' layer of this name."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(torch.randn(nx, nf))
+        self.bias = nn.Parameter(torch.randn(nf))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def test_a_layer_with_a_transposed_weight_gets_an_adapter():
+    """It computes what it did, and what the adapter adds, once that is not zero."""
+    torch.manual_seed(0)
+    plain = Conv1D(5, 3)
+    x = torch.randn(4, 3)
+    adapted_model = with_adapters(
+        nn.Sequential(plain), Adapters(rank=2, alpha=4, targets=("0",)), Cut(0.5)
+    )
+    layer = adapted_model[0]
+    torch.testing.assert_close(layer(x), plain(x))
+    with torch.no_grad():
+        layer.up.fill_(1)
+    expected = plain(x) + 2 * (x @ layer.down.T) @ torch.ones(1, 5)
+    torch.testing.assert_close(layer(x), expected)

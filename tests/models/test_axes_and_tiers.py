@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fleet_protocol.errors import PlanError
 from models import Axis, AxisKind, Tier
+from models.tier import HEAD_SHARE
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,10 @@ def test_an_axis_that_does_not_split_into_its_groups_is_refused(size, groups):
         (Tier(0.0625, 1), "w0.0625-d1"),
         (Tier(1e-5, 12), "w0.00001-d12"),
         (Tier(1, 1), "w1.00-d1"),
+        (Tier(1.0, 4, 0.5), "w1.00-d4-t0.50"),
+        (Tier(0.5, 3, 1 / 3), "w0.50-d3-t0.3333333333333333"),
+        (Tier(1.0, 4, HEAD_SHARE), "w1.00-d4-head"),
+        (Tier(1.0, 12, 0.25, 3), "w1.00-d12-t0.25-p3"),
     ],
 )
 def test_a_tier_has_a_readable_id(tier, text):
@@ -51,10 +56,10 @@ def test_a_tier_has_a_readable_id(tier, text):
     assert Tier.parse(text) == tier
 
 
-@given(st.floats(0, 1, exclude_min=True), st.integers(1, 99))
-def test_every_tier_survives_its_id(width, depth):
-    """An id loses nothing of the width."""
-    assert Tier.parse(Tier(width, depth).id) == Tier(width, depth)
+@given(st.floats(0, 1, exclude_min=True), st.integers(1, 99), st.floats(0, 1))
+def test_every_tier_survives_its_id(width, depth, trained):
+    """An id loses nothing of width and share."""
+    assert Tier.parse(Tier(width, depth, trained).id) == Tier(width, depth, trained)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,12 @@ def test_every_tier_survives_its_id(width, depth):
         "w1.50-d1",
         "w0.50-d4/..",
         "w0.50-d٤",
+        "w0.50-d4-t1.00",
+        "w0.50-d4-t0.00",
+        "w0.50-d4-t0.5",
+        "w0.50-d4-thead",
+        "w0.50-d4-t0.50-p0",
+        "w0.50-d4-p1",
     ],
 )
 def test_only_the_written_form_of_an_id_is_read(text):
@@ -82,6 +93,20 @@ def test_a_width_outside_zero_to_one_is_refused(width):
     """The message says which widths there are."""
     with pytest.raises(PlanError, match=r"not in \(0, 1\]"):
         Tier(width, 1)
+
+
+@pytest.mark.parametrize("trained", [-0.1, 1.01, float("nan")])
+def test_a_trained_share_outside_zero_to_one_is_refused(trained):
+    """The message says what the bounds mean."""
+    with pytest.raises(PlanError, match=r"trained share .* is not in \[0, 1\]"):
+        Tier(1.0, 1, trained)
+
+
+@pytest.mark.parametrize(("trained", "place"), [(1.0, 1), (HEAD_SHARE, 1), (0.5, -1)])
+def test_only_a_share_has_places(trained, place):
+    """Everything, and the head, are where they are."""
+    with pytest.raises(PlanError, match=f"place {place} of trained share"):
+        Tier(1.0, 4, trained, place)
 
 
 def test_a_depth_below_one_is_refused():

@@ -148,10 +148,10 @@ def test_noise_that_no_sample_has_is_refused():
             return x + self.dropout(torch.ones(4, 3))
 
     with pytest.raises(
-        ExportError, match=r"dropout draws noise for .* which is not so much for each sample"
+        ExportError, match=r"dropout draws noise for .* which is not divisible among the samples"
     ):
         noise_shapes(Places(), torch.ones(2, 4, 3))
-    with pytest.raises(ExportError, match="no layer 'drop' that takes noise; it has dropout"):
+    with pytest.raises(ExportError, match="no noise layer 'drop'; its noise layers are dropout"):
         feed_noise(Twice(), {"drop": torch.ones(1)})
 
 

@@ -2,6 +2,8 @@
 advice.
 """
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError
 from models import AxisKind, Dim, Layout, architecture, infer_layout
-from models.layout import HEAD, STEM
+from models.block_names import HEAD, STEM
 from models.zoo.initial_state import initial_weights
 from models.zoo.layers import StaticBatchNorm
+from tests.models.test_zoo_contract import SMALL
 
 
 def arch_of(build):
@@ -73,11 +76,11 @@ def test_a_model_without_a_depth_unit_has_a_stem_and_a_head(zoo):
     assert layout.settings["channels"] == (32, 64)
 
 
-@pytest.mark.slow
-def test_every_layout_survives_its_file(zoo):
+@pytest.mark.parametrize("sizes", ["small", pytest.param("published", marks=pytest.mark.slow)])
+def test_every_layout_survives_its_file(zoo, sizes):
     """The server reads what the exporter wrote."""
     for arch in zoo:
-        layout = infer_layout(arch)
+        layout = infer_layout(arch, SMALL[arch.name] if sizes == "small" else None)
         assert Layout.from_json(layout.to_json()) == layout
 
 
@@ -150,9 +153,9 @@ def _empty_blocks(cut):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (_ignored, "no parameter grows with axis a; use the size the cut returns"),
-        (_no_labels, r"never asked for cut.classes\(n\): if these are its outputs"),
-        (_two_outputs, r"has 2 outputs and never asked for cut.classes\(n\)"),
+        (_ignored, "no parameter grows with axis a; use the size that the cut returns"),
+        (_no_labels, r"does not use cut.classes\(n\): if these are its outputs"),
+        (_two_outputs, r"has 2 outputs but does not use cut.classes\(n\)"),
         (
             _batch_norm,
             (
@@ -163,30 +166,32 @@ def _empty_blocks(cut):
         (
             _divided,
             (
-                r"dimension 1 of 1.weight has 8 entries and 9 with 2 more units of a "
+                r"dimension 1 of 1.weight has 8 entries,? and 9 with 2 more units of a "
                 r".*cut.heads\('a', 2, 8\) \* 2"
             ),
         ),
         (
             _halved,
             (
-                "dimension 0 of 0.weight has 16 entries and 15 with 1 more units of a .*by "
+                "dimension 0 of 0.weight has 16 entries,? and 15 with 1 more units of a .*by "
                 "multiplication and addition"
             ),
         ),
         (
             _among_labels,
-            "5 entries, 3 of them for the labels classes; keep what is joined to it in a parameter",
+            "5 entries, 3 of them for the labels classes; put the other entries into a separate parameter",
         ),
         (
             _fails,
             r"the model fails on a batch of samples of shape \[4\].*forward must take one tensor",
         ),
         (_lazy, "parameter 0.weight has no shape yet"),
-        (_counted, "its parameters change with the size of a"),
-        (_renamed, "parameter body.weight of depth 0 is not the same in a deeper model"),
-        (_empty_blocks, "asked for a depth of 3, but not every block has parameters"),
+        (_counted, "its set of parameters changes with the size of a"),
+        (_renamed, "parameter body.weight of depth 0 differs in a deeper model"),
+        (_empty_blocks, "requested a depth of 3, but some blocks have no parameters"),
         (lambda cut: "text", "must return a torch module, not str"),
+        (lambda cut: nn.Linear, "must return a torch module, not <class .*Linear'>"),
+        (lambda cut: sys.exit(0), r"built at line \d+ of test_inference.py: .* by sys.exit\(0\)"),
         (lambda cut: 1 / 0, r"cannot be built at line \d+ of test_inference.py: ZeroDivisionError"),
     ],
 )
@@ -277,7 +282,7 @@ def test_a_user_may_use_the_static_norm():
             lambda cut: nn.Sequential(
                 nn.Linear(4, cut.width("a", 32)), nn.ReLU(), nn.Linear(32, cut.classes(3))
             ),
-            r"module 2 \(Linear\) takes 32 inputs at every width, .*axis a, .*ask cut for this size",
+            r"module 2 \(Linear\) takes 32 inputs at every width, .*axis a, .*take this size from cut",
         ),
         (
             lambda cut: nn.Sequential(
@@ -296,3 +301,85 @@ def test_a_size_that_is_written_into_a_layer_is_named(build, says):
     with pytest.raises(ConfigError, match=says) as caught:
         infer_layout(arch_of(build))
     assert "leading" not in str(caught.value)
+
+
+class _NeedsABlock(nn.Module):
+    """Refuses to be built without blocks, as some packages do."""
+
+    def __init__(self, width, blocks, classes):
+        super().__init__()
+        if blocks < 1:
+            raise ValueError("at least one block")
+        self.first = nn.Linear(6, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x).relu()
+        return self.head(x)
+
+
+def test_a_model_that_needs_a_block_has_its_depths():
+    """The stem and the head are told from the first block by the numbers in names."""
+
+    @architecture()
+    def needs_a_block(cut, *, input_shape=(6,), classes=3, blocks=3):
+        return _NeedsABlock(cut.width("width", 8), cut.depth(blocks), cut.classes(classes))
+
+    layout = infer_layout(needs_a_block)
+    assert {parameter.name: parameter.block for parameter in layout.parameters} == {
+        "first.weight": "stem",
+        "first.bias": "stem",
+        "blocks.0.weight": "block1",
+        "blocks.0.bias": "block1",
+        "blocks.1.weight": "block2",
+        "blocks.1.bias": "block2",
+        "blocks.2.weight": "block3",
+        "blocks.2.bias": "block3",
+        "head.weight": "head",
+        "head.bias": "head",
+    }
+    with pytest.raises(ConfigError, match="at least one block"):
+        infer_layout(needs_a_block, {"blocks": 1})
+
+
+class _MagnifiesRounding(nn.Module):
+    """Adds many units, and looks at digits of the sum that float32 does not have."""
+
+    def __init__(self, width, classes):
+        super().__init__()
+        self.first = nn.Linear(6, width)
+        self.head = nn.Linear(1, classes)
+
+    def forward(self, x):
+        total = self.first(x).relu().sum(-1, keepdim=True)
+        return self.head(torch.sin(total * 1e5))
+
+
+def test_a_model_that_magnifies_rounding_is_proved_in_double_precision():
+    """And one that treats its units unlike others is refused there, too."""
+
+    @architecture()
+    def magnifying(cut, *, input_shape=(6,), classes=3):
+        return _MagnifiesRounding(cut.width("width", 64), cut.classes(classes))
+
+    assert infer_layout(magnifying).axes["width"].size == 64
+
+
+def test_a_builder_that_needs_the_cpu_is_built_there_whatever_its_error():
+    """As with devices of its own, or a constructor that computes."""
+
+    @architecture()
+    def computes(cut, *, input_shape=(6,), classes=3):
+        width = cut.width("width", 8)
+        with torch.device("cpu"):
+            scale = torch.arange(1.0, 7.0)
+        first = nn.Linear(6, width)
+        first.weight.data = first.weight.data * scale
+        if first.weight.device.type == "meta":
+            raise RuntimeError("this constructor computes")
+        return nn.Sequential(first, nn.ReLU(), nn.Linear(width, cut.classes(classes)))
+
+    assert infer_layout(computes).axes["width"].size == 8

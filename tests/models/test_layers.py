@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fleet_protocol.errors import ConfigError
-from models.zoo.layers import Scaler, StaticBatchNorm, set_mode
+from fleet_protocol.errors import ConfigError, PlanError
+from models import AxisKind, Registry, infer_layout, make_plan
+from models.zoo.layers import NormStyle, SampleNorm, Scaler, StaticBatchNorm, set_mode
 
 
 def random_norm(channels: int) -> StaticBatchNorm:
@@ -123,3 +124,59 @@ def test_a_mode_reaches_every_layer_and_torch_too():
     assert {layer.mode for layer in model.modules() if hasattr(layer, "mode")} == {"eval"}
     with pytest.raises(ConfigError, match="unknown mode 'test'"):
         set_mode(model, "test")
+
+
+@pytest.mark.parametrize(
+    ("norm", "reference"),
+    [("instance", nn.InstanceNorm2d(6, affine=True)), ("layer", nn.GroupNorm(1, 6))],
+)
+def test_norms_of_a_sample_are_those_of_pytorch(norm, reference):
+    """With their gradients; the batch around a sample changes nothing."""
+    torch.manual_seed(3)
+    own = NormStyle(norm, 1.0).layer(6)
+    assert isinstance(own, SampleNorm)
+    x = torch.randn(4, 6, 5, 5, requires_grad=True)
+    y = own(x)
+    expected = reference(x)
+    torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
+    push = torch.randn_like(y)
+    (mine,) = torch.autograd.grad(y, x, push, retain_graph=True)
+    (theirs,) = torch.autograd.grad(expected, x, push)
+    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(own(x[:1]), y[:1], atol=1e-6, rtol=1e-6)
+
+
+def test_group_norm_is_that_of_pytorch():
+    """Four groups, or one for each of fewer channels; any sides, and no batch around a sample."""
+    torch.manual_seed(3)
+    for channels, sides in ((8, (5, 5)), (2, (7,)), (12, (3, 4))):
+        own = NormStyle("group", 1.0).layer(channels)
+        reference = nn.GroupNorm(min(4, channels), channels)
+        with torch.no_grad():
+            for parameter, twin in zip(own.parameters(), reference.parameters(), strict=True):
+                parameter.add_(torch.randn_like(parameter))
+                twin.copy_(parameter)
+        x = torch.randn(4, channels, *sides, requires_grad=True)
+        y = own(x)
+        expected = reference(x)
+        torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
+        push = torch.randn_like(y)
+        (mine,) = torch.autograd.grad(y, x, push)
+        (theirs,) = torch.autograd.grad(expected, x, push)
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ConfigError, match="6 channels cannot be split into 4 equal groups"):
+        NormStyle("group", 1.0).layer(6)
+
+
+def test_channels_of_groups_keep_their_places():
+    """Windows that move are refused; leading channels are a valid model, whatever the stages."""
+    for name, settings in (
+        ("conv", {"channels": (8, 16), "input_shape": (1, 8, 8)}),
+        ("preresnet18", {"channels": (8, 16), "blocks": (1, 1), "input_shape": (3, 8, 8)}),
+    ):
+        layout = infer_layout(Registry.zoo().get(name), {**settings, "norm": "group"})
+        cut = [axis for axis in layout.axes.values() if axis.kind is AxisKind.WIDTH]
+        assert cut
+        assert all(axis.leading for axis in cut)
+        with pytest.raises(PlanError, match="was declared leading"):
+            make_plan(layout, layout.tier(0.5), "rolling", round_index=1)

@@ -91,6 +91,12 @@ def test_an_entry_that_does_not_fit_the_run_is_refused(case):
         OwnClass(entries=(UNMADE[case],)).values(TENSORS, {}, 1)
 
 
+@pytest.mark.attack(
+    "file",
+    "The description of a class defines a state of terabytes",
+    "refused; the message names the entry",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("kind", ["parameter", "left"])
 def test_a_state_is_not_far_larger_than_the_run(kind):
     """A few bytes of description make no gigabytes, and no hours of work; weights that layers share

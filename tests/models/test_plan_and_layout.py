@@ -179,7 +179,7 @@ def test_units_that_are_not_interchangeable_are_not_exchanged():
     assert list(make_plan(layout, Tier(0.5)).indices["k"]) == [0, 1]
     for kind in ("rolling", "random"):
         with pytest.raises(
-            PlanError, match=rf"axis k was declared leading.*as {kind} plans do; choose .*heterofl"
+            PlanError, match=rf"axis k was declared leading, so {kind} plans cannot .*heterofl"
         ):
             make_plan(layout, Tier(0.5), kind)
     assert Layout.from_json(layout.to_json()) == layout
@@ -220,7 +220,8 @@ def test_rows_of_labels_stand_alone():
     """The label rule chooses rows of a whole dimension."""
     axes = [Axis("labels", 3, AxisKind.FIXED), Axis("a", 2)]
     with pytest.raises(
-        PlanError, match="w has rows of labels among others; give them a tensor alone"
+        PlanError,
+        match="w mixes rows of labels with others; put the rows of labels into a separate tensor",
     ):
         make_layout(axes, {"w": (Dim("a", more=(Dim("labels"),)),)}, label_axes=("labels",))
 
@@ -349,7 +350,9 @@ def test_a_head_that_makes_no_sense_is_refused(tier, classes, message):
 
 def test_labels_below_the_head_cannot_be_a_tiers_own():
     """A token embedding with a row for each label is shared by every tier."""
-    with pytest.raises(PlanError, match="embedding goes with the labels"):
+    with pytest.raises(
+        PlanError, match="embedding depends on the labels but is not part of a trainable head"
+    ):
         replace(encoder(), label_axes=("classes", "vocab"), heads={"w1.00-d1": 7})
 
 
@@ -376,6 +379,47 @@ def test_a_damaged_layout_is_refused(damage):
         Layout.from_json(json.dumps(document))
 
 
+def _with_axes(document, count, size):
+    for number in range(count):
+        axis = {"name": f"unused{number}", "size": size, "kind": "fixed", "groups": 1}
+        document["axes"].append({**axis, "leading": False})
+
+
+def _with_statistic(document, inner):
+    axis = document["axes"][0]["name"]
+    statistic = {"name": "norm", "dims": [[axis, inner]], "block": "head"}
+    document["statistics"].append(statistic)
+
+
+@pytest.mark.attack(
+    "file",
+    "A layout names sizes for which a server would allocate terabytes",
+    "refused before anything is allocated; the message names the axis or tensor",
+    "2026-11-28",
+)
+@pytest.mark.parametrize(
+    ("bomb", "message"),
+    [
+        (lambda document: _with_axes(document, 1, 2**40), "no model has more than"),
+        (lambda document: _with_axes(document, 100, 2**24), "its axes have"),
+        (lambda document: _with_statistic(document, 2**50), "a dimension of norm"),
+        (lambda document: _with_statistic(document, -3), "from 1 on"),
+    ],
+)
+def test_a_layout_of_terabytes_is_refused(bomb, message):
+    """Its plans list the units of each axis, also of one that no tensor has."""
+    document = json.loads(encoder().to_json())
+    bomb(document)
+    with pytest.raises(ConfigError, match=message):
+        Layout.from_json(json.dumps(document))
+
+
+@pytest.mark.attack(
+    "file",
+    "A layout is nested more deeply than a JSON parser can read",
+    "refused as damaged",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_a_layout_of_nested_brackets_is_refused(opening):
     """As any other damage; a parser of JSON goes as deep as the text does, and then no further."""

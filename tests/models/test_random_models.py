@@ -51,7 +51,7 @@ def test_a_model_that_draws_random_numbers() -> None:
     """
     with pytest.raises(
         ConfigError,
-        match=r"numbers \(randn_like in line \d+ of test_random_models.py\); let a NoiseLayer",
+        match=r"numbers \(randn_like in line \d+ of test_random_models.py\); draw them with a NoiseLayer",
     ):
         infer_layout(variational)
     advised = {"as_advised": True}
@@ -89,7 +89,7 @@ def fixed(
 def test_a_buffer_with_a_place_for_each_unit() -> None:
     """As a frozen parameter it is cut with them."""
     with pytest.raises(
-        ConfigError, match="make buffer scale a parameter, with requires_grad=False"
+        ConfigError, match="make buffer scale a parameter whose entries belong to the units"
     ):
         infer_layout(fixed)
     assert infer_layout(fixed, {"as_advised": True}).axes["units"].size == 8

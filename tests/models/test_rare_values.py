@@ -128,7 +128,7 @@ def test_units_that_have_places_on_rare_values_alone(kind):
     arch = arch_of(kind, (4,)) if is_layered else arch_of(kind, (6,), "int64")
     with pytest.raises(
         ConfigError,
-        match=r"axis hidden are not interch.*module last \(Linear\), with .*that are rare",
+        match=r"axis hidden are not interch.*module last \(Linear\), for rare numbers",
     ):
         infer_layout(arch)
 
@@ -151,7 +151,8 @@ class Neighbours(nn.Module):
 def test_a_norm_over_neighbours_is_refused():
     """Who takes the leading channels all the same may say so."""
     with pytest.raises(
-        ConfigError, match=r"by \d\.\d+%.*norm \(LocalResponseNorm\), with .*rare; .*leading=True"
+        ConfigError,
+        match=r"by \d\.\d+%.*norm \(LocalResponseNorm\), for rare numbers .*leading=True",
     ):
         infer_layout(arch_of(Neighbours, (1, 6, 6)))
 

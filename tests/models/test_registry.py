@@ -89,7 +89,7 @@ def test_a_size_is_a_whole_number():
         return torch.nn.Linear(4, cut.width("hidden", 8 / 2))
 
     with pytest.raises(
-        PlanError, match=r"axis hidden: 4\.0 is no whole number of units; divide with //"
+        PlanError, match=r"axis hidden: 4\.0 is not a whole number of units; divide with //"
     ):
         infer_layout(halved)
 
@@ -110,6 +110,7 @@ def test_the_zoo_holds_its_families(zoo):
             "cnn1",
             "cnn2",
             "conv",
+            "exit_resnet",
             "har_cnn",
             "lenet5",
             "minilm_adapters",
@@ -161,21 +162,30 @@ def test_a_file_may_import_a_zoo_model(zoo, tmp_path):
     [
         (
             USER_FILE.replace("def branches", "def conv"),
-            "architecture conv of .*my_models.py has the name of another",
+            "architecture conv of .*my_models.py has the name of an existing",
         ),
-        ("x = 1\n", "defines no architecture; decorate a builder"),
+        ("x = 1\n", "does not define an architecture; decorate a builder"),
         (
             "x = 1\nimport nothing_of_this_name\n",
             r"my_models.py, line 2 failed: ModuleNotFoundError",
         ),
+        ("from . import layers\n", "my_models.py: it runs as a script, .* write `import parts`"),
+        (
+            USER_FILE.replace('@architecture(paper="none")', "@architecture"),
+            r"write @architecture\(\)",
+        ),
+        (
+            USER_FILE.replace("branches(cut,", "branches("),
+            "branches must take a cut and then .* but it does not take a cut",
+        ),
         ("def broken(:\n", "failed: SyntaxError"),
         (
             USER_FILE.replace("classes=3", "classes"),
-            "branches must take a cut, then .* but classes has none",
+            "branches must take a cut and then .* but classes has no default",
         ),
         (
             USER_FILE.replace("input_shape=(6,)", "shape=(6,)"),
-            "branches lacks the setting input_shape",
+            "branches lacks the required setting input_shape",
         ),
     ],
 )
@@ -196,7 +206,7 @@ def test_an_unknown_architecture_is_refused_with_the_closest_name(zoo, name, hin
     """A typo is answered with what was probably meant, and the list."""
     with pytest.raises(
         ConfigError,
-        match=rf"unknown architecture '{name}' \(did you mean {hint}\?\); there are cnn1,",
+        match=rf"unknown architecture '{name}' \(did you mean {hint}\?\); choose from cnn1,",
     ):
         zoo.get(name)
 
@@ -264,11 +274,13 @@ def test_a_cut_refuses_one_name_for_two_axes():
     cut = Cut(0.5)
     assert cut.width("stream", 8) == cut.width("stream", 8) == 4
     with pytest.raises(
-        ConfigError, match="axis stream was named twice, as 8 units in 1 groups and as 10 in 1"
+        ConfigError,
+        match="axis stream was requested twice, with 8 units in 1 groups and with 10 in 1",
     ):
         cut.width("stream", 10)
     with pytest.raises(
-        ConfigError, match="axis stream was named twice, as 8 units in 1 groups and as 8 in 2"
+        ConfigError,
+        match="axis stream was requested twice, with 8 units in 1 groups and with 8 in 2",
     ):
         cut.heads("stream", 2, 4)
     with pytest.raises(ConfigError, match=r"start with 'fixed\.'"):
@@ -287,7 +299,7 @@ def test_a_cut_allows_one_depth_unit():
 
 def test_two_architectures_of_one_name_do_not_share_a_registry(zoo):
     """A duplicate raises; which of the two would be trained is not left to chance."""
-    with pytest.raises(ConfigError, match="has the name of another one"):
+    with pytest.raises(ConfigError, match="has the name of an existing one"):
         Registry.from_architectures([*zoo, zoo.get("conv")])
 
 
@@ -301,7 +313,8 @@ def test_only_a_named_builder_with_a_cut_is_an_architecture(builder):
 def test_a_default_that_cannot_be_stored_is_refused():
     """At once, with the setting, and not where the layout is written."""
     with pytest.raises(
-        ConfigError, match=r"custom: the default of act cannot be stored: .* and choose by that"
+        ConfigError,
+        match=r"custom: the default of act cannot be stored: .* use a number, text, list or table",
     ):
 
         @architecture()
@@ -311,7 +324,7 @@ def test_a_default_that_cannot_be_stored_is_refused():
 
 @pytest.mark.parametrize("dtype", ["int32", "float16", {"x": "long"}])
 def test_a_dtype_that_no_input_has_is_refused(dtype):
-    with pytest.raises(ConfigError, match=r"custom: input_dtype '.*' is none of float32, int64"):
+    with pytest.raises(ConfigError, match=r"custom: input_dtype '.*' is not one of float32, int64"):
 
         @architecture(input_dtype=dtype)
         def custom(cut, *, input_shape=(8,), classes=3):
@@ -322,7 +335,7 @@ def test_a_dtype_that_no_input_has_is_refused(dtype):
 def test_a_shape_that_is_none_is_named(zoo, shape):
     """Where the settings come from the command line as where they are the defaults."""
     with pytest.raises(
-        ConfigError, match=r"mlp: input_shape = .* is no list of whole numbers above 0"
+        ConfigError, match=r"mlp: input_shape = .* is not a list of positive integers"
     ):
         zoo.get("mlp").row({"input_shape": shape})
 

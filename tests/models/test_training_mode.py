@@ -9,7 +9,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fleet_protocol.errors import ConfigError
 from models import architecture, infer_layout
-from models.zoo.conversion import convert, converted
+from models.zoo.conversion import convert
+from models.zoo.conversion_plan import converted
 from models.zoo.layers import SpectralNorm, set_mode
 
 
@@ -123,12 +124,12 @@ class Between(nn.Sequential):
     [
         (
             lambda y, _: y.log(),
-            r"NaN arises .* in or before module 1 \(Linear\).*clamp",
+            r"computes NaN .* in or before module 1 \(Linear\).*clamp",
             lambda y, _: y.clamp(min=1e-6).log(),
         ),
         (
             lambda y, _: (y * (y > 0)).sqrt(),  # 0 where it is off, and there a slope without end
-            r"NaN arises .* in the gradient of 0\.weight; .*clamp",
+            r"computes NaN .* in the gradient of 0\.weight; .*clamp",
             lambda y, _: y.clamp(min=1e-6).sqrt(),
         ),
         (
@@ -193,7 +194,8 @@ def test_a_wrapper_is_refused(wrap, kind):
         return nn.Sequential(nn.Linear(4, hidden), nn.Linear(hidden, classes))
 
     with pytest.raises(
-        ConfigError, match=rf"{kind} .*return that one, without DataParallel, torch\.compile or"
+        ConfigError,
+        match=rf"{kind} .*return the inner module, without DataParallel, torch\.compile or",
     ):
         infer_layout(arch_of(lambda *sizes: wrap(bare(*sizes))))
     assert infer_layout(arch_of(bare))
@@ -235,7 +237,7 @@ def test_functions_that_hold_the_model_they_were_made_for(how):
     """
     with pytest.raises(
         ConfigError,
-        match=r"line \d+ of test_training_mode.py, holds .* make it a method of the module",
+        match=r"line \d+ of test_training_mode.py, refers to .* use a method of the module",
     ):
         infer_layout(arch_of(lambda *sizes: Listening(*sizes, how)))
     assert infer_layout(arch_of(lambda *sizes: Listening(*sizes, "method")))

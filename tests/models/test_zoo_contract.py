@@ -42,6 +42,7 @@ SMALL = {
     "cnn1": {"input_shape": (3, 8, 8), "hidden": (10,)},
     "cnn2": {"input_shape": (2, 16, 16), "channels": (8, 6, 9)},
     "conv": {"channels": (8, 16), "input_shape": (1, 8, 8)},
+    "exit_resnet": {"channels": (8, 12), "blocks": (1, 2), "input_shape": (3, 8, 8)},
     "har_cnn": {"channels": (8, 16), "input_shape": (6, 12)},
     "lenet5": {"input_shape": (2, 16, 16)},
     "minilm_adapters": {key: value for key, value in MINILM.items() if key != "dropout"}
@@ -64,6 +65,7 @@ SMALL = {
 }
 # Tens of millions of parameters show here what a few thousand do.
 LARGE = {
+    "exit_resnet",
     "minilm_adapters",
     "minilm_encoder",
     "next_word",
@@ -107,6 +109,15 @@ def random_inputs(layout: Layout, batch: int = 3) -> Tensor:
     if layout.input_dtype == "float32":
         return torch.randn(batch, *layout.input_shape, dtype=torch.float64, generator=generator)
     return torch.randint(0, 20, (batch, *layout.input_shape), generator=generator)
+
+
+def outputs_of(returned: Tensor | list[Tensor]) -> list[Tensor]:
+    """The logits of every exit of a model, or its only ones."""
+    return [returned] if isinstance(returned, Tensor) else returned
+
+
+def last_of(returned: Tensor | list[Tensor]) -> Tensor:
+    return outputs_of(returned)[-1]
 
 
 def loaded(module: nn.Module, weights: dict[str, np.ndarray]) -> nn.Module:
@@ -213,7 +224,7 @@ def test_every_parameter_is_trained_and_nothing_overflows(name, settings):
         for batch in (1, 3):
             x = random_inputs(layout, batch)
             x = x.float() if layout.input_dtype == "float32" else x
-            logits = module(x)
+            logits = last_of(module(x))
             per_token = name in {"next_word", "smollm", "token_classifier", "transformer_mlm"}
             assert logits.shape == (
                 batch,
@@ -221,8 +232,11 @@ def test_every_parameter_is_trained_and_nothing_overflows(name, settings):
                 layout.classes,
             )
             assert torch.isfinite(logits).all()
-        logits = logits.flatten(0, -2)
-        loss = torch.nn.functional.cross_entropy(logits, torch.arange(len(logits)) % layout.classes)
+        loss = torch.zeros(())
+        for exit_logits in outputs_of(module(x)):
+            logits = exit_logits.flatten(0, -2)
+            labels = torch.arange(len(logits)) % layout.classes
+            loss = loss + torch.nn.functional.cross_entropy(logits, labels)
         trained = {key: value for key, value in module.named_parameters() if value.requires_grad}
         for (key, value), grad in zip(
             trained.items(), torch.autograd.grad(loss, list(trained.values())), strict=True
@@ -244,10 +258,10 @@ def test_a_narrow_model_scales_up_in_training_alone(name):
         cut = slice_weights(layout, make_plan(layout, tier), random_weights(layout))
         with torch.no_grad():
             module = loaded(build(arch, tier, settings=settings), cut)
-            trained = set_mode(module, "train")(x)
-            evaluated = set_mode(module, "eval")(x)
+            trained = last_of(set_mode(module, "train")(x))
+            evaluated = last_of(set_mode(module, "eval")(x))
             plain = loaded(build(arch, tier, settings={**settings, "scaler": False}), cut)
-            torch.testing.assert_close(evaluated, plain(x))
+            torch.testing.assert_close(evaluated, last_of(plain(x)))
         assert torch.allclose(trained, evaluated) is same
 
 

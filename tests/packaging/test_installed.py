@@ -18,7 +18,7 @@ from tests.broker_server.store_fixture import restore
 from tests.brokers import free_port, mosquitto_broker
 from tests.packaging.conftest import ROOT, surroundings
 from tests.packaging.test_extras import EXTRAS, requirements
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 pytestmark = [pytest.mark.installed, pytest.mark.timeout(900)]
@@ -135,8 +135,47 @@ def folder(tmp_path):
     return tmp_path
 
 
+# Runs each command in a fork of a process that has imported the program: to start Python for each
+# took minutes. `says_its_version` starts the program itself.
+EACH_COMMAND = """
+import json, os, sys
+from shoal.cli.main import main
+ends = []
+for command in json.load(sys.stdin):
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(into, 1)
+        os.dup2(into, 2)
+        sys.argv = ["shoal", *command.split()]
+        main()
+        sys.exit(0)
+    os.close(into)
+    with open(out) as stream:
+        printed = stream.read()
+    _, status = os.waitpid(child, 0)
+    ends.append([command, os.waitstatus_to_exitcode(status), printed])
+json.dump(ends, sys.stdout)
+"""
+
+
+def ends_of(environment, folder, commands):
+    """How each of these commands ends: the command, its exit code and what it printed."""
+    with environment.start(
+        "python", "-c", EACH_COMMAND, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            answer, _ = process.communicate(json.dumps(commands), timeout=300)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert process.returncode == 0
+    return json.loads(answer)
+
+
 def lacks(environment, folder, extras):
     """Every command that needs another extra says which, in one line, with exit code 2."""
+    commands = []
     for command, extra in LACKING.items():
         if extra in extras or ("device" in extras and command in ON_DEVICES_TOO):
             continue
@@ -144,12 +183,12 @@ def lacks(environment, folder, extras):
             ("device predict", "device bench")
         ):  # it wants a runtime, and no network
             continue
-        done = environment.tried("shoal", *command.split(), cwd=folder)
-        assert done.returncode == 2, f"{command}: {done.stdout}{done.stderr}"
-        last = done.stderr.splitlines()[-1]  # after what an agent has logged
-        assert re.fullmatch(
-            rf"error: .* is not installed .*pip install 'shoal\[{extra}\]'.*", last
-        ), command
+        commands.append(command)
+    for command, code, printed in ends_of(environment, folder, commands):
+        assert code == 2, f"{command}: {printed}"
+        last = printed.splitlines()[-1]  # after what an agent has logged
+        named = rf"error: .* is not installed .*pip install 'shoal\[{LACKING[command]}\]'.*"
+        assert re.fullmatch(named, last), f"{command}: {printed}"
 
 
 def says_its_version(environment, folder):
@@ -213,7 +252,11 @@ def a_round(install, folder, device_extra, server_extra, python):
     arch = Registry.zoo().get("mlp")
     settings = arch.settings({"input_shape": (1, 4, 4), "hidden": (8,)})
     tier = infer_layout(arch, settings).tier(1.0)
-    export_architecture(arch, settings, [tier], Recipe(), folder / "artifacts", formats=("onnx",))
+    export_architecture(
+        ExportRequest(arch, settings, [tier], Recipe()),
+        folder / "artifacts",
+        ExportOptions(formats=("onnx",)),
+    )
     board = install(device_extra, python)
     server = install(server_extra, python)
     for environment, extra in ((board, "device"), (server, "server")):

@@ -18,7 +18,7 @@ from pathlib import Path
 from scipy import stats
 
 from reproduction.figures import UPPER_TAIL
-from reproduction.running import Part, collect, jobs, run_job
+from reproduction.running import TablePart, collect, jobs, run_job
 from reproduction.stored import Row, read_rows, rows_of
 from reproduction.table_file import TABLES
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
-        (job,) = jobs(TABLES[table], scale, Path(folder), Part((seed,), (arm,)))
+        (job,) = jobs(TABLES[table], scale, Path(folder), TablePart((seed,), (arm,)))
         run_job(
             job,
             watch=lambda row: print(f"round {row.round} of {job.config.round.rounds}", flush=True),

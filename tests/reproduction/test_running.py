@@ -3,6 +3,7 @@
 """
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from fleet_protocol.locks import held
 from reproduction import running
 from reproduction.report.cells import duration_text
 from reproduction.report.writing import write_table
-from reproduction.running import Part, collect, jobs, run_job, table_folder
+from reproduction.running import TablePart, collect, jobs, run_job, table_folder
 from reproduction.stored import estimated_seconds, rows_of
 from reproduction.table_file import TABLES, find_experiment
 from shoal.cli.commands import reproduce as commands
@@ -60,11 +61,11 @@ def test_there_is_a_job_for_each_arm_and_seed(tmp_path):
     assert len({job.config.out for job in found}) == len(found) == 9
     assert {job.config.cache for job in found} == {tmp_path / "fedrolex-3" / "small" / "cache"}
     only = jobs(
-        find_experiment("fedrolex-3"), "small", tmp_path, Part((7,), ("largest/cifar10-low",))
+        find_experiment("fedrolex-3"), "small", tmp_path, TablePart((7,), ("largest/cifar10-low",))
     )
     assert [(job.arm.name, job.config.seed) for job in only] == [("largest/cifar10-low", 7)]
     with pytest.raises(ConfigError, match="twice"):
-        jobs(find_experiment("fedrolex-3"), "small", tmp_path, Part((1, 1)))
+        jobs(find_experiment("fedrolex-3"), "small", tmp_path, TablePart((1, 1)))
 
 
 def test_only_complete_runs_are_collected(tmp_path):
@@ -94,7 +95,7 @@ def test_a_seed_that_is_none_is_named(tmp_path):
     with pytest.raises(
         ConfigError, match=r"arm .* with seed -1: seed: .*greater than or equal to 0"
     ):
-        jobs(find_experiment("fedrolex-3"), "small", tmp_path, Part(seeds=(-1,)))
+        jobs(find_experiment("fedrolex-3"), "small", tmp_path, TablePart(seeds=(-1,)))
 
 
 def test_a_complete_run_is_not_run_again(tmp_path):
@@ -143,7 +144,7 @@ def test_a_damaged_result_is_an_error(tmp_path):
         (["heterofl-1", "--only", "a/iid,b/idd"], "did you mean 'b/iid'?"),
         (["heterofl-1", "--seeds", "one"], "not a list of whole numbers"),
         (["heterofl-1", "--engine", "slurm"], "engine"),
-        ([], "name a table, or give --all; there are heterofl-1"),
+        ([], "name a table or give --all; the tables are heterofl-1"),
     ],
 )
 def test_wrong_names_end_with_exit_code_2(tmp_path, typed, arguments, words):
@@ -182,7 +183,7 @@ def test_a_budget_is_kept_and_the_headline_tables_come_first(tmp_path, monkeypat
     assert [job.arm for job in started] == [second.arm]
     seeds = [*smoke, "--seeds", "1,2"]
     assert (
-        "left out, since it takes 60.0 min: heterofl-1 smoke, 1 of 2: a-b-c-d-e/iid, seed 2"
+        "skipped, because it takes 60.0 min: heterofl-1 smoke, 1 of 2: a-b-c-d-e/iid, seed 2"
         in " ".join(reproduce(*seeds, "--budget", "1m").stderr.split())
     )
     assert [(job.arm, job.config.seed) for job in started[1:]] == [(second.arm, 2)]
@@ -193,12 +194,11 @@ def test_a_budget_is_kept_and_the_headline_tables_come_first(tmp_path, monkeypat
         "--all", "--scale", "smoke", "--out", tmp_path, "--budget", "0s", "--json"
     )
     assert {row["table"] for row in json.loads(everything.stdout)} == {"heterofl-1"}
-    left = [
-        line.split()[6] for line in everything.stderr.splitlines() if line.startswith("left out")
-    ]
+    left = re.findall(r"skipped, because no time is left: (\S+) smoke", everything.stderr)
     assert list(dict.fromkeys(left))[:3] == ["fedrolex-3", "inclusivefl-2", "whalefl-mild"]
 
 
+@pytest.mark.slow
 def test_what_lacks_its_data_is_left_out_and_the_rest_runs(tmp_path, monkeypatch):
     """Who has not all data sets gets the tables that need none; the end says so, and the same
     command goes on.
@@ -221,11 +221,11 @@ def test_what_lacks_its_data_is_left_out_and_the_rest_runs(tmp_path, monkeypatch
     assert {job.experiment.table for job in ran} == {"beyond-1"}
     said = " ".join(done.stderr.split())
     assert (
-        "heterofl/cifar10-high, seed 1 reading cifar10 left out: cifar10 is not shipped: set "
-        "SHOAL_DATA" in said
+        "heterofl/cifar10-high, seed 1 reading cifar10 skipped: the data set cifar10 is not included: "
+        "set SHOAL_DATA" in said
     )
-    lacking = said.count("left out: ")
-    assert str(done.exception).startswith(f"{lacking} left out of the runs, ")
+    lacking = said.count("skipped: ")
+    assert str(done.exception).startswith(f"{lacking} runs were skipped ")
     assert lacking > 40
     monkeypatch.setattr(commands, "_run", ran.append)
     first = len(ran)
@@ -251,8 +251,8 @@ def test_two_commands_share_the_runs_of_a_folder(tmp_path, monkeypatch):
         done = CliRunner().invoke(
             app, ["reproduce", "heterofl-1", "--scale", "smoke", "--out", str(tmp_path)]
         )
-    assert "left out: another simulation works in" in done.stderr
-    assert str(done.exception).startswith("1 left out of the runs, ")
+    assert "skipped: another simulation is running in" in done.stderr
+    assert str(done.exception).startswith("1 runs were skipped ")
     assert ran == [second.config.out]
 
 
@@ -264,7 +264,7 @@ def test_a_report_of_nothing_is_an_error(tmp_path):
         app, ["reproduce", "--report", str(tmp_path / "page"), "--out", str(tmp_path)]
     )
     assert isinstance(done.exception, ConfigError)
-    assert "no run is complete at the scale small" in str(done.exception)
+    assert "no run at the scale small" in str(done.exception)
     assert not (tmp_path / "page").exists()
 
 
@@ -319,14 +319,14 @@ def test_a_fresh_machine_sees_how_long_a_table_takes(tmp_path, monkeypatch):
     complete(job, [row(1, 0.5)])
     reproduce("--report", tmp_path, "--out", tmp_path, "fml-1")
     listed = json.loads(reproduce("fml-1", "--list", "--json", "--out", tmp_path).stdout)
-    arms = {arm["arm"]: arm["a run takes"] for arm in listed}
+    arms = {arm["arm"]: arm["time per run"] for arm in listed}
     assert arms[job.arm.name] == "measured 30.0 s"
     assert arms["fml/mnist-mlp/iid"] == f"~{duration_text(estimated['fml/mnist-mlp/iid'] / 2)}"
     assert arms["fml/cifar100-cnn2/iid"] == "unknown"
     left = reproduce(
         "fml-1", "--out", tmp_path, "--only", "fml/mnist-lenet5/iid", "--budget", "1s"
     ).stderr
-    assert "left out, since it takes" in left
+    assert "skipped, because it takes" in left
 
 
 def test_costs_are_of_arms_that_are_run_by_default():

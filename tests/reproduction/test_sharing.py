@@ -7,7 +7,7 @@ import pytest
 
 from reproduction import retiming
 from reproduction.retiming import rounds_with
-from reproduction.running import Part, collect, jobs, run_job
+from reproduction.running import TablePart, collect, jobs, run_job
 from reproduction.stored import rows_of
 from reproduction.table_file import find_experiment
 from simulation.results.history import DeviceRow, HistoryWriter, write_history
@@ -42,6 +42,7 @@ def trained(tmp_path_factory, cache):
 @pytest.mark.parametrize(
     "train", [pytest.param({}, marks=pytest.mark.slow), {"steps": 4}], ids=["passes", "steps"]
 )
+@pytest.mark.slow
 def test_only_the_seconds_of_a_round_depend_on_the_clock(trained, train):
     """What a run with another clock would have trained and taken, to the bit, without its
     training.
@@ -121,7 +122,7 @@ def test_a_table_takes_what_another_has_trained(tmp_path, monkeypatch):
     """Said in its figures; a damaged result elsewhere, or one that took its own rounds elsewhere,
     is passed over.
     """
-    part = Part((3,), ("heterofl/iid",))
+    part = TablePart((3,), ("heterofl/iid",))
     (strong,), (mild,), (static,) = (
         jobs(find_experiment(f"whalefl-{name}"), "small", tmp_path, part)
         for name in ("strong", "mild", "static")
@@ -150,7 +151,7 @@ def test_who_takes_rounds_of_the_same_clock_takes_the_widths(tmp_path):
     """Where devices choose; they had been missing in the curves, and in their plot."""
     names = [("whalefl-1", "whalefl/non-iid-2"), ("whalefl-static", "released/non-iid-2")]
     first, second = (
-        jobs(find_experiment(table), "small", tmp_path, Part((3,), (arm,)))[0]
+        jobs(find_experiment(table), "small", tmp_path, TablePart((3,), (arm,)))[0]
         for table, arm in names
     )
     complete(first, [])
@@ -165,7 +166,7 @@ def test_who_takes_rounds_of_the_same_clock_takes_the_widths(tmp_path):
 def test_what_is_trained_otherwise_is_trained(tmp_path, monkeypatch):
     """Another seed, another arm, or a run that was begun: nothing is taken."""
     done, other_seed, other_arm, begun = (
-        jobs(find_experiment(f"whalefl-{table}"), "small", tmp_path, Part((seed,), (arm,)))[0]
+        jobs(find_experiment(f"whalefl-{table}"), "small", tmp_path, TablePart((seed,), (arm,)))[0]
         for table, seed, arm in [
             ("strong", 3, "heterofl/iid"),
             ("mild", 4, "heterofl/iid"),
@@ -188,7 +189,9 @@ def test_what_is_trained_otherwise_is_trained(tmp_path, monkeypatch):
 def test_widths_are_found_in_what_every_device_did(tmp_path):
     """Of a stored run whose devices choose, and of no other; who did not take part has none."""
     experiment = find_experiment("whalefl-strong")
-    chosen, fixed = jobs(experiment, "small", tmp_path, Part((3,), ("whalefl/iid", "heterofl/iid")))
+    chosen, fixed = jobs(
+        experiment, "small", tmp_path, TablePart((3,), ("whalefl/iid", "heterofl/iid"))
+    )
     for job in (chosen, fixed):
         complete(job, [])
         with HistoryWriter(job.config.out) as writer:

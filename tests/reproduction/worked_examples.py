@@ -659,6 +659,54 @@ def f3(seed: int = 6) -> dict[str, Any]:
     }
 
 
+def d1(seed: int = 9) -> dict[str, Any]:
+    rng = random.Random(seed)
+    exits = [_matrix(rng, 3, 4) for _ in range(3)]
+    labels = [3, 0, 1]
+    temperature = 1.5
+    distillation = 0.3
+    inner = 0.6
+    size = len(labels)
+    shares = [[_softmax(row) for row in logits] for logits in exits]
+    softened = []
+    for logits in exits:
+        softened.append([_softmax([value / temperature for value in row]) for row in logits])
+    entropies = []
+    for one in shares:
+        logs = [math.log(row[label]) for row, label in zip(one, labels, strict=True)]
+        entropies.append(-sum(logs) / size)
+    pair = distillation * temperature / (len(exits) - 1)
+    loss = entropies[-1] + inner * sum(entropies[:-1])
+    gradients = []
+    for i, own in enumerate(softened):
+        weight = 1.0 if i == len(exits) - 1 else inner
+        rows = []
+        for b, label in enumerate(labels):
+            row = []
+            for c in range(4):
+                slope = weight * (shares[i][b][c] - (c == label))
+                for j, other in enumerate(softened):
+                    if j != i:
+                        p = own[b][c]
+                        q = other[b][c]
+                        slope += pair * (p - q)
+                        loss += pair * temperature * q * math.log(q / p) / size
+                row.append(slope / size)
+            rows.append(row)
+        gradients.append(rows)
+    return {
+        "id": "D1-exits",
+        "inputs": {
+            "logits": exits,
+            "labels": labels,
+            "temperature": temperature,
+            "distillation": distillation,
+            "inner": inner,
+        },
+        "expected": {"ce": entropies, "loss": loss, "grad": gradients},
+    }
+
+
 def other_numbers() -> list[dict[str, Any]]:
     """One entry of each kind that is computed here."""
     return [
@@ -667,4 +715,5 @@ def other_numbers() -> list[dict[str, Any]]:
         i1(), i2(), i3(), i4(),
         w1(), w1("sum_of_reciprocals"), w3(),
         f1(), f2(), f3(),
+        d1(),
     ]  # fmt: skip

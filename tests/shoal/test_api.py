@@ -24,8 +24,8 @@ TABLE = {
 
 
 def test_the_names_are_few_and_stated_once_for_python_and_once_for_type_checkers():
-    """Three dozen at most; what runs and what mypy reads are the same objects from the same modules."""
-    assert 10 <= len(shoal.__all__) <= 36
+    """38 at most; what runs and what mypy reads are the same objects from the same modules."""
+    assert 10 <= len(shoal.__all__) <= 38
     (typed,) = (
         node
         for node in ast.parse(Path(shoal.__file__).read_text()).body

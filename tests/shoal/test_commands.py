@@ -200,13 +200,11 @@ def own(cut, *, input_shape=(1, 6, 6), classes=3, channels=4):
 
 
 @pytest.mark.slow
-def test_export_explains_how_it_cuts(tmp_path):
+def test_export_explains_how_it_cuts(tmp_path, typed):
     """Each tensor with the axes it is cut along and its shape in each tier; nothing is written."""
     command = ["export", "--arch", "lenet5", "--widths", "1,0.5", "--explain"]
-    assert "fc1 x conv2*25" in shoal(*command, cwd=tmp_path).stdout
-    rows = {
-        row["tensor"]: row for row in json.loads(shoal(*command, "--json", cwd=tmp_path).stdout)
-    }
+    assert "fc1 x conv2*25" in typed(*command).stdout
+    rows = {row["tensor"]: row for row in json.loads(typed(*command, "--json").stdout)}
     assert rows["fc1.weight"]["cut along"] == ["fc1", "conv2*25"]
     assert rows["fc1.weight"]["w0.50-d1"] == [60, 200]
     assert rows["head.bias"]["cut along"] == ["-"]
@@ -293,7 +291,7 @@ clip_norm = 0.5
     assert RecipeTable(proximal=True).difference(recipe) == "proximal is False, not True"
 
 
-def test_export_takes_several_numbers_of_a_loss(tmp_path):
+def test_export_takes_several_numbers_of_a_loss(tmp_path, typed):
     """Weights of classes, a number for each: on the command line they had always ended in a
     traceback.
     """
@@ -308,7 +306,7 @@ def test_export_takes_several_numbers_of_a_loss(tmp_path):
         "--set",
         "hidden=4",
     ]
-    done = shoal(*command, "--formats", "onnx", "--loss-set", "class_weights=1,2,0.5", cwd=tmp_path)
+    done = typed(*command, "--formats", "onnx", "--loss-set", "class_weights=1,2,0.5")
     assert done.returncode == 0, done.stderr
     recipe = parse_manifest(
         (tmp_path / "artifacts" / "mlp" / "w1.00-d1" / "manifest.json").read_bytes()
@@ -323,25 +321,25 @@ def test_export_takes_several_numbers_of_a_loss(tmp_path):
         (["export", "--arch", "mlp", "--widths", "1,2"], 2, "not in (0, 1]"),
         (["export", "--arch", "mlp", "--depths", "9"], 2, "depth"),
         (["export", "--arch", "mlp", "--set", "hiden=3"], 2, "hiden"),
-        (["export", "--arch", "mlp", "--formats", "onxx"], 2, "no format 'onxx'"),
+        (["export", "--arch", "mlp", "--formats", "onxx"], 2, "unknown format 'onxx'"),
         (["export", "--arch", "mlp", "--head", "d2=5"], 2, "tier=labels, for example w1.00-d2=5"),
         (["export", "--arch", "mlp", "--models", "none.py"], 2, "none.py"),
         (
             ["export", "--arch", "mlp", "--optimizer", "adamv"],
             2,
-            "no optimizer 'adamv' (did you mean 'adam'?)",
+            "unknown optimizer 'adamv' (did you mean 'adam'?)",
         ),
         (
             ["export", "--arch", "mlp", "--optimizer-set", "beta1=1"],
             2,
-            "the optimizer sgd has no 'beta1'",
+            "the optimizer sgd has no parameter 'beta1'",
         ),
         (
             ["export", "--arch", "mlp", "--optimizer", "adam", "--momentum", "0.5"],
             2,
-            "has no 'momentum'",
+            "has no parameter 'momentum'",
         ),
-        (["export", "--arch", "mlp", "--loss", "hubber"], 2, "no loss 'hubber'"),
+        (["export", "--arch", "mlp", "--loss", "hubber"], 2, "unknown loss 'hubber'"),
         (["export", "--arch", "mlp", "--clip-norm", "-1"], 2, "clip_norm"),
         (["export", "--arch", "mlp", "--recipe", "none.toml"], 2, "none.toml"),
         (["run", "--config", "none.toml"], 2, "none.toml"),
@@ -363,10 +361,10 @@ def test_wrong_input_is_one_message_and_an_exit_code(typed, arguments, code, say
     ("stages", "says"),
     [
         (["--canary", "500%"], "500% is not"),
-        (["--canary", "0"], "more than 0"),
-        (["--stage", "-5"], "more than 0"),
+        (["--canary", "0"], "not a percentage above 0"),
+        (["--stage", "-5"], "not a percentage above 0"),
         (["--stage", "some"], "'--stage'"),
-        (["--canary", "5%", "--stage", "5"], "name one of them"),
+        (["--canary", "5%", "--stage", "5"], "both set the stages; give only one of them"),
         (["--canary", "5%"], "flash.toml"),  # which is not there
     ],
 )

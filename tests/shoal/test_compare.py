@@ -1,6 +1,7 @@
 """`shoal compare`: runs of one store, of several, and of simulations, side by side."""
 
 import json
+import os
 import shutil
 from contextlib import closing
 
@@ -9,6 +10,7 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 from broker_server.store import Store
+from broker_server.store.configurations import save_config
 from fleet_protocol.errors import ConfigError
 from shoal.cli.main import app
 from tests.shoal.view.stores import RUN, made
@@ -90,13 +92,70 @@ def test_simulations_differ_by_their_settings_and_not_by_their_files(folders, tm
                 changed = f"update runs set config = json_set(config, '$.{key}', :value)"
                 connection.execute(text(changed), {"value": str(value)})
             connection.execute(text("update runs set fleet = 'simulation'"))
+        with closing(Store(folder / "store")) as store:
+            save_config(store.folder, RUN, store.runs()[0].config)
     assert settings_of(*names) == {
         "model.recipe.clip_norm": (1.0, 5.0),
         "partition.alpha": (1.0, 5.0),
     }
-    (tmp_path / "1" / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"1/config\.json cannot be read"):
-        typed(*names)
+    for content in ("{", "[" * 99_999):
+        (tmp_path / "1" / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"1/config\.json cannot be read"):
+            typed(*names)
+
+
+@pytest.mark.attack(
+    "file",
+    "The database of a compared store names a different folder for its artifacts",
+    "nothing in that folder is opened; the recipe is omitted",
+    "2026-11-29",
+)
+def test_a_compared_store_opens_no_folder_that_its_database_names(folders, tmp_path):
+    """Pipes in place of the manifests there would keep the command waiting for ever."""
+    stranger = tmp_path / "stranger"
+    shutil.copytree(folders[0], stranger)
+    elsewhere = tmp_path / "elsewhere"
+    for path in (stranger / "artifacts").glob("*/*/manifest.json"):
+        pipe = elsewhere / path.relative_to(stranger / "artifacts")
+        pipe.parent.mkdir(parents=True)
+        os.mkfifo(pipe)
+    assert elsewhere.is_dir()
+    with closing(Store(stranger / "store")) as store, store._begin() as connection:
+        changed = "update runs set config = json_set(config, '$.model.artifacts', :value)"
+        connection.execute(text(changed), {"value": str(elsewhere)})
+    assert settings_of(folders[0], str(stranger)) == {}
+
+
+def test_a_mistyped_folder_is_named_with_those_that_are_like_it(folders, tmp_path, monkeypatch):
+    """It was taken for a run, and only the default store was blamed."""
+    shutil.copytree(folders[0], tmp_path / "fedavg")
+    monkeypatch.chdir(tmp_path)
+    text = r"no folder fedvag \(did you mean 'fedavg'\?\); and as the name of a run: "
+    with pytest.raises(ConfigError, match=text + "there is no store in runs/store"):
+        typed("fedavg", "fedvag")
+    with pytest.raises(ConfigError, match=text + r".* has no run fedvag"):
+        typed("fedavg", "fedvag", "--store", "fedavg/store")
+    with pytest.raises(ConfigError, match=r"there is no folder fedvag \(did you mean"):
+        typed("fedavg", f"fedvag:{RUN}")
+
+
+def test_metrics_have_a_table_each(folders, tmp_path):
+    """As the errors of numbers, which have no accuracy."""
+    shutil.copytree(folders[0], tmp_path / "numbers")
+    mae = {"name": "mae", "rule": "mean", "value": 0.0625, "sums": []}
+    with closing(Store(tmp_path / "numbers" / "store")) as store, store._begin() as connection:
+        changed = "json_set(evaluation, '$.accuracy', null, '$.metrics', json(:metrics))"
+        connection.execute(
+            text(f"update versions set evaluation = {changed} where evaluation is not null"),
+            {"metrics": json.dumps([mae])},
+        )
+    numbers = str(tmp_path / "numbers")
+    shown = typed(numbers, folders[0])
+    assert "mae" in shown
+    assert "0.0625" in shown
+    records = json.loads(typed(numbers, folders[0], "--json"))
+    metrics = [record for record in records if record["what"] == "mae"]
+    assert {(record["value"], record["other_value"]) for record in metrics} == {(0.0625, None)}
 
 
 def test_losses_are_called_losses(folders, tmp_path):
@@ -110,6 +169,8 @@ def test_losses_are_called_losses(folders, tmp_path):
     assert "accuracy" not in typed(losses, losses)
     assert "accuracy, or loss" in typed(losses, folders[0])
     assert "or loss" not in typed(folders[0], folders[2])
+    records = json.loads(typed(losses, losses, "--json"))
+    assert {record["what"] for record in records} == {"loss", "f1"}
 
 
 def test_an_ending_that_cannot_be_drawn_is_refused_before_anything_is_printed(folders):

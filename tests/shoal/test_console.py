@@ -11,10 +11,11 @@ from rich.console import Console
 
 import shoal.__main__
 from fleet_protocol import control
-from fleet_protocol.errors import RefusalReason
+from fleet_protocol.errors import ConfigError, RefusalReason
 from shoal.cli import console
 from shoal.cli.console import print_rows, release_text
 from shoal.cli.progress import RunDisplay
+from tests.marking import mostly_slow
 
 DETAIL = "name its set in [own_model] of this board [/bold]"
 
@@ -84,7 +85,48 @@ def test_a_narrow_terminal_leaves_columns_out_before_it_breaks_a_date(capsys, mo
     print_rows("devices", [row], empty="none", optional=("board",))
     shown = capsys.readouterr().out
     assert "│ attic  │ 2026-11-28 20:20:25 │" in shown
-    assert "left out: board; a wider terminal or --json shows them" in shown
+    assert "columns omitted: board; a wider terminal or --json shows them" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "has_hint"),
+    mostly_slow(
+        [
+            (["export", "--models", "mine.py", "--arch", "a"], True),
+            (["export", "--arch", "no-such"], False),
+            (["export", "--models", "refused.py", "--arch", "a"], False),
+        ],
+        lambda case: case[1],
+    ),
+)
+def test_a_failure_of_the_users_own_code_has_a_traceback_that_can_be_seen(
+    tmp_path, words, has_hint
+):
+    """One line hides where it came from; who asks for it twice as loudly sees that."""
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text("def inner():\n    raise ValueError('a')\n\n\ninner()\n")
+
+    (tmp_path / "refused.py").write_text(
+        "import shoal\n@shoal.architecture()\ndef a(cut):\n    pass\n"  # Shoal says what it lacks
+    )
+
+    def run(*options):
+        command = [sys.executable, "-m", "shoal", *options, *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == ConfigError.exit_code
+        return done.stderr
+
+    plain = run()
+    assert "Traceback" not in plain
+    assert ("`shoal -vv`" in plain) is has_hint
+    assert "Traceback" not in run("-v")
+    loud = run("-vv")
+    assert "Traceback" in loud
+    assert ("in inner" in loud) is has_hint
+    assert "`shoal -vv`" not in loud
+    assert ("model file mine.py, line 5 failed" in plain) is has_hint
 
 
 def test_output_that_nobody_takes_is_no_bug(monkeypatch):
@@ -103,7 +145,7 @@ def test_output_that_nobody_takes_is_no_bug(monkeypatch):
     assert closed.returncode == 0
     assert (full.returncode, full.stderr) == (
         7,
-        "error: what this prints cannot be written: No space left on device\n",
+        "error: cannot write the output: No space left on device\n",
     )
 
     def interrupted():

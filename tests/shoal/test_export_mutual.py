@@ -55,7 +55,7 @@ def test_the_table_says_what_is_sent_and_what_stays(tmp_path):
         for line in done.stdout.splitlines()
         if "│" in line
     }
-    assert list(rows) == ["meme, sent and averaged", "personal, stays", "the step of both"]
+    assert list(rows) == ["meme (sent and averaged)", "personal, stays", "joint step"]
     assert [cell.strip() for cell in rows["personal, stays"][:3]] == ["mlp", "w1.00-d1", "118"]
     assert f'[own_model] set = "{tmp_path}/mlp+mlp/w1.00-d1+w1.00-d1"' in done.stdout
 
@@ -68,12 +68,12 @@ def test_the_table_says_what_is_sent_and_what_stays(tmp_path):
         (["--personal-set", "input_shape=1,5,5"], "float32 [1, 4, 4] for 10 labels"),
         (
             ["--meme-set", "classes=20"],
-            "for 20 labels, the device's own, mlp, float32 [1, 4, 4] for 10 labels",
+            "for 20 labels, but the personal model mlp takes float32 [1, 4, 4] for 10 labels",
         ),
         (["--personal-set", "hiden=3"], "'hiden' (did you mean 'hidden'?)"),
         (["--personal-width", "2"], "not in (0, 1]"),
         (["--meme-depth", "3"], "mlp has no sub-model of depth 3"),
-        (["--adaptor", "hed"], "no block and no module hed; its blocks are head, stem"),
+        (["--adaptor", "hed"], "neither a block nor a module hed; its blocks are head, stem"),
         (["--adaptor", "stem,head"], "all of mlp"),
         (["--models", "none.py"], "none.py"),
         (["--meme-set", "hidden"], "--meme-set: 'hidden' is not of the form name=value"),

@@ -32,7 +32,7 @@ from models.tier import Tier
 from models.zoo.initial_state import initial_weights
 from models.zoo.layers import StaticBatchNorm, set_mode
 from shoal.cli.main import main
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 SETTINGS = {"input_shape": (1, 8, 8), "classes": 5, "channels": (8, 12)}
@@ -47,7 +47,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     the last not.
     """
     folder = tmp_path_factory.mktemp("weights")
-    export_architecture(ARCH, SETTINGS, TIERS, Recipe(), folder / "artifacts", formats=("onnx",))
+    export_architecture(
+        ExportRequest(ARCH, SETTINGS, TIERS, Recipe()),
+        folder / "artifacts",
+        ExportOptions(formats=("onnx",)),
+    )
     config = FleetConfig.model_validate(
         {
             "fleet": "f",
@@ -374,7 +378,7 @@ def test_no_printed_line_runs_a_file_of_the_set(
     capsys.readouterr()
     exported(other, tmp_path / "m.pt", "--format", "torch")
     lines = printed_lines(capsys.readouterr().out)
-    assert any("lies in the artifact set" in line for line in lines)
+    assert any("is part of the artifact set" in line for line in lines)
     assert not any("sys.path" in line for line in lines)
     assert not any(
         line.startswith(("from evil", "from artifacts", "import evil")) for line in lines
@@ -399,6 +403,12 @@ def test_a_file_beside_the_set_is_imported_from_there(
     assert "from my_models import net" in lines
 
 
+@pytest.mark.attack(
+    "file",
+    "The description of a class has code in place of names",
+    "refused; no line with it is printed",
+    "2026-11-28",
+)
 @pytest.mark.parametrize("field", ["module", "name", "file"])
 def test_code_in_a_description_is_not_printed(
     store: Path, tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]
@@ -446,7 +456,11 @@ def test_what_is_printed_is_of_the_file(
     assert "accuracy 0.2500" in printed(store, "--tier", "w0.50-d1")
     assert "accuracy" not in printed(store, "--tier", "w0.50-d1", "--version", "0")
     other = changed(store, tmp_path / "other", evaluation={"tier": "w0.50-d1"})
-    assert "accuracy" not in printed(other)
+    with closing(Store(other)) as opened:
+        opened.rename_run("r1", "baseline")
+    named = printed(other)
+    assert "version 1 of run baseline (r1)" in named
+    assert "accuracy" not in named
     with safe_open(tmp_path / "m.safetensors", "numpy") as file:
         assert "accuracy" not in file.metadata()
     assert "accuracy 0.7500" in printed(other, "--tier", "w0.50-d1")

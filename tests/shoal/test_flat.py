@@ -28,9 +28,9 @@ TYPED = {name: name for name in PRINTED} | {
     "rounds show": "rounds show 2",
 }
 OF_ONE_THING = {  # what they did
-    "backup", "bench fleet", "device bench", "device doctor", "device predict",
+    "backup", "bench fleet", "device bench", "device doctor", "device exits", "device predict",
     "devices predict", "export", "export-mutual", "export-weights", "promote",
-    "reproduce", "restore", "rollback", "run", "simulate", "track",
+    "rename", "reproduce", "restore", "rollback", "run", "simulate", "track",
 }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_two_runs_that_differ_in_a_list_of_records_keep_what_else_differs():
         ("a", {"model.recipe.metrics": metrics, "seed": 7}),
         ("b", {"model.recipe.metrics": [], "seed": 1}),
     ):
-        runs.append(ComparedRun(label, None, settings, {}, {}, frozenset()))
+        runs.append(ComparedRun(label, None, settings, {}, {}, frozenset(), {}))
     values = [
         (row["name"], row["value"], row["other_value"]) for row in flat(comparison_records(runs))
     ]

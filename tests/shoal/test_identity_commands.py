@@ -57,11 +57,11 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed, monkeypa
     assert (said.level, said.detail) == ("warning", board.ended())
     assert "`shoal renew pi-1`" in said.detail
     monkeypatch.undo()
-    assert "counts for nothing any more" in typed("enroll", "pi-1", "--folder", "lab").stdout
+    assert "is no longer valid" in typed("enroll", "pi-1", "--folder", "lab").stdout
     assert typed("revoke", "pi-1", "--folder", "lab").returncode == 0
     assert "pi-1" not in read_registry(tmp_path / "lab").names()
     wrong = typed("revoke", "pi-2", "--folder", "lab")
-    assert (wrong.returncode, "no device of this fleet" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "this fleet has no device" in wrong.stderr) == (2, True)
 
 
 def test_no_key_is_made_while_the_clock_is_not_set(tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_a_board_is_not_given_another_ones_enrolment(tmp_path, typed):
     for arguments in (("init", "lab", "--host", "h"), ("enroll", "pi-1", "--folder", "lab")):
         assert typed(*arguments).returncode == 0
     (tmp_path / "device.toml").write_text('device = "pi-2"\n' + BOARD)
-    with pytest.raises(ConfigError, match=r"device is 'pi-2', and in the enrolment .* 'pi-1'"):
+    with pytest.raises(ConfigError, match=r"device is 'pi-2', .*enrolment .* 'pi-1'"):
         load_device_config(
             tmp_path / "device.toml", tmp_path / "lab" / "devices" / "pi-1.enrolment"
         )
@@ -134,7 +134,7 @@ def test_up_says_what_a_network_needs(typed, broker):
 @pytest.mark.parametrize("listen", ["0.0.0.0", "::", "", "192.168.1.10"])
 def test_the_embedded_broker_listens_on_loopback_only(listen):
     """Whoever trusts a network takes a Mosquitto there, too."""
-    with pytest.raises(ValidationError, match='say url = "mosquitto" and insecure = true'):
+    with pytest.raises(ValidationError, match='set url = "mosquitto" and insecure = true'):
         BrokerConfig(listen=listen, insecure=True)
     for loopback in ("127.0.0.1", "localhost", "::1", "[::1]", "127.0.0.2"):
         assert BrokerConfig(listen=loopback).hosted
@@ -147,20 +147,20 @@ def test_the_embedded_broker_carries_no_fleet_with_identities(tmp_path, typed):
     path.write_text(path.read_text().replace("mqtts://h:8883", "embedded"))
     done = typed("up", "--config", "lab/fleet.toml")
     assert done.returncode == 2
-    assert 'say url = "mosquitto" (`sudo apt install mosquitto`)' in done.stderr
+    assert 'set url = "mosquitto" (`sudo apt install mosquitto`)' in done.stderr
     path.write_text(path.read_text().replace("embedded", "mqtts://h:8883"))
     done = typed("run", "--config", "lab/fleet.toml", "--broker", "embedded")
     assert done.returncode == 2
-    assert 'say url = "mosquitto" (`sudo apt install mosquitto`)' in done.stderr
+    assert 'set url = "mosquitto" (`sudo apt install mosquitto`)' in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--broker", "mqtt://h"), "needs TLS: give its address as mqtts://HOST:PORT"),
-        (("--broker", "mqtts://pi:secret@h"), "leave the login out"),
-        (("--broker", "mqtts://h", "--host", "g"), "name two hosts: leave --host out"),
-        (("--broker", "embedded", "--host", "h"), "take mosquitto, emqx or mqtts://HOST:PORT"),
+        (("--broker", "mqtts://pi:secret@h"), "remove the login"),
+        (("--broker", "mqtts://h", "--host", "g"), "name different hosts: omit --host"),
+        (("--broker", "embedded", "--host", "h"), "use mosquitto, emqx or mqtts://HOST:PORT"),
         (("--broker", "mosquito", "--host", "h"), "did you mean 'mosquitto'?"),
         ((), "give --host"),
     ],
@@ -181,7 +181,7 @@ def test_without_a_mosquitto_init_and_up_say_what_to_install(tmp_path, monkeypat
     init = ["init", "lab", "--folder", str(folder)]
     error = CliRunner().invoke(app, [*init, "--host", "h"]).exception
     assert isinstance(error, ConfigError)
-    remedy = r"no Mosquitto is installed.*sudo apt install mosquitto.*--broker mqtts://HOST"
+    remedy = r"Mosquitto is not installed.*sudo apt install mosquitto.*--broker mqtts://HOST"
     assert re.search(remedy, str(error))
     assert not folder.exists()
     assert CliRunner().invoke(app, [*init, "--broker", "mqtts://h"]).exit_code == 0
@@ -194,11 +194,20 @@ def test_what_is_not_renewed_is_explained(tmp_path, typed):
     """It said "renewed: none, as none would end later"."""
     typed("init", "lab", "--host", "192.168.1.10")
     said = typed("renew", "--folder", "lab").stdout
-    assert "no device is enrolled here, so none was renewed; `shoal enroll NAME`" in said
+    assert (
+        "no device is enrolled in this folder, so nothing was renewed; enrol one with `shoal enroll NAME`"
+        in said
+    )
     typed("enroll", "pi-1", "--folder", "lab")
-    assert "none was renewed: pi-1 never ends" in typed("renew", "--folder", "lab").stdout
+    assert "nothing was renewed: pi-1 never expires" in typed("renew", "--folder", "lab").stdout
     typed("enroll", "pi-2", "--folder", "lab", "--days", "30")
-    assert "renewed: pi-2; a server" in typed("renew", "--folder", "lab", "--days", "40").stdout
+    assert (
+        "renewed: pi-2; a running server"
+        in typed("renew", "--folder", "lab", "--days", "40").stdout
+    )
     said = " ".join(typed("renew", "pi-2", "--folder", "lab", "--days", "9").stdout.split())
     day = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 40 * 86_400))
-    assert f"none would end later than now: pi-2 ends on {day}, and you asked for 9 days" in said
+    assert (
+        f"no enrolment would expire later than it does now: pi-2 expires on {day}, and you requested 9 days"
+        in said
+    )

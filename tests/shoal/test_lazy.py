@@ -140,6 +140,20 @@ def test_a_command_without_its_extra_says_which_to_install(tmp_path, absent, arg
     assert f"error: {package} is not installed here: pip install 'shoal[{extra}]'" in done.stderr
 
 
+@pytest.mark.slow
+def test_an_export_needs_no_packages_of_a_server(tmp_path):
+    """Only a start from a store reads the store."""
+    options = ["export", "--arch", "mlp", "--set", "hidden=4", "--widths", "1", "--formats", "onnx"]
+    done = python(MISSING.format(absent={"sqlalchemy"}, arguments=options), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "shoal.db").touch()
+    options += ["--start", "store", "--replace"]
+    done = python(MISSING.format(absent={"sqlalchemy"}, arguments=options), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "sqlalchemy is not installed here: pip install 'shoal[server]'" in done.stderr
+
+
 def test_a_board_without_its_extra_says_which_to_install(tmp_path):
     """What carries messages is found by the broker's address, so this is said when the agent
     connects.

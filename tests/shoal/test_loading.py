@@ -4,6 +4,7 @@ the run says.
 The oracle is plain PyTorch, or plain onnxruntime, over the test set of the run.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file
+from sqlalchemy import text
 from torch import nn
 from torch.nn import functional
 
@@ -26,13 +29,16 @@ from broker_server.rounds.tier_version import stored_context
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store, VersionRecord
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.data.terms import ContractTerms
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.weights import encode_weights
+from models.own_class import Builder
 from models.tier import Tier
 from models.zoo.loading import load_weights
 from shoal.cli.main import main
-from shoal.downloads import ELSEWHERE, Download, FileFormat, save_version
+from shoal.downloads import ELSEWHERE, Download, FileFormat, Selection, save_version
+from shoal.load_lines import load_lines
 from simulation.runner import simulate
 from tests.marking import mostly_slow
 from tests.shoal.own_classes import CLASSES, FAITHFUL
@@ -43,7 +49,7 @@ WHOLE = Tier(1.0, 1)
 SMALL = Tier(0.5, 1)
 FORMATS: tuple[FileFormat, ...] = ("torch", "safetensors", "onnx")
 HIDDEN = 12
-QUICK = {"bn2d", "attending", "no_norm"}
+QUICK = {"bn2d", "no_norm"}
 DIGITS = {"name": "digits", "train_limit": 160, "test_limit": 90}
 
 pytestmark = pytest.mark.filterwarnings(
@@ -92,9 +98,8 @@ def simulated(kind: str, folder: Path, judged: Tier, **tables: Any) -> Run:
 
 def saved(run: Run, tier: Tier, file_format: FileFormat, path: Path) -> Download:
     with closing(Store(run.store, read_only=True)) as store:
-        return save_version(
-            store, None, run.version, None if tier == WHOLE else tier.id, file_format, path
-        )
+        chosen = None if tier == WHOLE else tier.id
+        return save_version(store, Selection(None, run.version, chosen, file_format), path)
 
 
 def scored(logits: torch.Tensor, y: np.ndarray) -> dict[str, float]:
@@ -134,6 +139,7 @@ def loaded_by(lines: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("kind", mostly_slow(FAITHFUL, lambda kind: kind in QUICK))
+@pytest.mark.slow
 def test_every_file_scores_in_the_untouched_class_what_the_run_says(
     kind: str, tmp_path: Path
 ) -> None:
@@ -227,7 +233,8 @@ def typed(*words: object) -> None:
     assert caught.value.code in (0, None)
 
 
-@pytest.mark.parametrize("tier", [WHOLE, SMALL])
+@pytest.mark.parametrize("tier", mostly_slow([WHOLE, SMALL], lambda tier: tier is WHOLE))
+@pytest.mark.slow
 def test_the_printed_lines_run_as_they_are(
     tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,12 +302,14 @@ def test_a_class_without_a_place_for_statistics_is_named(
         with pytest.raises(
             ConfigError, match=r"norm is a BatchNorm1d with track_running_stats=False.*running_mean"
         ):
-            save_version(opened, None, 0, None, "torch", tmp_path / "w.pt")
+            save_version(opened, Selection(None, 0, None, "torch"), tmp_path / "w.pt")
         assert (
-            save_version(opened, None, 0, None, "safetensors", tmp_path / "w.safetensors").lines
+            save_version(
+                opened, Selection(None, 0, None, "safetensors"), tmp_path / "w.safetensors"
+            ).lines
             == ()
         )
-        save_version(opened, None, 0, None, "onnx", tmp_path / "w.onnx")
+        save_version(opened, Selection(None, 0, None, "onnx"), tmp_path / "w.onnx")
     assert not (tmp_path / "w.pt").exists()
     with pytest.raises(ConfigError, match="track_running_stats=False"):
         load_weights(written("untracked", WHOLE), load_file(tmp_path / "w.safetensors"))
@@ -313,9 +322,9 @@ def test_a_class_that_is_another_after_the_conversion_is_found_at_export(
     monkeypatch.chdir(tmp_path)
     store = exported_by_hand("two_faced", tmp_path)
     capsys.readouterr()
-    refused = pytest.raises(ConfigError, match="gives other outputs with the same weights")
+    refused = pytest.raises(ConfigError, match="gives different outputs with the same weights")
     with closing(Store(store, read_only=True)) as opened, refused:
-        save_version(opened, None, 0, None, "torch", tmp_path / "w.pt")
+        save_version(opened, Selection(None, 0, None, "torch"), tmp_path / "w.pt")
     assert not (tmp_path / "w.pt").exists()
 
 
@@ -327,10 +336,81 @@ def test_files_of_a_page_come_with_the_lines(
     store = exported_by_hand("two_names", tmp_path)
     capsys.readouterr()
     with closing(Store(store, read_only=True)) as opened:
-        lines = save_version(opened, None, 0, None, "torch", tmp_path / "w.pt", ELSEWHERE).lines
+        lines = save_version(
+            opened, Selection(None, 0, None, "torch"), tmp_path / "w.pt", ELSEWHERE
+        ).lines
     assert any(repr(str(ELSEWHERE)) in line for line in lines)
     assert not any(str(FILE.parent) in line for line in lines)
     assert any(
-        line.startswith("from own_classes import two_names  # of 'own_classes.py'")
+        line.startswith("from own_classes import two_names  # from 'own_classes.py'")
         for line in lines
     )
+
+
+def test_the_lines_say_what_inputs_and_outputs_mean() -> None:
+    """Without the order of the labels and the scale of the samples nobody can use the weights."""
+    data = {"kind": "npz", "path": "t.npz", "scale": 0.25, "mean": [1.0, 2.0], "std": 0.5}
+    contract = {"labels": ["owl", "cat", "dog"], "columns": ["area", "age"], "missing": 0.0}
+    tables = {"model": {"arch": "a"}, "evaluation": {"data": data}, "contract": contract}
+    config = FleetConfig.model_validate({"fleet": "f", **tables})
+    manifest = SimpleNamespace(input_dtype="float32", input_shape=(2,))
+    content: Any = SimpleNamespace(config=config, artifacts=SimpleNamespace(manifest=manifest))
+    comments = (
+        "# input: float32 [batch, 2], each (x * 0.25 - (1.0, 2.0)) / 0.5",
+        "# columns of the input, in order: area, age",
+        "# a missing value of a column: 0.0",
+        "# labels of the outputs, in order: owl, cat, dog",
+    )
+    assert load_lines(content, "onnx", Path("w.onnx"))[-4:] == comments
+    many = config.model_copy(
+        update={"contract": ContractTerms(labels=[f"k{n}" for n in range(999)])}
+    )
+    content.config = many
+    assert load_lines(content, "onnx", Path("w.onnx"))[-1].endswith(
+        "... (999 in all, see contract in `shoal runs --json`)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tier", "depth", "built"),
+    [
+        (Tier(1.0, 1), 1, "net"),
+        (Tier(1.0, 6), 6, "net"),
+        (Tier(1.0, 1), 6, "net, shoal.Tier(1.0, 1)"),
+        (Tier(0.5, 6), 6, "net, shoal.Tier(0.5, 6)"),
+    ],
+)
+def test_the_line_that_builds_a_model_names_the_tier_unless_it_is_the_whole(
+    tier: Tier, depth: int, built: str
+) -> None:
+    """Without a tier, `shoal.build` takes all blocks, whose tensors the file of one lacks."""
+    manifest = SimpleNamespace(input_dtype="float32", input_shape=(2,), base={})
+    config = SimpleNamespace(contract=None, evaluation=SimpleNamespace(data=None))
+    artifacts = SimpleNamespace(manifest=manifest, tier=tier, folder=Path("/sets/net/w"))
+    own = SimpleNamespace(builder=Builder(module="zoo", name="net"), package=None, problem="")
+    content: Any = SimpleNamespace(
+        config=config, artifacts=artifacts, depth=depth, lacking="", own_class=(own, {})
+    )
+    lines = load_lines(content, "torch", Path("w.pt"))
+    assert f"model = shoal.build({built})" in lines
+
+
+@pytest.mark.slow
+def test_lines_of_each_format_end_with_the_labels_that_the_run_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The database has them, since they come from the test set; the saved configuration has not."""
+    monkeypatch.chdir(tmp_path)
+    store = exported_by_hand("two_names", tmp_path)
+    capsys.readouterr()
+    contract = {"labels": [f"kind {number}" for number in range(10)]}
+    with closing(Store(store)) as opened:
+        with opened._begin() as connection:
+            changed = "update runs set config = json_set(config, '$.contract', json(:contract))"
+            connection.execute(text(changed), {"contract": json.dumps(contract)})
+        for file_format in FORMATS:
+            selection = Selection(None, 0, None, file_format)
+            lines = save_version(opened, selection, tmp_path / "w").lines
+            assert (
+                lines[-1] == f"# labels of the outputs, in order: {', '.join(contract['labels'])}"
+            )

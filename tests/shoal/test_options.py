@@ -1,10 +1,12 @@
 """Option values and texts: what a user types becomes values, or an error that shows the form."""
 
+import re
+
 import pytest
 
 from fleet_protocol.errors import ConfigError
 from shoal.cli.console import bytes_text, count_text, seconds_text
-from shoal.cli.options import parse_floats, parse_ints, parse_seconds, parse_settings
+from shoal.cli.options import parse_floats, parse_ints, parse_seconds, parse_settings, parse_shares
 from tests.gallery.two_inputs import two_inputs
 
 
@@ -57,7 +59,7 @@ def test_a_setting_may_be_a_table():
     assert chosen('{"crossed": [2], "pixels": [1, 8, 8]}') == {"crossed": (2,), "pixels": (1, 8, 8)}
     for wrong in ("{crossed: 2, pixels: 1x8x8}", "1,8,8"):
         with pytest.raises(
-            ConfigError, match=r"two_inputs: input_shape = .* names no inputs"
+            ConfigError, match=r"two_inputs: input_shape = .* does not name the inputs"
         ) as refused:
             chosen(wrong)
         assert chosen(str(refused.value).partition("for example, ")[2]) == two_inputs.row().shapes
@@ -87,3 +89,19 @@ def test_settings_without_a_name_are_errors(text):
 def test_figures_for_people(shown, text):
     """Units grow with the value."""
     assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0.5,x", "--trained: 'x' is not a number; write for example 1,0.5,head"),
+        ("1.5", "--trained: 1.5 is not a share in (0, 1]; write for example 1,0.5,head"),
+        ("0", "--trained: 0 is not a share in (0, 1]; write for example 1,0.5,head"),
+        ("", "--trained: '' is not a number; write for example 1,0.5,head"),
+    ],
+)
+def test_a_wrong_share_is_answered_with_an_example_of_shares(text, message):
+    """Which has the name of the head, too."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_shares("--trained", text)
+    assert parse_shares("--trained", "1, 1/2,head") == (1.0, 0.5, 0.0)

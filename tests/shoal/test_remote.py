@@ -89,9 +89,9 @@ def test_a_store_without_a_run_is_one_over_the_page_too(tmp_path, words):
             words, "--json", "--url", address
         )
         for what in ("rounds show 1", "export-weights"):
-            with pytest.raises(ConfigError, match=r"no run yet; `shoal run` begins one"):
+            with pytest.raises(ConfigError, match="no runs yet"):
                 typed(what, "--url", address)
-        with pytest.raises(ConfigError, match="no rollout; begin one with `shoal rollout start`"):
+        with pytest.raises(ConfigError, match="no rollout; start one with `shoal rollout start`"):
             typed("rollout show", "--url", address)
 
 
@@ -202,7 +202,7 @@ def test_weights_are_the_very_bytes(acting, tmp_path, words):
     assert said[0] == said[1]
     assert said[0][0]["number"] == 0
     for more in (["--store", one], ["--url", address]):
-        with pytest.raises(ConfigError, match=f"--best: no version of run {RUN} was judged"):
+        with pytest.raises(ConfigError, match=f"--best: no version of run {RUN} was evaluated"):
             typed("export-weights --best", *more)
         with pytest.raises(ConfigError, match="has no version 7"):
             typed("export-weights --version 7", *more)
@@ -216,7 +216,11 @@ def test_a_rollout_is_steered(store, tmp_path, monkeypatch):
     (lab / "rollout.json").write_text(json.dumps(newest))
     with serving(lab / "store", ViewConfig(port=0, actions=True)) as address:
         monkeypatch.setenv("SHOAL_TOKEN", (lab / "store" / "operator.token").read_text())
-        for verb, then in (("pause", "for now"), ("resume", "goes on"), ("stop", "no more boards")):
+        for verb, then in (
+            ("pause", "is paused"),
+            ("resume", "continues"),
+            ("stop", "does not ask any further boards"),
+        ):
             number = read_rollout(lab).release.number
             said = typed(f"rollout {verb}", "--url", address)
             assert said.startswith(f"release {number} ")
@@ -228,7 +232,7 @@ def test_a_rollout_is_steered(store, tmp_path, monkeypatch):
 
 def test_a_page_that_no_server_stands_behind_says_so(acting):
     """`shoal view` steers no run."""
-    with pytest.raises(ConfigError, match="a page of `shoal up --view` does this"):
+    with pytest.raises(ConfigError, match="use a page of `shoal up --view`"):
         typed("stop", "--url", acting[2])
 
 
@@ -240,19 +244,21 @@ def test_whoever_has_no_token_or_a_wrong_one_is_told(tmp_path, monkeypatch):
             if token:
                 monkeypatch.setenv("SHOAL_TOKEN", token)
             with pytest.raises(
-                ConfigError, match=r"needs the token of the server \(SHOAL_TOKEN\)"
+                ConfigError, match=r"set SHOAL_TOKEN to the server's token"
             ) as refused:
                 typed("status", "--url", address)
             assert "wrong" not in str(refused.value)
         for bad in ("two\nlines", "sch\u00f6n"):
             monkeypatch.setenv("SHOAL_TOKEN", bad)
-            with pytest.raises(ConfigError, match="holds no token") as refused:
+            with pytest.raises(
+                ConfigError, match="the token in SHOAL_TOKEN or in the file"
+            ) as refused:
                 typed("status", "--url", address)
             assert bad not in str(refused.value)
         monkeypatch.delenv("SHOAL_TOKEN")
         monkeypatch.setenv("SHOAL_TOKEN_FILE", str(tmp_path / "nothing"))
         with pytest.raises(
-            ConfigError, match=r"SHOAL_TOKEN_FILE: no token can be read from .*nothing"
+            ConfigError, match=r"SHOAL_TOKEN_FILE: cannot read a token from .*nothing"
         ):
             typed("status", "--url", address)
         monkeypatch.setenv("SHOAL_TOKEN_FILE", str(tmp_path / "token"))
@@ -264,13 +270,13 @@ def test_what_is_no_page_is_told(store, address):
     with pytest.raises(ConfigError, match="has no run nothing; its runs: "):
         typed("rounds --run nothing", "--url", address)
     with pytest.raises(
-        TransportError, match="is `shoal view` or `up --view` of this version running there"
+        TransportError, match="check that `shoal view` or `up --view` of this version runs there"
     ):
         typed("status", "--url", f"http://127.0.0.1:{free_port()}")
     for wrong in ("localhost:8420", "http://127.0.0.1:eight", "http://[::1", "http://"):
-        with pytest.raises(ConfigError, match="is no address of a page; give one as http://"):
+        with pytest.raises(ConfigError, match="is not the address of a page; use the form http://"):
             typed("status", "--url", wrong)
     with pytest.raises(
-        TransportError, match=r"cannot be asked over TLS.*SSL_CERT_FILE.*take http://"
+        TransportError, match=r"cannot be reached over TLS.*SSL_CERT_FILE.*use http://"
     ):
         typed("status", "--url", address.replace("http", "https"))

@@ -112,6 +112,7 @@ def test_the_list_of_packages_is_that_of_the_wheel():
         ),
     ],
 )
+@pytest.mark.slow
 def test_commands_run_in_a_folder_with_such_files(folder, program, arguments):
     """The working folder is the user's; neither the command nor its workers import from it."""
     (folder / "sim.toml").write_text(SIMULATION.format(kind="local"))
@@ -188,7 +189,7 @@ def test_a_hidden_package_is_named_with_the_file_that_hides_it(tmp_path, name, k
     done = run(PYTHON, "train.py", cwd=tmp_path)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"ImportError: {culprit} hides the package `{name}` of Shoal")
+    assert last.startswith(f"ImportError: {culprit} shadows the package `{name}` of Shoal")
     assert "rename" in last
 
 
@@ -198,7 +199,7 @@ def test_the_command_says_it_in_one_line(tmp_path):
     done = run(PYTHON, "-m", "shoal", "status", cwd="/", path=[tmp_path])
     assert done.returncode == 2
     assert done.stderr.startswith(
-        f"error: {tmp_path}/models.py hides the package `models` of Shoal"
+        f"error: {tmp_path}/models.py shadows the package `models` of Shoal"
     )
     assert len(done.stderr.splitlines()) == 1
 
@@ -211,4 +212,4 @@ def test_a_module_of_the_user_that_is_loaded_already_is_named_too(tmp_path):
         f"from shoal import Cut"
     )
     done = run(PYTHON, "-c", code, cwd="/")
-    assert f"ImportError: {tmp_path}/models.py hides the package `models` of Shoal" in done.stderr
+    assert f"ImportError: {tmp_path}/models.py shadows the package `models` of Shoal" in done.stderr

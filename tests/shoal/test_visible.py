@@ -24,7 +24,7 @@ from broker_server.store.records import RunRecord, VersionRecord
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason
 from shoal.cli import console
-from shoal.cli.console import ShoalConsole, print_json, print_rows, say
+from shoal.cli.console import ShoalConsole, print_json, print_rows, print_text
 from shoal.cli.main import main
 from shoal.cli.progress import RunDisplay
 
@@ -78,7 +78,7 @@ def test_sentences_tables_and_json_are_visible(capsys):
     """Cells stay beneath each other, since their widths are those of what is shown; JSON has
     escapes of its own.
     """
-    say(EVIL)
+    print_text(EVIL)
     print_rows(EVIL, [{"name": EVIL, "other": "x"}, {"name": "plain", "other": "x"}], empty="none")
     print_json({"name": EVIL})
     said = capsys.readouterr().out
@@ -114,6 +114,45 @@ def test_the_live_display_is_visible():
     assert file.getvalue().count(SHOWN) >= 2
 
 
+MARKUP = "[/red] [bold"
+
+
+@pytest.mark.attack(
+    "member",
+    "Puts markup of the terminal library into names that a display or a table shows",
+    "shown as text; the display continues",
+    "2026-11-29",
+)
+def test_markup_is_text(monkeypatch):
+    """A closing tag that closes nothing is an error of the library, which ended the display."""
+    file = io.StringIO()
+    console = ShoalConsole(file=file, width=200, force_terminal=True, color_system=None)
+    display = RunDisplay(console, MARKUP)
+    about = {"run": "r", "seconds": 1.0, "round": 1, "device": MARKUP}
+    events = [
+        control.DeviceAccepted(**about, kind="train", tier=MARKUP),
+        control.UpdateRefused(**about, by="device", reason=RefusalReason.FAILED, detail=MARKUP),
+        control.RoundStarted(
+            run="r",
+            seconds=1.0,
+            round=1,
+            version=0,
+            devices={MARKUP: MARKUP},
+            deadline_seconds=1.0,
+        ),
+    ]
+    with display:
+        for event in events:
+            display.show(event)
+            console.print(display._render())
+    assert file.getvalue().count(MARKUP) >= 6
+    shown = io.StringIO()
+    table = ShoalConsole(file=shown, width=200, force_terminal=True, color_system=None)
+    monkeypatch.setattr("shoal.cli.console.output_console", lambda: table)
+    print_rows(MARKUP, [{"device": MARKUP}], empty="")
+    assert shown.getvalue().count(MARKUP) == 2
+
+
 @pytest.fixture
 def foreign(tmp_path):
     """A store whose every text somebody wrote."""
@@ -131,6 +170,12 @@ def foreign(tmp_path):
     return tmp_path / "store"
 
 
+@pytest.mark.attack(
+    "file",
+    "A store has escape sequences in events, names and reasons",
+    "every command prints them in escaped form",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     "command",
     [

@@ -15,6 +15,8 @@ from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, VersionRecord, following
 from broker_server.store.records import RunRecord
 from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.locks import held
+from fleet_protocol.messages import DeviceStatus
 from shoal.cli.main import app as command
 from tests.shoal.view.stores import roll_out
 
@@ -125,3 +127,25 @@ def test_it_ends_with_the_run_that_is_named(store):
         )
     with pytest.raises(StorageError, match="no store in"):
         command(["runs", "--store", str(store / "none"), "--watch"], standalone_mode=False)
+
+
+def test_what_a_killed_server_knew_of_devices_is_no_longer_said_of_now(store, capsys):
+    """A device was connected when it was killed; whether it still is nobody knows."""
+    status = DeviceStatus(fleet="lab", device="attic", online=True, state="idle")
+    with closing(Store(store)) as opened:
+        opened.record_device(status)
+
+    def shown(*options):
+        command(["devices", "--store", str(store), *options], standalone_mode=False)
+        return capsys.readouterr().out
+
+    with held(store, "a server works here"):
+        served = shown()
+        assert json.loads(shown("--json"))[0]["served"] is True
+    assert "yes" in served
+    assert "unknown" not in served
+    unserved = shown()
+    assert "unknown" in unserved
+    assert "1 of 1 devices were online when the last one ended; `shoal up`" in unserved
+    assert "yes" not in unserved
+    assert json.loads(shown("--json"))[0]["served"] is False

@@ -72,10 +72,12 @@ def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> 
     x = np.load(prepared.data / "train_x.npy")
     y = np.load(prepared.data / "train_y.npy")
     devices = []
-    for name, held in zip(config.devices.ids, SampleSplit.load(prepared.split).train, strict=True):
+    table = config.devices
+    split = SampleSplit.load(prepared.split)
+    for name, kind, held in zip(table.ids, table.kinds, split.train, strict=True):
         path = folder / f"{name}.npz"
         np.savez(path, x=x[held], y=y[held])
-        devices.append(LocalDevice(name, path, 1.0))
+        devices.append(LocalDevice(name, path, kind.max_width, max_depth=kind.max_depth))
     fleet = config.fleet(
         artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set
     )

@@ -132,7 +132,9 @@ def test_devices_that_drop_out_come_back_to_their_task(cache, tmp_path):
     alone = {}
     left = []
     for task in (task for task in tasks if task.phase is TaskPhase.MERGED):
-        share = VirtualBoard(task.device, 0, 0, 1.0, None, 0.4).leaves(config.seed, task.round)
+        share = VirtualBoard(task.device, 0, 0, 1.0, None, 0.4).leaving_share(
+            config.seed, task.round
+        )
         later = (
             sum(took[number] for number in range(task.round + 1, task.screening.round))
             + task.timing.answered

@@ -178,7 +178,7 @@ def test_a_wrong_table_is_explained(tmp_path, text, message):
 
 def test_a_table_that_is_not_there():
     """A misspelt name and a missing file are different mistakes."""
-    with pytest.raises(ConfigError, match="no clock table 'baords'; there is 'boards'"):
+    with pytest.raises(ConfigError, match="unknown clock table 'baords'; use 'boards'"):
         load_clock(ClockConfig(table="baords"))
     with pytest.raises(ConfigError, match="cannot read the configuration"):
         load_clock(ClockConfig(table="nowhere.toml"))

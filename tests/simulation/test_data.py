@@ -13,6 +13,8 @@ from fleet_protocol.data.readers import read_idx_file
 from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet, iid
+from simulation.preparing import _limited
+from simulation.tables import DataTable
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FOLDER = Path(os.environ.get("SHOAL_DATA", SHARED))
@@ -106,5 +108,19 @@ def test_impossible_splits_are_errors():
     """A concentration of 0, or more samples asked for than there are."""
     with pytest.raises(ConfigError, match="above 0"):
         dirichlet(np.zeros(10, np.int64), 2, 0.0, 0)
-    with pytest.raises(ConfigError, match="take a larger concentration"):
+    with pytest.raises(ConfigError, match="use a larger concentration"):
         dirichlet(np.zeros(10, np.int64), 3, 1.0, 0, at_least=10)
+
+
+def test_what_is_held_out_to_choose_a_setting_is_trained_on_by_nobody():
+    """The test samples judge nothing then; what is left is limited as usual."""
+    data = load_dataset("digits")
+    table = DataTable(name="digits", validation=200, train_limit=300, test_limit=50)
+    limited = _limited(data, table)
+    assert (len(limited.train_y), len(limited.test_y)) == (300, 50)
+    trained = {image.tobytes() for image in limited.train_x}
+    judging = {image.tobytes() for image in limited.test_x}
+    assert judging <= {image.tobytes() for image in data.train_x}
+    assert not judging & trained
+    with pytest.raises(ConfigError, match=r"data\.validation: of 1\d\d\d training samples"):
+        _limited(data, DataTable(name="digits", validation=len(data.train_y)))

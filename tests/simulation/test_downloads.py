@@ -59,7 +59,7 @@ def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload, ca
     assert size < share * whole
     assert not untold
     assert [line.partition(",")[0] for line in told] == [
-        f"weights travel in {encoding}"
+        f"weights are sent in {encoding}"
     ] * 2  # one a round
 
 

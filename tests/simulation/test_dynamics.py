@@ -31,7 +31,7 @@ def test_nothing_changes_by_default():
     """The times of a simulation without the table are those of before."""
     static = conditions()
     clock = load_clock(ClockConfig())
-    assert {static.of(index, number) for index in range(3) for number in range(1, 50)} == {
+    assert {static.clock_of(index, number) for index in range(3) for number in range(1, 50)} == {
         clock.device("Nano", LINK)
     }
 
@@ -40,7 +40,7 @@ def test_nothing_changes_by_default():
 def test_a_chain_stays_as_often_as_it_says_and_moves_to_each_other_value_alike(stay):
     """Over 6,000 rounds of loads and of links; all values are as likely where a chain starts."""
     chain = conditions(**STRONG, stay=stay)
-    seen = [chain.of(0, number) for number in range(1, 6001)]
+    seen = [chain.clock_of(0, number) for number in range(1, 6001)]
     for values in ([moment.slowdown for moment in seen], [moment.mbps for moment in seen]):
         kept = sum(now == after for now, after in pairwise(values)) / 5999
         assert kept == pytest.approx(stay, abs=0.03)
@@ -51,7 +51,10 @@ def test_a_chain_stays_as_often_as_it_says_and_moves_to_each_other_value_alike(s
         )
     many = conditions(devices=3000, **STRONG)
     for values in zip(
-        *((each.slowdown, each.mbps) for each in (many.of(index, 1) for index in range(3000))),
+        *(
+            (each.slowdown, each.mbps)
+            for each in (many.clock_of(index, 1) for index in range(3000))
+        ),
         strict=True,
     ):
         assert all(count == pytest.approx(1000, rel=0.1) for count in Counter(values).values())
@@ -62,15 +65,17 @@ def test_a_device_meets_the_same_whoever_asks_and_in_whatever_order():
     forward = conditions(**STRONG)
     backward = conditions(**STRONG)
     met = {
-        (index, number): forward.of(index, number) for index in range(3) for number in range(1, 40)
+        (index, number): forward.clock_of(index, number)
+        for index in range(3)
+        for number in range(1, 40)
     }
-    assert {key: backward.of(*key) for key in reversed(met)} == met
+    assert {key: backward.clock_of(*key) for key in reversed(met)} == met
     loads = conditions(loads=STRONG["loads"])
-    assert all(loads.of(*key).slowdown == moment.slowdown for key, moment in met.items())
-    assert all(loads.of(*key).mbps == 20 for key in met)
+    assert all(loads.clock_of(*key).slowdown == moment.slowdown for key, moment in met.items())
+    assert all(loads.clock_of(*key).mbps == 20 for key in met)
 
     def trace(seed, index):
-        return [conditions(seed, **STRONG).of(index, number) for number in range(1, 40)]
+        return [conditions(seed, **STRONG).clock_of(index, number) for number in range(1, 40)]
 
     assert trace(1, 0) != trace(1, 1)
     assert trace(1, 0) != trace(2, 0)
@@ -118,7 +123,7 @@ def test_devices_choose_by_the_conditions_of_the_round_and_need_the_time_of_the_
     ids = sorted({row.device for row in rows})
     assert len(rows) == 24
     for row in rows:
-        moment = chain.of(ids.index(row.device), row.round)
+        moment = chain.clock_of(ids.index(row.device), row.round)
         choice = choose(
             Progress(training_efficiency=constants.neutral),
             constants,

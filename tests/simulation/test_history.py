@@ -172,7 +172,9 @@ def test_rounds_must_follow_each_other(tmp_path):
 
 def test_what_cannot_be_read_is_explained(tmp_path):
     """A folder without a history, a damaged file, a file of another form."""
-    with pytest.raises(DataError, match=r"no metrics\.parquet in"):
+    with pytest.raises(
+        DataError, match=r"cannot find metrics\.parquet in .*; give the output folder"
+    ):
         read_history(tmp_path)
     (tmp_path / METRICS).write_bytes(b"PAR1 and nothing")
     with pytest.raises(DataError, match=r"cannot read .* remove it"):

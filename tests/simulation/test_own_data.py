@@ -19,7 +19,7 @@ from models import Registry
 from models.pretrained import MINILM_VOCAB
 from simulation.data.held import SampleSplit, VirtualData
 from simulation.data.own import own_data
-from simulation.exporting import Chosen
+from simulation.exporting import ChosenArchitecture
 from simulation.preparing import prepare
 from simulation.runner import simulate
 from tests.simulation.simulations import settings
@@ -93,7 +93,7 @@ def test_devices_have_the_batches_of_boards(boards):
     devices = VirtualData(prepared.data, prepared.split, simulation.data.changes)
     for index, name in enumerate("ab"):
         board = load_data(config(boards, **TABLE | {"path": f"boards/{name}.csv"}))
-        mine = devices.of(index)
+        mine = devices.samples_of(index)
         step_seed = StepSeed(3, 1, 0, 2)
         chosen = np.array([5, 0, 11])
         found, wanted = (
@@ -112,7 +112,7 @@ def test_devices_have_the_batches_of_boards(boards):
     raw = np.loadtxt(boards / "boards/a.csv", delimiter=",", skiprows=1)
     doubled = load_data(config(boards, **TABLE | {"path": "boards/a.csv"})).x[:, 0, 0]
     np.testing.assert_array_equal(doubled, raw[:, :3] * 2)
-    assert devices.of(0).y.dtype == np.float32
+    assert devices.samples_of(0).y.dtype == np.float32
 
 
 def test_columns_in_another_order_are_matched_by_name(boards):
@@ -149,14 +149,15 @@ def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
     dealt = wanted.partition.model_copy(update={"kind": "iid"})
     local = {"evaluation": wanted.evaluation.model_copy(update={"local": True}), "partition": dealt}
     with pytest.raises(
-        ConfigError, match=r"counts right answers, and the loss mean-squared-error has none"
+        ConfigError,
+        match=r"counts correct predictions, which the loss mean-squared-error does not have",
     ):
         simulate(wanted.model_copy(update={**local, "out": boards / "local"}))
     assert (result.finished.rounds, result.rounds[-1].round) == (
         2,
         2,
     )  # patience ends a simulation as a run of a fleet
-    assert "loss did not get better" in result.finished.early
+    assert "loss did not improve" in result.finished.early
     assert result.rounds[-1].loss is not None
     rows = (boards / "boards/a.csv").read_text().replace(",label", ",label\n1,1,1,1.5")
     (boards / "boards/a.csv").write_text(rows)
@@ -218,7 +219,7 @@ def test_a_label_that_the_test_set_lacks_is_refused(tmp_path):
     train = config(tmp_path, path="boards/*", **table)
     test = config(tmp_path, path="test", **table)
     with pytest.raises(
-        MismatchError, match=r"/boards/b has the label 'Seven', which is none .*\(seven, six\)"
+        MismatchError, match=r"/boards/b has the label 'Seven', which is not among .*\(seven, six\)"
     ) as refusal:
         own_data(train, test)
     assert "in [data.test] of sim.toml: labels = [" in str(refusal.value)
@@ -234,7 +235,7 @@ def test_names_and_numbers_do_not_mix_unless_labels_names_them(tmp_path):
     names, numbers = ({"kind": "csv", "path": f"{name}.csv"} for name in ("names", "numbers"))
     with pytest.raises(
         MismatchError,
-        match=r"/names\.csv has the labels benign, malignant, and .*numbers\.csv numbers",
+        match=r"/names\.csv has the labels benign, malignant, but .*numbers\.csv has numbers without names",
     ):
         own_data(config(tmp_path, **names), config(tmp_path, **numbers))
     with pytest.raises(
@@ -262,7 +263,7 @@ def test_several_files_share_one_order(tmp_path):
     assert labels({}, {}) == [2, 1]
     said = {"labels": ["cat", "bee", "ant"]}
     assert labels(said, {}) == labels({}, said) == [0, 1]
-    with pytest.raises(MismatchError, match="say the same `labels`"):
+    with pytest.raises(MismatchError, match="set the same `labels`"):
         labels(said, {"labels": ["ant", "bee", "cat"]})
 
 
@@ -387,7 +388,7 @@ def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
     minilm = Registry.zoo().get("minilm_encoder")
     untrained = {"pretrained": False}  # pre-trained, it has no other vocabulary than its own
     sizes = [
-        Chosen.of(minilm, given, replace(data, **changes)).settings["vocab"]
+        ChosenArchitecture.from_data(minilm, given, replace(data, **changes)).settings["vocab"]
         for given, changes in (
             ({}, {}),
             (untrained, {"tokens": 40_000}),
@@ -403,7 +404,7 @@ def test_text_may_have_a_part_of_a_vocabulary(tmp_path):
     [
         ({"path": "boards/*.txt"}, "match at least one file"),
         ({"columns": ["a"]}, "has no column 'b', which the fleet's model reads"),
-        ({"transforms": ["own.py:nothing"]}, "has no attribute 'nothing'"),
+        ({"transforms": ["own.py:nothing"]}, "has no function 'nothing'"),
         ({"transforms": ["own.py:noise"]}, "missing 1 required positional argument"),
     ],
 )
@@ -424,11 +425,13 @@ def test_a_set_has_a_name_or_files(tmp_path):
         {"name": "digits", "train": table, "test": table},
         {"name": "", "train": table},
     ):
-        with pytest.raises(ValidationError, match="name one of the data sets"):
+        with pytest.raises(ValidationError, match="name a data set, or describe your own files"):
             settings(tmp_path, tmp_path, data=data)
-    with pytest.raises(ValidationError, match=r'evaluation.holdout is for engine.backend = "onnx"'):
+    with pytest.raises(
+        ValidationError, match=r'evaluation.holdout requires engine.backend = "onnx"'
+    ):
         settings(tmp_path, tmp_path, engine={"backend": "torch"}, evaluation={"holdout": 0.2})
-    with pytest.raises(ValidationError, match="say what you need in"):
+    with pytest.raises(ValidationError, match="use the keys of"):
         settings(
             tmp_path,
             tmp_path,

@@ -76,7 +76,7 @@ def test_a_changed_file_is_another_simulation(project, cache):
     assert weights[0.0] != weights[1.0]
     with (project / "fedpower.py").open("a") as file:
         file.write("# changed\n")
-    with pytest.raises(ConfigError, match=r"another .*fedpower\.py; take another `out`"):
+    with pytest.raises(ConfigError, match=r"different .*fedpower\.py; use another `out`"):
         simulate(config)
 
 

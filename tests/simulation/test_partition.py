@@ -130,7 +130,7 @@ def test_further_samples_are_dealt_like_the_first(devices, classes, more, seed):
 
 def test_impossible_deals_are_errors():
     """Uneven shards as released, labels outside the classes, classes with too few samples."""
-    with pytest.raises(ConfigError, match="no multiple of 10 classes"):
+    with pytest.raises(ConfigError, match="not a multiple of 10 classes"):
         deal_shards(10, 6, 2, 0, as_released=True)
     dealt = deal_shards(2, 4, 1, 0)
     with pytest.raises(ConfigError, match="outside the 2 classes"):
@@ -146,7 +146,7 @@ def test_subjects_keep_their_samples():
     groups = np.array([3, 1, 1, 7, 3, 9])
     assert [part.tolist() for part in by_subject(groups)] == [[1, 2], [0, 4], [3], [5]]
     assert [part.tolist() for part in by_subject(groups, 2)] == [[0, 1, 2, 4], [3, 5]]
-    with pytest.raises(ConfigError, match="4 subjects cannot be shared among 5"):
+    with pytest.raises(ConfigError, match="4 subjects cannot be divided among 5"):
         by_subject(groups, 5)
 
 

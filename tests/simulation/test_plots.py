@@ -12,7 +12,7 @@ import pytest
 from fleet_protocol.errors import DataError
 from simulation.results.figures import save
 from simulation.results.history import Quantity, RoundRow
-from simulation.results.plots import Curve, accuracy_over, over_rounds, plot_run
+from simulation.results.plots import Curve, over_rounds, over_spent, plot_run
 from simulation.results.tier_plots import Widths, tier_counts, widths_by_device
 
 
@@ -60,7 +60,7 @@ def test_curves_of_several_panels_are_drawn_apart():
         for panel, own in targets.items()
         for name in "ab"
     ]
-    for draw in (over_rounds, partial(accuracy_over, "time"), partial(accuracy_over, "bytes")):
+    for draw in (over_rounds, partial(over_spent, "time"), partial(over_spent, "bytes")):
         panels = draw(curves).axes
         assert [axes.get_title(loc="left") for axes in panels] == ["iid", "skewed"]
         for axes, target in zip(panels, (60, 40), strict=True):
@@ -127,7 +127,7 @@ def test_other_quantities_have_their_own_axis():
 def test_time_is_shown_in_a_unit_that_fits():
     """Seconds, minutes or hours, by the longest run."""
     for seconds, unit, last in ((10, "seconds", 20), (300, "minutes", 10), (36_000, "hours", 20)):
-        figure = accuracy_over("time", [Curve("ours", [a_run([0.25, 0.5], seconds=seconds)])])
+        figure = over_spent("time", [Curve("ours", [a_run([0.25, 0.5], seconds=seconds)])])
         assert figure.axes[0].get_xlabel() == f"simulated time, {unit}"
         assert lines(figure)["ours"] == [[last / 2, 0.25], [last, 0.5]]
 
@@ -138,7 +138,7 @@ def test_seeds_with_different_times_meet_in_between():
     """
     fast = a_run([0.0, 0.4, 0.8], seconds=10)
     slow = a_run([0.0, 1.0], seconds=20)
-    figure = accuracy_over("time", [Curve("ours", [fast, slow])])
+    figure = over_spent("time", [Curve("ours", [fast, slow])])
     points = np.array(lines(figure)["ours (2 seeds)"])
     assert points[0].tolist() == pytest.approx([20, (0.4 + 0.0) / 2])
     assert points[-1].tolist() == pytest.approx([30, (0.8 + 0.5) / 2])
@@ -149,17 +149,17 @@ def test_a_curve_without_values_does_not_hide_the_others():
     """What was never evaluated has no line; if that is all there is, the error says what to do."""
     never = Curve("never", [a_run([None, None])])
     apart = Curve("apart", [a_run([0.5], seconds=1.0), a_run([0.5], seconds=9.0)])
-    for draw in (over_rounds, partial(accuracy_over, "time")):
+    for draw in (over_rounds, partial(over_spent, "time")):
         assert list(lines(draw([never, Curve("ours", [a_run([0.5])])]))) == ["ours"]
         with pytest.raises(DataError, match="no round was evaluated"):
             draw([never])
-    assert list(lines(accuracy_over("time", [apart, Curve("ours", [a_run([0.5])])]))) == ["ours"]
+    assert list(lines(over_spent("time", [apart, Curve("ours", [a_run([0.5])])]))) == ["ours"]
 
 
 def test_bytes_add_up_over_all_rounds():
     """Also those of rounds that were not judged."""
     rows = [replace(item, payload_bytes=2_000_000) for item in a_run([0.25, None, 0.5])]
-    assert lines(accuracy_over("bytes", [Curve("ours", [rows])])) == {
+    assert lines(over_spent("bytes", [Curve("ours", [rows])])) == {
         "ours": [[2.0, 0.25], [6.0, 0.5]]
     }
 
@@ -231,6 +231,9 @@ def test_the_plots_of_a_run_are_files(tmp_path):
     assert all(data.startswith(b"\x89PNG") for data in content)
     assert [path.read_bytes() for path in plot_run(tmp_path, rows, title="two rounds")] == content
     assert [path.name for path in plot_run(tmp_path / "blind", a_run([None]))] == ["tiers.png"]
+    numbers = [replace(row, loss=1.0, metrics={"mae": 0.5, "rmse": 1.0}) for row in a_run([None])]
+    names = ["loss.png", "loss_time.png", "mae.png", "rmse.png", "tiers.png"]
+    assert [path.name for path in plot_run(tmp_path / "numbers", numbers)] == names
     assert save(tier_counts(rows), tmp_path / "tiers.svg").read_bytes().startswith(b"<?xml")
 
 

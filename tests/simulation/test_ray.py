@@ -4,6 +4,7 @@ that die.
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,7 +33,8 @@ from simulation.tables import EngineTable
 
 ray = pytest.importorskip("ray")
 
-from simulation.engines.cluster import connect  # noqa: E402  (they need Ray)
+from simulation.engines import cluster as ray_cluster  # noqa: E402  (they need Ray)
+from simulation.engines.cluster import connect  # noqa: E402
 from simulation.engines.ray import RayEngine, shares_of  # noqa: E402
 from simulation.engines.ray_worker import RayWorker, versions  # noqa: E402
 
@@ -107,6 +109,21 @@ def test_an_address_where_something_else_listens():
             TransportError, match=rf"no Ray cluster answers at {address} within 1 s"
         ):
             connect(address, workers=1, deadline_seconds=1.0)
+
+
+def test_the_brackets_of_an_ipv6_address_are_no_part_of_the_host():
+    """A listening port passes; once it is closed, the error names the address as it was written."""
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with server:
+        address = f"[::1]:{server.getsockname()[1]}"
+        for cluster_address in (address, f"ray://{address}"):
+            ray_cluster._check_port(cluster_address, 1.0)
+    with pytest.raises(TransportError, match=re.escape(f"no Ray cluster at {address}: ")) as caught:
+        ray_cluster._check_port(address, 1.0)
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
 
 def test_an_address_that_is_none():
@@ -431,7 +448,7 @@ def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
         assert [order for order, _ in third.orders] == [endless]
         ray.kill(third.handle)
         with pytest.raises(
-            WorkerDiedError, match=r"died twice over round 1, device-0, device-1 \(w1\.00-d1\)"
+            WorkerDiedError, match=r"died twice during round 1, device-0, device-1 \(w1\.00-d1\)"
         ):
             engine.receive(WAIT_SECONDS)
     finally:

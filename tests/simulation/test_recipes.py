@@ -115,14 +115,17 @@ def test_both_backends_do_the_same_arithmetic(cache, tmp_path, recipe):
 @pytest.mark.parametrize(
     ("recipe", "match"),
     [
-        ({"optimizer": "adamvv"}, "no optimizer 'adamvv' .did you mean"),
-        ({"optimizer": {"name": "adam", "beta3": 0.5}}, "has no 'beta3' .did you mean 'beta"),
-        ({"optimizer": "adam", "momentum": 0.5}, "the optimizer adam has no 'momentum'"),
+        ({"optimizer": "adamvv"}, "unknown optimizer 'adamvv' .did you mean"),
+        (
+            {"optimizer": {"name": "adam", "beta3": 0.5}},
+            "has no parameter 'beta3' .did you mean 'beta",
+        ),
+        ({"optimizer": "adam", "momentum": 0.5}, "the optimizer adam has no parameter 'momentum'"),
         (
             {"optimizer": {"name": "sgd", "momentum": 0, "nesterov": True}},
             "nesterov needs a momentum",
         ),
-        ({"loss": "hubber"}, "no loss 'hubber'"),
+        ({"loss": "hubber"}, "unknown loss 'hubber'"),
     ],
 )
 def test_what_is_not_known_is_refused(cache, tmp_path, recipe, match):
@@ -134,7 +137,7 @@ def test_what_is_not_known_is_refused(cache, tmp_path, recipe, match):
 def test_states_do_not_follow_a_moving_window(cache, tmp_path):
     """A rolling plan has other units every round."""
     tables = TINY | {"train": {"optimizer_state": "keep"}, "strategy": {"name": "fedrolex"}}
-    with pytest.raises(PlanError, match="needs that a tier keeps the same units"):
+    with pytest.raises(PlanError, match="requires that a tier keeps the same units"):
         simulate(settings(tmp_path, cache, **tables))
 
 

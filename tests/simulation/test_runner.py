@@ -33,6 +33,7 @@ from simulation.orders import DeviceTask, WorkerSetup, WorkOrder
 from simulation.preparing import prepare
 from simulation.results.history import read_devices, read_history
 from simulation.runner import simulate
+from tests.marking import mostly_slow
 from tests.simulation.simulations import as_a_fleet, settings, tensors
 
 ROOT = Path(__file__).parents[2]
@@ -113,12 +114,12 @@ def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
     """[data] augment reaches every device's samples, with the black of the data set."""
     config = settings(tmp_path / "out", cache, data={"augment": "crop-flip"})
     prepared = prepare(config)
-    data = VirtualData(prepared.data, prepared.split, config.data.changes).of(2)
+    data = VirtualData(prepared.data, prepared.split, config.data.changes).samples_of(2)
     assert data.augment == ("crop", "flip")
     np.testing.assert_array_equal(data.normal_black, np.zeros((1, 1, 1), np.float32))
     normalised = shutil.copytree(prepared.data, tmp_path / "data")
     np.save(normalised / "black.npy", np.array([-1.5], np.float32))
-    data = VirtualData(normalised, prepared.split, ("crop", "flip")).of(2)
+    data = VirtualData(normalised, prepared.split, ("crop", "flip")).samples_of(2)
     assert data.normal_black.tolist() == [[[-1.5]]]
 
 
@@ -357,7 +358,7 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
         }
     )
     engine = Deadly(1, setup)
-    what = r"twice over round 7, device-4 \(w0.50-d1\).*signal 9.*fewer workers"
+    what = r"twice during round 7, device-4 \(w0.50-d1\).*signal 9.*fewer workers"
     with contextlib.closing(engine), pytest.raises(WorkerDiedError, match=what):
         until_it_ends(engine, WorkOrder(tasks=(item,)))
 
@@ -380,10 +381,11 @@ def test_refusals_of_a_device_do_not_end_the_simulation(cache, tmp_path):
 
 def test_another_configuration_is_refused(cache, tmp_path, straight):
     """A folder belongs to one simulation; the error names the table that differs."""
-    with pytest.raises(ConfigError, match=r"holds a simulation with another \[train\]"):
+    with pytest.raises(ConfigError, match=r"contains a simulation with a different \[train\]"):
         simulate(settings(straight.folder, cache, train={"learning_rate": 0.01}))
 
 
+@pytest.mark.slow
 def test_a_cache_has_the_samples_of_what_is_there(cache, tmp_path, monkeypatch):
     """A set by name may be another one tomorrow, in its folder or in another that SHOAL_DATA
     names.
@@ -415,7 +417,7 @@ def test_another_content_of_a_function_is_refused(cache, tmp_path):
     assert simulate(config).finished.status == "finished"
     path.write_text(path.read_text() + "\n")
     with pytest.raises(
-        ConfigError, match=r"holds a simulation with another .*own\.py; take another `out`"
+        ConfigError, match=r"contains a simulation with a different .*own\.py; use another `out`"
     ):
         simulate(config)
 
@@ -429,7 +431,7 @@ def test_a_short_batch_of_so_many_steps_takes_less_time():
     assert many == training_load(1.0, 64, epochs, 0)
 
 
-@pytest.mark.parametrize("which", ["models", "clock"])
+@pytest.mark.parametrize("which", mostly_slow(["models", "clock"], lambda which: which == "clock"))
 def test_another_content_of_a_file_it_names_is_refused(cache, tmp_path, which):
     """The model file had been traced anew, and trained on the weights of the old one, without a
     word.
@@ -448,7 +450,8 @@ def test_another_content_of_a_file_it_names_is_refused(cache, tmp_path, which):
     assert len(simulate(config).rounds) == 1
     path.write_text(path.read_text() + "\n")
     with pytest.raises(
-        ConfigError, match=rf"holds a simulation with another .*{path.name}; take another `out`"
+        ConfigError,
+        match=rf"contains a simulation with a different .*{path.name}; use another `out`",
     ):
         simulate(config.model_copy(update={"round": config.round.model_copy(update={"rounds": 2})}))
 
@@ -465,6 +468,7 @@ def sloped(cut, *, input_shape=(1, 8, 8), classes=10):
 """
 
 
+@pytest.mark.slow
 def test_what_a_model_file_imports_is_exported_anew_when_it_changes(tmp_path, monkeypatch):
     """The cache went by the model file alone, and a simulation trained the model of the old
     import.
@@ -500,7 +504,7 @@ def test_a_start_that_failed_claims_no_folder(cache, tmp_path):
     with pytest.raises(PlanError):
         simulate(settings(out, cache, model={"widths": (1.0, 0.01)}))
     assert not list(out.glob("parts-*.npz"))
-    with pytest.raises(ConfigError, match="no data set 'digit'"):
+    with pytest.raises(ConfigError, match="unknown data set 'digit'"):
         simulate(settings(out, cache, data={"name": "digit"}))
     shards = {"partition": {"kind": "shards", "per_device": 2}, "round": {"rounds": 1}}
     assert simulate(settings(out, cache, **shards)).finished.status == "finished"
@@ -555,7 +559,7 @@ def test_two_do_not_work_in_one_folder(cache, straight):
     before = (straight.folder / "config.json").stat().st_mtime_ns
     with (
         held(straight.folder, "busy"),
-        pytest.raises(ConfigError, match="another simulation works in"),
+        pytest.raises(ConfigError, match="another simulation is running in"),
     ):
         simulate(settings(straight.folder, cache))
     assert (straight.folder / "config.json").stat().st_mtime_ns == before
@@ -565,7 +569,7 @@ def test_two_do_not_work_in_one_folder(cache, straight):
 @pytest.mark.parametrize(
     ("tables", "error", "match"),
     [
-        ({"data": {"name": "mnst"}}, ConfigError, "no data set 'mnst'"),
+        ({"data": {"name": "mnst"}}, ConfigError, "unknown data set 'mnst'"),
         ({"data": {"name": "mnist", "root": "/nowhere"}}, DataError, "/nowhere/mnist"),
         ({"model": {"arch": "cnov"}}, ConfigError, "cnov"),
         ({"tiers": {"levels": "a1-e1"}}, PlanError, "level e"),
@@ -577,9 +581,9 @@ def test_two_do_not_work_in_one_folder(cache, straight):
                 "data": {"test_limit": 3},
             },
             ConfigError,
-            "evaluation.local: of 3 test samples",
+            "evaluation.local: .* assigns none of the 3 test samples to a device",
         ),
-        ({"partition": {"kind": "subject"}}, ConfigError, "nobody in particular"),
+        ({"partition": {"kind": "subject"}}, ConfigError, "does not record subjects"),
         (
             {
                 "evaluation": {"local": True},
@@ -589,14 +593,22 @@ def test_two_do_not_work_in_one_folder(cache, straight):
             ConfigError,
             "class 0 has 2 test samples for 6 shards",
         ),
-        ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
+        ({"evaluation": {"perplexity": 7}}, ConfigError, "are not divisible into chunks of 7"),
         ({"evaluation": {"matthews": True}}, ConfigError, "here are 10 labels"),
-        ({"evaluation": {"metric": "f1"}}, ConfigError, "have no 'f1', but loss, accuracy"),
-        ({"train": {"micro_batch": 4}}, PlanError, "recipe of conv is for whole batches"),
+        (
+            {"evaluation": {"metric": "f1"}},
+            ConfigError,
+            "evaluations do not report 'f1', only loss, accuracy",
+        ),
+        (
+            {"train": {"micro_batch": 4}},
+            PlanError,
+            "recipe of conv supports only whole batches, but train.micro_batch = 4",
+        ),
         (
             {"strategy": {"name": "fedmedian"}, "round": {"buffer": 2}},
             PlanError,
-            "strategy fedmedian do not go together",
+            "strategy fedmedian are incompatible",
         ),
         (
             {"strategy": {"name": "fml"}, "tiers": {"levels": "a1"}},
@@ -610,7 +622,7 @@ def test_two_do_not_work_in_one_folder(cache, straight):
                 "tiers": {"levels": "a1"},
             },
             ConfigError,
-            r"strategy heterofl has no use for \[own_models\]",
+            r"strategy heterofl does not use \[own_models\]",
         ),
     ],
 )

@@ -113,6 +113,7 @@ def test_backends_and_fleet_end_alike_and_learn(tables, tmp_path):
     assert np.abs(held["ink.weight"]).max() > 0
 
 
+@pytest.mark.slow
 def test_arrays_in_another_order_are_refused(tables, tmp_path):
     """Both orders have as many numbers, so only the names tell."""
     data = tables["data"]

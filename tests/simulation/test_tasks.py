@@ -66,8 +66,8 @@ def test_a_task_turns_the_labels_of_its_devices_into_its_own(joint, tmp_path):
     np.save(tmp_path / "black.npy", np.zeros(3, np.float32))
     np.savez(tmp_path / "test.npz", x=joint.test_x, y=joint.test_y)
     data = VirtualData(tmp_path, tmp_path / "parts.npz", tasks=CIFAR_TASKS)
-    assert data.of(0).y.tolist() == [9, 3]
-    assert data.of(1).y.tolist() == [99, 0, 3, 3, 50, 7]
+    assert data.samples_of(0).y.tolist() == [9, 3]
+    assert data.samples_of(1).y.tolist() == [99, 0, 3, 3, 50, 7]
     assert data.with_test(2)[0].y.tolist() == [
         0,
         3,
@@ -75,11 +75,11 @@ def test_a_task_turns_the_labels_of_its_devices_into_its_own(joint, tmp_path):
         3,
     ]  # the third device has the first task again
     wrong = VirtualData(tmp_path, tmp_path / "parts.npz", tasks=CIFAR_TASKS[::-1])
-    with pytest.raises(DataError, match="its task leaves out"):
-        wrong.of(0)
+    with pytest.raises(DataError, match="the device's task excludes"):
+        wrong.samples_of(0)
     short = VirtualData(tmp_path, tmp_path / "parts.npz", tasks=[CIFAR_TASKS[0][:5]])
-    with pytest.raises(DataError, match="labels end at 4"):
-        short.of(0)
+    with pytest.raises(DataError, match="largest label of the task is 4"):
+        short.samples_of(0)
 
 
 def test_both_tasks_need_a_device(tmp_path):

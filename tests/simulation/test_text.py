@@ -19,7 +19,7 @@ def test_frequent_words_come_first():
     """Ids by frequency, then alphabet; 0 pads, 1 is any other word; case and spacing do not
     matter.
     """
-    words = Vocabulary.of(["b a b", "A, c!"], size=5)
+    words = Vocabulary.from_texts(["b a b", "A, c!"], size=5)
     assert dict(words.ids) == {"a": 2, "b": 3, "!": 4}
     assert len(words) == 5
     assert words.encode(["B  c a", "", "a a a a a"], length=4).tolist() == [
@@ -27,8 +27,10 @@ def test_frequent_words_come_first():
         [0] * 4,
         [2] * 4,
     ]
-    with pytest.raises(ConfigError, match="no room"):
-        Vocabulary.of(["a"], size=2)
+    with pytest.raises(
+        ConfigError, match="a vocabulary of 2 ids has no id for words; use at least 3"
+    ):
+        Vocabulary.from_texts(["a"], size=2)
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("sst2", (6920, 1821)), ("cola", (8551, 527))])
@@ -100,10 +102,16 @@ def test_lines_are_read_packed_or_not(tmp_path):
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
     lines = ["a b", "", "c\u2028d", "e"]
     assert read_lines(tmp_path / "plain.txt") == read_lines(tmp_path / "packed.txt") == lines
-    (tmp_path / "bad.txt.gz").write_bytes(b"\x1f\x8b cut")
-    for name in ("bad.txt", "missing.txt"):
-        with pytest.raises(DataError, match="cannot read"):
-            read_lines(tmp_path / name)
+    packed = bytearray(gzip.compress(text.encode() * 99))
+    packed[12:20] = bytes(8)  # no longer what gzip's own error is for
+    for name, content in (("cut", b"\x1f\x8b cut"), ("changed", packed)):
+        (tmp_path / f"{name}.txt.gz").write_bytes(content)
+        with pytest.raises(
+            DataError, match=rf"{name}\.txt\.gz is not a gzip file, or is .*damaged"
+        ):
+            read_lines(tmp_path / f"{name}.txt")
+    with pytest.raises(DataError, match=r"cannot read \S+missing\.txt or missing\.txt\.gz"):
+        read_lines(tmp_path / "missing.txt")
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9))
@@ -113,7 +121,7 @@ def test_chunks_are_consecutive_text(tokens, rows, length):
     """
     stream = np.arange(tokens)
     if tokens // rows < length:
-        with pytest.raises(ConfigError, match="choose fewer rows"):
+        with pytest.raises(ConfigError, match="use fewer rows"):
             chunks(stream, rows, length)
         return
     pieces, owners = chunks(stream, rows, length)
@@ -160,6 +168,23 @@ def test_a_vocabulary_is_that_of_the_training_text(tmp_path):
     assert data.test_x.tolist() == [[4, 0, 1, 0, 1]]
     assert (data.classes, data.tokens) == (6, 7)
     assert token_ids(["x"], {}).tolist() == [0, 0]
+
+
+def test_the_next_word_is_the_label(tmp_path):
+    """Each token's label is the one behind it, also at the end of a chunk; nothing is masked."""
+    folder = tmp_path / "wikitext2"
+    folder.mkdir()
+    (folder / "wiki.train.tokens").write_text("a b c d e f")
+    (folder / "wiki.test.tokens").write_text("b a d")
+    data = load_dataset("wikitext2", tmp_path, rows=1, test_rows=1, length=2, target="next")
+    assert data.train_x.tolist() == [[2, 3], [5, 6]]
+    assert data.train_y.tolist() == [[3, 4], [6, 7]]
+    assert data.test_x.tolist() == [[3, 2]]
+    assert data.test_y.tolist() == [[2, 5]]
+    assert data.tokens == data.classes == 8
+    assert data.train_group.tolist() == [0, 0]
+    with pytest.raises(ConfigError, match="no target 'nxt'"):
+        load_dataset("wikitext2", tmp_path, target="nxt")
 
 
 def test_test_samples_stand_chunk_by_chunk(tmp_path):

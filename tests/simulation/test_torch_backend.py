@@ -26,13 +26,13 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import TrainSettings
 from models import Architecture, Registry, Tier, build
 from simulation.torch_backend import trainer as torch_backend
-from simulation.torch_backend.batches import TorchJob, stretches
+from simulation.torch_backend.batches import TorchJob, equal_steps
 from simulation.torch_backend.model import GroupStepper, SingleStepper
 from simulation.torch_backend.rows import Layout
 from simulation.torch_backend.trainer import TorchResult, TorchTrainer
 from tests.adapted import adapted
 from tests.trainer_export.helpers import TINY, shaken
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
@@ -85,6 +85,7 @@ class Exported:
         """What a device computes."""
         session = TrainSession(self.manifest, self.graph("onnx/train"))
         session.load(job.weights, job.schedule.settings.proximal_mu)
+        session.turn_knobs(job.schedule.settings.knobs)
         result = train(session, self.manifest, job.schedule, Hooks())
         return TorchResult(
             {name: value.copy() for name, value in session.parameters().items()}, result
@@ -101,7 +102,9 @@ def export(name: str, folder: Path, *, recipe: Recipe | None = None, **settings)
     depth = 2 if "blocks" in TINY[name] and name != "preresnet18" else 1
     settings = {**TINY[name], **settings}
     export_architecture(
-        arch, settings, [Tier(0.5, depth)], recipe or Recipe(), folder, formats=("onnx",)
+        ExportRequest(arch, settings, [Tier(0.5, depth)], recipe or Recipe()),
+        folder,
+        ExportOptions(formats=("onnx",)),
     )
     path = next((folder / name).glob("*/manifest.json"))
     return Exported(arch, settings, parse_manifest(path.read_bytes()), path.parent)
@@ -175,7 +178,11 @@ def test_devices_with_a_frozen_base_end_where_boards_end(tmp_path):
     """Adapters beside frozen layers: the same file of frozen tensors, which neither changes nor
     returns.
     """
-    export_architecture(adapted, None, [Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",))
+    export_architecture(
+        ExportRequest(adapted, None, [Tier(0.5, 1)], Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
+    )
     folder = next((tmp_path / "adapted").glob("*/manifest.json")).parent
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     exported = Exported(adapted, dict(adapted.settings()), manifest, folder)
@@ -362,7 +369,7 @@ def test_small_steps_are_done_together(conv, monkeypatch):
 
 def test_a_model_that_is_not_the_manifests_is_refused(conv):
     """Other settings build other parameters."""
-    with pytest.raises(ConfigError, match=r"parameter units\.1.* there; export the set again"):
+    with pytest.raises(ConfigError, match=r"parameter units\.1.* in the set; export the set again"):
         TorchTrainer(conv.arch, {**conv.settings, "channels": (8, 14, 16)}, conv.manifest)
 
 
@@ -412,7 +419,7 @@ def test_stretches_hold_every_batch_once(counts, size, most):
     """
     plans = [[len(piece) for piece in batches(np.arange(count), size)][:most] for count in counts]
     seen: list[list[tuple[int, int]]] = [[] for _ in plans]
-    for stretch in stretches(plans, size):
+    for stretch in equal_steps(plans, size):
         assert stretch.devices.stop > stretch.devices.start
         for device in range(len(plans))[stretch.devices]:
             seen[device] += [(step, stretch.size) for step in range(stretch.first, stretch.stop)]
@@ -424,7 +431,7 @@ def test_sorted_devices_share_their_steps():
     short batch.
     """
     plans = [[4, 4, 4, 1], [4, 4, 4, 1], [4, 3], [2]]
-    assert stretches(plans, 4) == [
+    assert equal_steps(plans, 4) == [
         (slice(0, 3), 0, 1, 4),
         (slice(0, 2), 1, 3, 4),
         (slice(0, 2), 3, 4, 1),

@@ -3,6 +3,7 @@ throughout.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.formats.files import GraphFile
 from trainer_export.formats.onnx import check_graphs, write_graphs, write_train_graph
+from trainer_export.loss import loss_named
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
 from trainer_export.routines.train import check_train
@@ -29,6 +31,12 @@ _TEXT = {"input_shape": (6,), "embed": 8, "heads": 2, "ffn": 12, "blocks": 2}
 TINY: Mapping[str, Mapping[str, Any]] = {
     "mlp": {"input_shape": (1, 4, 4), "classes": 3, "hidden": (8, 6)},
     "lenet5": {"input_shape": (1, 16, 16), "classes": 4, "channels": (4, 6), "hidden": (12, 8)},
+    "exit_resnet": {
+        "input_shape": (3, 8, 8),
+        "classes": 4,
+        "channels": (4, 6, 8),
+        "blocks": (1, 1, 1),
+    },
     "conv": {"input_shape": (1, 14, 14), "classes": 5, "channels": (8, 12, 16)},
     "text_encoder": {
         "input_shape": (6,),
@@ -63,6 +71,16 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+LOSS_OF = {"exit_resnet": "all-exits-teach"}
+"""The loss of models that have no use for the default one."""
+
+
+def recipe_for(name: str, recipe: Recipe | None = None) -> Recipe:
+    """A recipe with the loss that a zoo model needs, by default the default recipe."""
+    recipe = recipe or Recipe()
+    return replace(recipe, loss=loss_named(LOSS_OF[name])) if name in LOSS_OF else recipe
+
+
 def tiny(name: str, width: float = 1.0, depth: int | None = None) -> tuple[nn.Module, Signature]:
     """A small zoo model whose vectors (norms, biases) are not at their trivial start values."""
     arch = ZOO.get(name)
@@ -79,6 +97,21 @@ def shaken(module: nn.Module) -> nn.Module:
             if parameter.dim() < 2:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return module
+
+
+def grouped_convolutions() -> nn.Module:
+    """Return convolutions of several groups: narrow, of size 1, depthwise, and dilated."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, 2, 1, groups=2),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 1, groups=4, bias=False),
+        nn.Conv2d(8, 8, (3, 5), padding=(1, 2), groups=8),
+        nn.Hardswish(),
+        nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
 
 
 def batches_for(
@@ -111,7 +144,7 @@ def graphs_of(name: str, width: float = 1.0, depth: int | None = None) -> tuple[
     """The graphs of a `tiny` model under the default recipe, written once for all tests: to be
     read, not changed.
     """
-    return write_graphs(*tiny(name, width, depth), Recipe())
+    return write_graphs(*tiny(name, width, depth), recipe_for(name))
 
 
 def all_reports(

@@ -11,7 +11,7 @@ from device_runtime.training.backends.session import TrainSession
 from fleet_protocol.manifest import next_name, parameter_input, parse_manifest, state_input
 from models.registry import Registry, infer_layout
 from tests.marking import mostly_slow
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.manifests import in_place
 from trainer_export.recipe import Recipe
 
@@ -99,7 +99,9 @@ def test_a_device_with_one_buffer_for_old_and_new_computes_the_same(tmp_path, na
     )
     tier = infer_layout(arch, arch.settings(settings)).tier(0.5)
     export_architecture(
-        arch, arch.settings(settings), (tier,), Recipe(), tmp_path, formats=("onnx",)
+        ExportRequest(arch, arch.settings(settings), (tier,), Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
     )
     folder = tmp_path / name / tier.id
     manifest = parse_manifest((folder / "manifest.json").read_bytes())

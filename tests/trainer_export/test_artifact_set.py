@@ -17,11 +17,18 @@ from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.weights import encode_weights
 from models import Cut, Layout, Tier, architecture, make_plan, slice_weights
 from tests.trainer_export.helpers import TINY, ZOO, tiny
-from trainer_export.artifact_set import FORMATS, TierReport, export_architecture, installed_formats
+from trainer_export.artifact_set import (
+    FORMATS,
+    ExportOptions,
+    ExportRequest,
+    export_architecture,
+    installed_formats,
+)
 from trainer_export.check import open_session, run_session
 from trainer_export.formats import ort_training
 from trainer_export.progress import Progress
 from trainer_export.recipe import Recipe
+from trainer_export.tier_report import TierReport
 
 TIERS = [Tier(1.0, 1), Tier(0.5, 1)]
 OTHER_STEPS = ("ort-training/step",) if "ort-training" in installed_formats() else ()
@@ -35,7 +42,9 @@ def published(
     out = tmp_path_factory.mktemp("artifacts")
     seen: list[Progress] = []
     reports = export_architecture(
-        ZOO.get("conv"), TINY["conv"], TIERS, Recipe(), out, progress=seen.append
+        ExportRequest(ZOO.get("conv"), TINY["conv"], TIERS, Recipe()),
+        out,
+        ExportOptions(progress=seen.append),
     )
     return out, reports, seen
 
@@ -50,6 +59,7 @@ def files_under(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_every_file_is_an_object_of_its_digest(published: tuple[Path, object, object]) -> None:
     """Each file is a hard link to the object named by its sha256, and each object holds what its
     name says.
@@ -191,7 +201,9 @@ def test_progress_counts_up_to_its_total(published: tuple[Path, object, list[Pro
 def test_the_portable_format_alone(tmp_path: Path) -> None:
     """Without ort-training there is no such folder, and the manifest lists none of it."""
     export_architecture(
-        ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",)
+        ExportRequest(ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
     )
     manifest = manifest_of(tmp_path, Tier(0.5, 1), "mlp")
     assert set(manifest.graphs) == {"onnx/train", "onnx/eval", "onnx/infer"}
@@ -209,12 +221,16 @@ def test_a_format_whose_runtime_is_not_installed_is_refused(
     assert installed_formats() == ("onnx",)
     arch = ZOO.get("mlp")
     with pytest.raises(
-        ConfigError, match=r"needs onnxruntime-training-cpu .* or export --formats onnx only"
+        ConfigError, match=r"needs onnxruntime-training-cpu .* or export with --formats onnx"
     ):
-        export_architecture(arch, TINY["mlp"], TIERS[:1], Recipe(), tmp_path, formats=FORMATS)
+        export_architecture(
+            ExportRequest(arch, TINY["mlp"], TIERS[:1], Recipe()),
+            tmp_path,
+            ExportOptions(formats=FORMATS),
+        )
     with pytest.raises(ExportError, match="needs onnxruntime-training-cpu"):
         ort_training.write_artifacts(*tiny("mlp"), Recipe())
-    export_architecture(arch, TINY["mlp"], [Tier(0.5, 1)], Recipe(), tmp_path)
+    export_architecture(ExportRequest(arch, TINY["mlp"], [Tier(0.5, 1)], Recipe()), tmp_path)
     manifest = manifest_of(tmp_path, Tier(0.5, 1), "mlp")
     assert set(manifest.graphs) == {"onnx/train", "onnx/eval", "onnx/infer"}
     assert not manifest.skipped
@@ -224,13 +240,9 @@ def test_exporting_again_gives_the_same_bytes(tmp_path: Path) -> None:
     """A set is a function of model, settings, recipe and seed."""
     for folder in ("a", "b"):
         export_architecture(
-            ZOO.get("mlp"),
-            TINY["mlp"],
-            [Tier(1.0, 1)],
-            Recipe(),
+            ExportRequest(ZOO.get("mlp"), TINY["mlp"], [Tier(1.0, 1)], Recipe(), seed=3),
             tmp_path / folder,
-            formats=("onnx",),
-            seed=3,
+            ExportOptions(formats=("onnx",)),
         )
     assert files_under(tmp_path / "a") == files_under(tmp_path / "b")
 
@@ -256,16 +268,17 @@ def mlp(
 
 def test_a_failed_export_leaves_the_old_set(tmp_path: Path) -> None:
     """The old set stays, byte for byte, and nothing half-made is left beside it."""
-    export_architecture(mlp, None, [Tier(1.0, 1)], Recipe(), tmp_path, formats=("onnx",))
+    export_architecture(
+        ExportRequest(mlp, None, [Tier(1.0, 1)], Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
+    )
     before = files_under(tmp_path)
     with pytest.raises(ExportError, match="lgamma"):
         export_architecture(
-            mlp,
-            {"broken": True},
-            [Tier(1.0, 1), Tier(0.5, 1)],
-            Recipe(),
+            ExportRequest(mlp, {"broken": True}, [Tier(1.0, 1), Tier(0.5, 1)], Recipe()),
             tmp_path,
-            formats=("onnx",),
+            ExportOptions(formats=("onnx",)),
         )
     assert files_under(tmp_path) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mlp", "objects"]
@@ -280,22 +293,30 @@ def test_a_tier_in_which_nothing_is_cut_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(
         ConfigError,
-        match=r"nothing is cut in w0.50-d1.*cut\.width\(name, size\), or export width 1",
+        match=r"the parameters of w0.50-d1 .*cut\.width\(name, size\), or export only width 1",
     ):
         export_architecture(
-            uncut, None, [Tier(1.0, 1), Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",)
+            ExportRequest(uncut, None, [Tier(1.0, 1), Tier(0.5, 1)], Recipe()),
+            tmp_path,
+            ExportOptions(formats=("onnx",)),
         )
     assert not [*tmp_path.iterdir()]
 
 
 def test_an_export_killed_between_two_renames_is_mended(tmp_path: Path) -> None:
     """If only the retired folder is there, the next export starts by putting it back."""
-    export_architecture(mlp, None, [Tier(1.0, 1)], Recipe(), tmp_path, formats=("onnx",))
+    export_architecture(
+        ExportRequest(mlp, None, [Tier(1.0, 1)], Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
+    )
     before = files_under(tmp_path / "mlp")
     (tmp_path / "mlp").rename(tmp_path / ".mlp.old")
     with pytest.raises(ExportError):
         export_architecture(
-            mlp, {"broken": True}, [Tier(1.0, 1)], Recipe(), tmp_path, formats=("onnx",)
+            ExportRequest(mlp, {"broken": True}, [Tier(1.0, 1)], Recipe()),
+            tmp_path,
+            ExportOptions(formats=("onnx",)),
         )
     assert files_under(tmp_path / "mlp") == before
 
@@ -304,11 +325,15 @@ def test_wrong_requests_are_refused_before_any_work(tmp_path: Path) -> None:
     """No tier, an unknown format, a depth the model does not have."""
     arch = ZOO.get("mlp")
     with pytest.raises(ConfigError, match="no tier"):
-        export_architecture(arch, TINY["mlp"], [], Recipe(), tmp_path)
+        export_architecture(ExportRequest(arch, TINY["mlp"], [], Recipe()), tmp_path)
     with pytest.raises(ConfigError, match="unknown format 'tflite'"):
-        export_architecture(arch, TINY["mlp"], TIERS, Recipe(), tmp_path, formats=("tflite",))  # type: ignore[arg-type]
+        export_architecture(
+            ExportRequest(arch, TINY["mlp"], TIERS, Recipe()),
+            tmp_path,
+            ExportOptions(formats=("tflite",)),
+        )  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="depth 7"):
-        export_architecture(arch, TINY["mlp"], [Tier(1.0, 7)], Recipe(), tmp_path)
+        export_architecture(ExportRequest(arch, TINY["mlp"], [Tier(1.0, 7)], Recipe()), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -317,7 +342,9 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
     (tmp_path / "taken").write_text("in the way")
     with pytest.raises(StorageError, match="taken"):
         export_architecture(
-            mlp, None, [Tier(1.0, 1)], Recipe(), tmp_path / "taken", formats=("onnx",)
+            ExportRequest(mlp, None, [Tier(1.0, 1)], Recipe()),
+            tmp_path / "taken",
+            ExportOptions(formats=("onnx",)),
         )
 
 
@@ -328,7 +355,9 @@ def test_depth_tiers_have_their_own_sets(tmp_path: Path) -> None:
     """
     tiers = [Tier(1.0, 2), Tier(0.5, 1)]
     export_architecture(
-        ZOO.get("text_encoder"), TINY["text_encoder"], tiers, Recipe(), tmp_path, formats=("onnx",)
+        ExportRequest(ZOO.get("text_encoder"), TINY["text_encoder"], tiers, Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
     )
     shallow = manifest_of(tmp_path, tiers[1], "text_encoder")
     assert {p.block for p in shallow.parameters} == {"stem", "block1", "head"}
@@ -346,7 +375,9 @@ def test_a_tier_is_exported_with_a_head_of_its_own(tmp_path: Path) -> None:
     whole = Tier(1.0, 2)
     arch = ZOO.get("text_encoder")
     export_architecture(
-        arch, settings, [whole, small], Recipe(), tmp_path, formats=("onnx",), heads={small: 7}
+        ExportRequest(arch, settings, [whole, small], Recipe(), heads={small: 7}),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
     )
     folder = tmp_path / "text_encoder"
     layout = Layout.from_json((folder / "layout.json").read_bytes())
@@ -368,20 +399,23 @@ def test_a_head_needs_its_tier_and_a_model_that_can_have_one(tmp_path: Path) -> 
     of its own mind.
     """
     arch = ZOO.get("text_encoder")
-    with pytest.raises(
-        ConfigError, match=r"w1\.00-d1 shall have a head of its own but is not exported"
-    ):
+    with pytest.raises(ConfigError, match=r"tier w1\.00-d1, which is not exported"):
         export_architecture(
-            arch, TINY["text_encoder"], [Tier(1.0, 2)], Recipe(), tmp_path, heads={Tier(1.0, 1): 7}
-        )
-    with pytest.raises(PlanError, match="goes with the labels"):
-        export_architecture(
-            ZOO.get("transformer_mlm"),
-            TINY["transformer_mlm"],
-            TIERS[:1],
-            Recipe(),
+            ExportRequest(
+                arch, TINY["text_encoder"], [Tier(1.0, 2)], Recipe(), heads={Tier(1.0, 1): 7}
+            ),
             tmp_path,
-            heads={TIERS[0]: 7},
+        )
+    with pytest.raises(PlanError, match="depends on the labels"):
+        export_architecture(
+            ExportRequest(
+                ZOO.get("transformer_mlm"),
+                TINY["transformer_mlm"],
+                TIERS[:1],
+                Recipe(),
+                heads={TIERS[0]: 7},
+            ),
+            tmp_path,
         )
 
     @architecture()
@@ -391,8 +425,8 @@ def test_a_head_needs_its_tier_and_a_model_that_can_have_one(tmp_path: Path) -> 
             OrderedDict(stem=nn.Linear(4, 4), blocks=blocks, head=nn.Linear(4, cut.classes(3)))
         )
 
-    with pytest.raises(ConfigError, match="needs `classes` to be its labels"):
+    with pytest.raises(ConfigError, match="the setting `classes` must be the number of labels"):
         export_architecture(
-            stubborn, {}, [Tier(1.0, 1)], Recipe(), tmp_path, heads={Tier(1.0, 1): 7}
+            ExportRequest(stubborn, {}, [Tier(1.0, 1)], Recipe(), heads={Tier(1.0, 1): 7}), tmp_path
         )
     assert not list(tmp_path.glob("*/layout.json"))

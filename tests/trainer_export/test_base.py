@@ -21,7 +21,7 @@ from fleet_protocol.weights import encode_weights
 from models import build, infer_layout, make_plan, slice_weights
 from tests.adapted import BASE, adapted, encoding, half_frozen
 from tests.marking import mostly_slow
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.loss import Answer
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, Reference
@@ -35,7 +35,9 @@ def exported(tmp_path_factory):
     out = tmp_path_factory.mktemp("adapted")
     layout = infer_layout(adapted)
     export_architecture(
-        adapted, None, [layout.tier(width) for width in WIDTHS], Recipe(), out, formats=("onnx",)
+        ExportRequest(adapted, None, [layout.tier(width) for width in WIDTHS], Recipe()),
+        out,
+        ExportOptions(formats=("onnx",)),
     )
     return load_artifacts(out, "adapted", chunk_bytes=1024), out
 
@@ -88,10 +90,15 @@ def test_a_board_trains_on_the_mapped_file_as_pytorch_does(exported, width):
     }
 
 
+@pytest.mark.slow
 def test_adapters_in_pytorchs_encoder_train(tmp_path):
     """The graph was right and refused, since PyTorch judged its own encoder past the adapters."""
     layout = infer_layout(encoding)
-    export_architecture(encoding, None, [layout.tier(1.0)], Recipe(), tmp_path, formats=("onnx",))
+    export_architecture(
+        ExportRequest(encoding, None, [layout.tier(1.0)], Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
+    )
     artifacts = load_artifacts(tmp_path, "encoding", chunk_bytes=1024)
     item = artifacts.full
     session = Sessions().train(item.manifest, item.folder / "train.onnx", item.base())
@@ -109,7 +116,9 @@ def cut_exported(tmp_path_factory):
     out = tmp_path_factory.mktemp("half_frozen")
     layout = infer_layout(half_frozen)
     export_architecture(
-        half_frozen, None, [layout.tier(1.0), layout.tier(0.5)], Recipe(), out, formats=("onnx",)
+        ExportRequest(half_frozen, None, [layout.tier(1.0), layout.tier(0.5)], Recipe()),
+        out,
+        ExportOptions(formats=("onnx",)),
     )
     return load_artifacts(out, "half_frozen", chunk_bytes=1024)
 
@@ -188,7 +197,7 @@ def test_a_manifest_without_a_base_reads_and_writes_as_before(exported):
     plain = manifest.model_copy(update={"base": (), "files": {}})
     assert b'"base"' not in plain.to_bytes()
     assert Manifest.model_validate_json(manifest.to_bytes()) == manifest
-    with pytest.raises(ValidationError, match="no file of them"):
+    with pytest.raises(ValidationError, match="no file with them"):
         Manifest.model_validate({**manifest.model_dump(), "files": {}})
 
 

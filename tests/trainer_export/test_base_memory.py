@@ -18,7 +18,7 @@ import pytest
 from device_runtime.bench import costs
 from fleet_protocol.manifest import BASE, parse_manifest
 from models.registry import Registry, infer_layout
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 # Two blocks of twice the width of SmolLM's: most of 132 MB is theirs.
@@ -40,7 +40,11 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
     tier = infer_layout(architecture, settings).tier(1.0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        export_architecture(architecture, settings, [tier], Recipe(), folder, formats=("onnx",))
+        export_architecture(
+            ExportRequest(architecture, settings, [tier], Recipe()),
+            folder,
+            ExportOptions(formats=("onnx",)),
+        )
         (path,), (cost,) = folder.rglob("manifest.json"), costs(folder, 1)
         manifest = parse_manifest(path.read_bytes())
         files = {

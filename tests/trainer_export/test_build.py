@@ -19,9 +19,15 @@ from models.registry import Registry
 from models.tier import Tier
 from tests.trainer_export.helpers import TINY
 from tests.trainer_export.test_artifact_set import files_under
-from trainer_export.artifact_set import TierReport, UnaskedTiers, export_architecture
+from trainer_export.artifact_set import (
+    ExportOptions,
+    ExportRequest,
+    export_architecture,
+)
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
+from trainer_export.tier_report import TierReport
+from trainer_export.tier_selection import UnaskedTiers
 
 WIDTHS = (1.0, 0.5, 0.25)
 
@@ -60,7 +66,9 @@ def export(
     tiers = [Tier(width, 1) for width in widths]
     settings = {"scale": scale}
     reports = export_architecture(
-        small, settings, tiers, recipe or Recipe(), out, formats=("onnx",), others=others, jobs=jobs
+        ExportRequest(small, settings, tiers, recipe or Recipe()),
+        out,
+        ExportOptions(formats=("onnx",), others=others, jobs=jobs),
     )
     return {report.tier.id: report for report in reports}
 
@@ -118,7 +126,9 @@ def test_another_file_of_the_user_counts(tmp_path: Path, monkeypatch: pytest.Mon
     def again() -> bool:
         arch = Registry.from_architectures([]).with_file(tmp_path / "models.py").get("net")
         (report,) = export_architecture(
-            arch, None, [Tier(1.0, 1)], Recipe(), tmp_path / "out", formats=("onnx",)
+            ExportRequest(arch, None, [Tier(1.0, 1)], Recipe()),
+            tmp_path / "out",
+            ExportOptions(formats=("onnx",)),
         )
         return report.taken
 
@@ -156,7 +166,7 @@ def test_tiers_are_not_dropped_unasked(tmp_path: Path) -> None:
     export(tmp_path, 1.0, 0.5)
     before = files_under(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"has w0.50-d1, w1.00-d1, too.*--add keeps .*--replace drops"
+        ConfigError, match=r"also has w0.50-d1, w1.00-d1.*--add keeps .*--replace removes"
     ):
         export(tmp_path, 0.25)
     assert files_under(tmp_path) == before
@@ -179,8 +189,14 @@ def test_tiers_that_stay_are_brought_up_to_date(tmp_path: Path) -> None:
     arch = Registry.zoo().get("text_encoder")
     settings = TINY["text_encoder"]
     kept = {"formats": ("onnx",), "others": "add"}
-    export_architecture(arch, settings, tiers, Recipe(), tmp_path, heads={tiers[1]: 5}, **kept)  # type: ignore[arg-type]
-    reports = export_architecture(arch, settings, tiers[:1], recipe, tmp_path, **kept)  # type: ignore[arg-type]
+    export_architecture(
+        ExportRequest(arch, settings, tiers, Recipe(), heads={tiers[1]: 5}),
+        tmp_path,
+        ExportOptions(**kept),
+    )  # type: ignore[arg-type]
+    reports = export_architecture(
+        ExportRequest(arch, settings, tiers[:1], recipe), tmp_path, ExportOptions(**kept)
+    )  # type: ignore[arg-type]
     assert [(report.tier.id, report.taken) for report in reports] == [
         ("w1.00-d2", False),
         ("w1.00-d1", False),
@@ -194,13 +210,17 @@ import sys
 from pathlib import Path
 from tests.trainer_export.test_build import WIDTHS, export, small
 from models.tier import Tier
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own, to which an export would leave it
 tiers = [Tier(width, 1) for width in WIDTHS]
 progress = lambda state: print(state.stage, flush=True)
-export_architecture(small, {}, tiers, Recipe(), Path(sys.argv[1]), ("onnx",), jobs=int(sys.argv[2]), progress=progress)
+export_architecture(
+    ExportRequest(small, {}, tiers, Recipe()),
+    Path(sys.argv[1]),
+    ExportOptions(("onnx",), jobs=int(sys.argv[2]), progress=progress),
+)
 """
 
 

@@ -133,7 +133,7 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
             VECTOR,
             r"module 0 \(BatchNorm1d\).*StaticBatchNorm",
         ),
-        (Frozen(), VECTOR, "every parameter is frozen.*free some"),
+        (Frozen(), VECTOR, "every parameter is frozen.*set requires_grad"),
         (
             Resized(),
             IMAGE,
@@ -142,7 +142,7 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
         (
             Masked(),
             VECTOR,
-            r"stacks of transformer layers look at the values of their mask: give is_causal=False",
+            r"stacks of transformer layers inspect the values of their mask: pass is_causal=False",
         ),
         (
             Branching(),
@@ -155,9 +155,9 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
         (
             FixedBatch(),
             VECTOR,
-            r"some batch sizes only, module .*\(FixedBatch\), line \d+ of test_errors\.py; ",
+            r"only for some batch sizes, module .*\(FixedBatch\), line \d+ of test_errors\.py; ",
         ),
-        (nn.Linear(6, 4), VECTOR, r"must return logits \[batch, 3\], it returned"),
+        (nn.Linear(6, 4), VECTOR, r"must return logits \[batch, 3\], but returned"),
     ],
 )
 def test_models_that_cannot_be_exported(
@@ -180,13 +180,13 @@ def test_models_that_cannot_be_exported(
         ),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(5, 3)),
-            r"cannot be run on float32 samples \[2, 6, 6\]:.*input_shape",
+            r"fails on float32 samples \[2, 6, 6\]:.*input_shape",
         ),
-        (nn.Conv2d(2, 4, 1), r"must return logits \[batch, 3, 6, 6\], it returned"),
-        (TimeFirst(), r"must return samples first, not \[6, 2, 3\]; transpose"),
+        (nn.Conv2d(2, 4, 1), r"must return logits \[batch, 3, 6, 6\], but returned"),
+        (TimeFirst(), r"must return the batch dimension first, not \[6, 2, 3\]; transpose"),
         (
             nn.Sequential(nn.Flatten(2), nn.Conv1d(2, 3, 1)),
-            r"it returned .*\(with a label per token: \[batch, tokens, 3\]",
+            r"but returned .*\(use \[batch, tokens, 3\] for a label per token",
         ),
     ],
 )
@@ -320,16 +320,16 @@ REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor],
         _digamma,
     ),
     "erfinv": (lambda x: x.tanh().erfinv(), r"Winitzki's formula.*- s\)\.sqrt\(\)", _inverse_error),
-    "roll": (lambda x: x.roll(1), "name the dimension", lambda x: x.roll(1, 1)),
-    "flip": (lambda x: x.flip(0), "name another dimension", lambda x: x.flip(1)),
+    "roll": (lambda x: x.roll(1), "pass the dimension", lambda x: x.roll(1, 1)),
+    "flip": (lambda x: x.flip(0), "use another dimension", lambda x: x.flip(1)),
     "mask": (
         lambda x: x[x > 0].sum(),
-        "multiply by it",
+        "multiply by the mask",
         lambda x: (x * (x > 0)).sum(1, keepdim=True),
     ),
     "masked": (
         _masked,
-        r"write torch\.where\(mask, new, old\)",
+        r"use torch\.where\(mask, new, old\)",
         lambda x: torch.where(x > 0, 0.1 * x, x),
     ),
     "product": (
@@ -357,7 +357,7 @@ REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor],
     ),
     "size of the batch": (
         lambda x: x * x.shape[0] ** 0.5,
-        "sym_float on the size of the batch cannot.*take sums or means instead",
+        "sym_float on the batch size cannot.*use sums or means instead",
         lambda x: x * x.shape[1] ** 0.5,
     ),
     "fourier": (lambda x: torch.fft.fft(x).real, "tables of cosines and sines", _cosines),
@@ -373,7 +373,7 @@ REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor],
     ),
     "one hot": (
         lambda x: functional.one_hot(x.argmax(1)),
-        "name the number of classes",
+        "pass the number of classes",
         lambda x: functional.one_hot(x.argmax(1), 6),
     ),
     "random": (torch.rand_like, "a NoiseLayer of models.zoo.dropout", Dropout(0.3)),
@@ -386,8 +386,11 @@ REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor],
 
 
 @pytest.mark.parametrize("name", REMEDIES)
+@pytest.mark.slow
 def test_a_refusal_and_what_it_advises(name: str) -> None:
     """The function is refused by its line, and what stands in the message trains as in PyTorch."""
+    # Some weights make a tanh of 1, for which the formula of erfinv has no finite value.
+    torch.manual_seed(5)
     refused, message, instead = REMEDIES[name]
     with pytest.raises(ExportError, match=rf"line \d+ of test_errors\.py: .*{message}"):
         train_report(Between(refused), VECTOR)

@@ -14,8 +14,15 @@ import torch
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import next_name, parse_manifest
 from models.tier import Tier
-from tests.trainer_export.helpers import TINY, ZOO, batches_for, deviation, tiny
-from trainer_export.artifact_set import export_architecture
+from tests.trainer_export.helpers import (
+    TINY,
+    ZOO,
+    batches_for,
+    deviation,
+    grouped_convolutions,
+    tiny,
+)
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.check import calm_torch, open_session
 from trainer_export.formats import executorch
 from trainer_export.formats.executorch import TRAIN_BATCH
@@ -86,7 +93,9 @@ def test_a_set_holds_three_programs_that_agree_with_pytorch(tmp_path):
     recipe = Recipe(Adam(), clip_norm=0.5, proximal=True)
     formats = ("onnx", "executorch")
     (report,) = export_architecture(
-        ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], recipe, tmp_path, formats=formats
+        ExportRequest(ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], recipe),
+        tmp_path,
+        ExportOptions(formats=formats),
     )
     folder = tmp_path / "mlp" / "w0.50-d1"
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
@@ -128,9 +137,12 @@ def test_a_model_that_it_cannot_hold_is_refused(layer, reason):
         executorch.write_programs(model, signature, Recipe())
 
 
-# `cnn1`, `cnn2`, `preresnet18` have the layers of `lenet5` and `conv`, the others the encoder of
+# `cnn1`, `cnn2`, `preresnet18`, `exit_resnet` have the layers of `lenet5` and `conv`, the others the encoder of
 # `minilm_adapters`.
-ALIKE = {"cnn1", "cnn2", "preresnet18", "minilm_encoder", "text_encoder", "token_classifier"}
+ALIKE = {
+    *("cnn1", "cnn2", "preresnet18", "exit_resnet"),
+    *("minilm_encoder", "text_encoder", "token_classifier"),
+}
 
 
 @installed
@@ -139,6 +151,17 @@ ALIKE = {"cnn1", "cnn2", "preresnet18", "minilm_encoder", "text_encoder", "token
 def test_every_kind_of_architecture_agrees_with_pytorch(name):
     """None is refused; lowering one takes most of a minute."""
     assert worst(name) <= 1e-5
+
+
+@installed
+@slow
+def test_grouped_convolutions_agree_with_pytorch():
+    model = grouped_convolutions()
+    signature = Signature((2, 8, 8), "float32", 3).with_places_of(model)
+    files = executorch.write_programs(model, signature, Recipe())
+    with calm_torch():
+        checks = executorch.check_programs(files, model, Recipe(), batches_for(model, signature))
+    assert deviation(checks) <= 1e-5
 
 
 @installed
@@ -156,7 +179,7 @@ def test_an_application_trains_from_the_program_alone(tmp_path):
     files, module, signature = programs_of("lenet5", Recipe(), 1.0)
     train = files[0]
     batches = batches_for(module, signature, (TRAIN_BATCH,))
-    pairs = [(x.numpy(), y.numpy()) for x, y in batches.take(20)]
+    pairs = [(x.numpy(), y.numpy()) for x, y in batches.draw(20)]
     values = {f"param.{name}": value.detach().numpy() for name, value in module.named_parameters()}
     values |= {
         p.name: np.zeros(p.shape, np.float32) for p in train.inputs if p.name.startswith("state.")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from models import architecture, build, infer_layout
-from models.zoo.conversion import converted
+from models.zoo.conversion_plan import converted
 from tests.trainer_export.helpers import shaken, train_report
 from trainer_export.model_inputs import Signature
 

@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from trainer_export.graph import Port
 from trainer_export.lowering import depthwise, groups
+from trainer_export.lowering.columns import Geometry
 from trainer_export.lowering.program import write_graph
-from trainer_export.lowering.tiles import Tiles
+from trainer_export.lowering.tiles import Tiles, forward_tiles
 from trainer_export.traced_program import trace_program
 
 BATCH = 3
@@ -132,6 +133,7 @@ TABLE = [
     Layer(3, 1, 1, (12, 11), (3, 2), padding=2, dilation=2),
     Layer(2, 1, 1, (40, 40), (7, 7), padding=3),
     Layer(2, 1, 1, (2, 2), (5, 5), padding=2),
+    Layer(2, 1, 1, (25, 5), (3, 3), padding=1),
     Layer(5, 1, 1, (33,), (3,), padding=1),
     Layer(5, 1, 3, (70,), (4,), stride=3, bias=True),
     Layer(2, 1, 1, (4, 5, 6), (3, 3, 3), padding=1),
@@ -149,6 +151,40 @@ TABLE = [
 def test_a_grouped_convolution_and_its_gradients_are_those_of_pytorch(layer: Layer) -> None:
     """In one, two and three dimensions, whatever the cost model chooses."""
     checked(layer)
+
+
+GEOMETRIES = [
+    Geometry((25, 5), (25, 5), (3, 3), (1, 1), (1, 1), (1, 1)),
+    Geometry((13, 7), (6, 7), (4, 3), (2, 1), (1, 1), (1, 1)),
+    Geometry((12, 40), (12, 40), (5, 5), (1, 1), (4, 4), (2, 2)),
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_every_tiling_copies_the_places_that_its_results_read(geometry: Geometry) -> None:
+    """Row by row or in runs of several rows; with either, a product is the convolution."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(geometry.inputs, generator=generator, dtype=torch.float64)
+    kernel = torch.randn(geometry.kernel, generator=generator, dtype=torch.float64)
+    ways = (geometry.stride, geometry.padding, geometry.dilation)
+    expected = functional.conv2d(x[None, None], kernel[None, None], None, *ways)
+    in_runs = set()
+    for tiles in forward_tiles(geometry):
+        if tiles.is_whole:
+            continue
+        rows, columns = tiles.axes
+        in_runs.add(rows.has_runs)
+        padded = np.pad(x.numpy(), tiles.padding)
+        assert list(padded.shape) == tiles.padded
+        windows = padded.reshape(-1, tiles.run)[tiles.table()].reshape(
+            rows.count, columns.count, rows.window, columns.window
+        )
+        results = np.einsum(
+            "tucd,ij,icr,jds->trus", windows, kernel.numpy(), rows.relation, columns.relation
+        ).reshape(rows.count * rows.tile, -1)
+        height, width = geometry.outputs
+        np.testing.assert_allclose(results[:height, :width], expected[0, 0], atol=1e-12)
+    assert in_runs == {False, True}
 
 
 @st.composite
@@ -179,8 +215,10 @@ def test_every_way_to_write_a_grouped_convolution_is_right(
 ) -> None:
     """Whatever way a cost model would choose: any tiles, look-ups or the runtime's operators."""
 
-    def some(ways: Iterable[Tiles], channels: int, *, turns: bool = False) -> Tiles:
-        del channels, turns
+    def some(
+        ways: Iterable[Tiles], channels: int, *, products: int = 1, turns: bool = False
+    ) -> Tiles:
+        del channels, products, turns
         listed = list(ways)
         return listed[number % len(listed)]
 

@@ -10,7 +10,7 @@ from fleet_protocol.errors import ExportError
 from models import Cut, architecture
 from models.registry import infer_layout
 from models.tier import Tier
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.exported import Export
 from trainer_export.recipe import Recipe
 
@@ -67,20 +67,20 @@ def shortcut(
         (
             "shortcut",
             (
-                r"w0\.0625-d1: module 1 \(Block\), line \d+ of test_likeness\.py calls add alone in "
-                r"this tier"
+                r"w0\.0625-d1: module 1 \(Block\), line \d+ of test_likeness\.py calls add in this "
+                r"tier, but not in the whole model"
             ),
         ),
         (
             "stride",
             (
                 r"w0\.0625-d1: module 2 .*calls conv1d with stride, padding and dilation \(\(1,\), .* "
-                r"alone"
+                r"not in the whole model"
             ),
         ),
         (
             "projection",
-            r"w0\.0625-d1: parameter 1\.projection\.weight is not there and should be \(1, 1\)",
+            r"w0\.0625-d1: parameter 1\.projection\.weight is missing and should be \(1, 1\)",
         ),
     ],
 )
@@ -88,7 +88,9 @@ def test_a_tier_that_is_another_model(kind: str, message: str, tmp_path: Path) -
     """Both layers have one unit there, and 8 and 12 in the whole model."""
     with pytest.raises(ExportError, match=message + r".*cut\.axes\[name\]\.size"):
         export_architecture(
-            shortcut, {"kind": kind}, [Tier(1 / 16, 1)], Recipe(), tmp_path, ("onnx",)
+            ExportRequest(shortcut, {"kind": kind}, [Tier(1 / 16, 1)], Recipe()),
+            tmp_path,
+            ExportOptions(formats=("onnx",)),
         )
 
 
@@ -98,14 +100,49 @@ def test_the_whole_model_is_asked_once() -> None:
     for width in (0.5, 0.25):
         export.module(Tier(width, 1))
     assert list(export.whole) == [(1, 3)]
-    with pytest.raises(ExportError, match="calls add alone in this tier"):
+    with pytest.raises(ExportError, match="calls add in this tier, but not in the whole model"):
         export.module(Tier(1 / 16, 1))
 
 
 def test_deciding_by_the_whole_sizes(tmp_path: Path) -> None:
     """What the refusal advises is exported."""
     settings = {"kind": "sizes of the whole"}
-    assert export_architecture(shortcut, settings, [Tier(1 / 16, 1)], Recipe(), tmp_path, ("onnx",))
+    assert export_architecture(
+        ExportRequest(shortcut, settings, [Tier(1 / 16, 1)], Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
+    )
+
+
+class SharedKeys(nn.Module):
+    """Copies its keys for the query heads that share them, unless there is one for each."""
+
+    def __init__(self, heads: int, classes: int) -> None:
+        super().__init__()
+        self.copies = heads // 2
+        self.query = nn.Linear(4, heads * 3)
+        self.key = nn.Linear(4, 2 * 3)
+        self.head = nn.Linear(heads, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(x).unflatten(1, (-1, 3))
+        key = self.key(x).unflatten(1, (-1, 3))
+        if self.copies > 1:
+            key = key[:, :, None].expand(len(x), 2, self.copies, 3).reshape(len(x), -1, 3)
+        logits: Tensor = self.head((query * key).sum(2).tanh())
+        return logits
+
+
+@architecture()
+def shared_keys(cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3) -> nn.Module:
+    """Query heads that are cut inside the two groups that share a key head."""
+    return SharedKeys(2 * cut.heads("query", 2, 4), cut.classes(classes))
+
+
+def test_a_tier_may_leave_out_copies_of_one() -> None:
+    """A function that only gives a tensor another shape is no difference of models."""
+    export = Export(shared_keys, infer_layout(shared_keys), Recipe())
+    assert export.module(Tier(0.25, 1)).get_submodule("query").weight.shape == (6, 4)
 
 
 class Features(nn.Module):
@@ -136,20 +173,27 @@ def features(
 
 
 @pytest.mark.parametrize(
-    ("kind", "named"), [("buffer", "buffer drawn"), ("attribute", "what is no parameter")]
+    ("kind", "named"),
+    [("buffer", "buffer drawn"), ("attribute", "a tensor that is not a parameter")],
 )
 def test_what_is_drawn_when_a_tier_is_built(kind: str, named: str, tmp_path: Path) -> None:
     """Each tier would have random features of its own, so that its weights are no part of the whole
     model's.
     """
     with pytest.raises(
-        ExportError, match=rf"w0\.50-d1: built a second time .*: {named} is drawn at random"
+        ExportError, match=rf"w0\.50-d1: a second instance .*: {named} is drawn at random"
     ):
-        export_architecture(features, {"kind": kind}, [Tier(0.5, 1)], Recipe(), tmp_path, ("onnx",))
+        export_architecture(
+            ExportRequest(features, {"kind": kind}, [Tier(0.5, 1)], Recipe()),
+            tmp_path,
+            ExportOptions(formats=("onnx",)),
+        )
 
 
 def test_drawn_features_as_a_frozen_parameter(tmp_path: Path) -> None:
     """What the refusal advises is exported."""
     assert export_architecture(
-        features, {"kind": "parameter"}, [Tier(0.5, 1)], Recipe(), tmp_path, ("onnx",)
+        ExportRequest(features, {"kind": "parameter"}, [Tier(0.5, 1)], Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
     )

@@ -19,7 +19,7 @@ from models.zoo.layers import set_mode
 from models.zoo.randomized_model import vocabulary_of
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import ZOO
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.batches import SizedBatches
 from trainer_export.check import open_session, run_session
 from trainer_export.formats.onnx import write_train_graph
@@ -163,7 +163,11 @@ def exported(folder, model, recipe):
     """Where an exported model lies, its manifest, and PyTorch's copy of it."""
     arch, settings = MODELS[model]
     settings = arch.settings(settings)
-    export_architecture(arch, settings, [Tier(1.0, 1)], recipe, folder, formats=("onnx",))
+    export_architecture(
+        ExportRequest(arch, settings, [Tier(1.0, 1)], recipe),
+        folder,
+        ExportOptions(formats=("onnx",)),
+    )
     place = folder / arch.name / "w1.00-d1"
     return place, parse_manifest((place / "manifest.json").read_bytes()), made(model)[0]
 
@@ -193,7 +197,7 @@ def test_twenty_steps_are_those_of_pytorchs_own_class(loss, numbers, pytorch, mo
         "mask": np.ones(signature.classes, np.float32),
         "lr": np.array(LEARNING_RATE, np.float32),
     }
-    for x, y in SizedBatches(signature, vocabulary_of(module), (7,), loss=recipe.loss).take(STEPS):
+    for x, y in SizedBatches(signature, vocabulary_of(module), (7,), loss=recipe.loss).draw(STEPS):
         taken = y if ignored is None else torch.where(y == ignored, -1, y)  # as boards hand it over
         found = run_session(session, {**now, **fixed, "x": x.numpy(), "y": taken.numpy()})
         reference.zero_grad()
@@ -227,7 +231,7 @@ def test_metrics_of_classes_are_those_by_hand(tmp_path):
     confusion = np.zeros((3, 3))
     losses = []
     sums = {}
-    for x, y in SizedBatches(signature, vocabulary_of(module), (9, 4)).take(3):
+    for x, y in SizedBatches(signature, vocabulary_of(module), (9, 4)).draw(3):
         for name, value in session.evaluate(x.numpy(), y.numpy(), np.ones(3, np.float32)).items():
             sums[name] = sums.get(name, 0) + value
         with torch.no_grad():
@@ -264,7 +268,7 @@ def test_metrics_of_numbers_are_those_by_hand(tmp_path):
     session = evaluating(place, manifest, module)
     sums = {}
     errors = []
-    for x, y in SizedBatches(signature, sizes=(9, 4), loss=recipe.loss).take(3):
+    for x, y in SizedBatches(signature, sizes=(9, 4), loss=recipe.loss).draw(3):
         for name, value in session.evaluate(x.numpy(), y.numpy(), np.ones(1, np.float32)).items():
             sums[name] = sums.get(name, 0) + value
         errors += (module(x)[:, 0] - y).tolist()
@@ -284,15 +288,15 @@ def test_what_cannot_be_learnt_is_refused(tmp_path):
         ConfigError, match=r"cross entropy of one logit is always 0.*mean-squared-error"
     ):
         exported(tmp_path, "one", Recipe())
-    with pytest.raises(ConfigError, match="2 numbers, the model 3 classes"):
+    with pytest.raises(ConfigError, match="2 numbers, but the model has 3 classes"):
         exported(
             tmp_path, "mlp", Recipe(loss=loss_named("cross-entropy", {"class_weights": [1, 2]}))
         )
     with pytest.raises(ConfigError, match="counts classes"):
         Recipe(loss=loss_named("huber"), metrics=(metric_named("f1"),))
-    with pytest.raises(ConfigError, match="losses of numbers"):
+    with pytest.raises(ConfigError, match="needs a loss for numbers"):
         Recipe(metrics=(metric_named("mae"),))
-    with pytest.raises(ConfigError, match=r"no metric 'mean-iuo' .did you mean 'mean-iou'"):
+    with pytest.raises(ConfigError, match=r"unknown metric 'mean-iuo' .did you mean 'mean-iou'"):
         metric_named("mean-iuo")
 
 
@@ -307,13 +311,23 @@ def test_a_loss_of_numbers_needs_no_classes(tmp_path):
     layout = infer_layout(three)
     tiers = (layout.tier(1.0), layout.tier(0.5))
     recipe = Recipe(loss=loss_named("mean-squared-error"), metrics=(metric_named("mae"),))
-    export_architecture(three, None, tiers, recipe, tmp_path / "numbers", ("onnx",))
+    export_architecture(
+        ExportRequest(three, None, tiers, recipe),
+        tmp_path / "numbers",
+        ExportOptions(formats=("onnx",)),
+    )
     for tier in tiers:
         path = tmp_path / "numbers" / "three" / tier.id / "manifest.json"
         manifest = parse_manifest(path.read_bytes())
         assert (manifest.classes, manifest.label_shape) == (3, (3,))
-    with pytest.raises(ConfigError, match=r"three never asked for cut.classes\(n\), and the loss"):
-        export_architecture(three, None, tiers, Recipe(), tmp_path / "labels", ("onnx",))
+    with pytest.raises(
+        ConfigError, match=r"three does not use cut.classes\(n\), which the loss .* needs"
+    ):
+        export_architecture(
+            ExportRequest(three, None, tiers, Recipe()),
+            tmp_path / "labels",
+            ExportOptions(formats=("onnx",)),
+        )
 
 
 @pytest.mark.parametrize(
@@ -328,7 +342,10 @@ def test_a_loss_of_numbers_needs_no_classes(tmp_path):
             {"loss": {"name": "cross-entropy", "ignore_label": "x"}},
             "ignore_label .* is 'x', not a number",
         ),
-        ({"loss": {"name": "cross-entropy", "ignore_label": 1.5}}, "ignore_label 1.5 is no label"),
+        (
+            {"loss": {"name": "cross-entropy", "ignore_label": 1.5}},
+            "ignore_label 1.5 is not a label",
+        ),
         (
             {"loss": {"name": "own_cross_entropy", "smoothing": "0.1"}},
             "smoothing .* is '0.1', not a number",
@@ -343,4 +360,4 @@ def test_a_loss_of_numbers_needs_no_classes(tmp_path):
 def test_a_setting_of_another_kind_is_refused(table, message):
     """A text that says no would have been true."""
     with pytest.raises(ConfigError, match=message):
-        Recipe.of(RecipeTable.model_validate(table), OWN)
+        Recipe.from_table(RecipeTable.model_validate(table), OWN)

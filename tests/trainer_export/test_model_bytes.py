@@ -15,5 +15,5 @@ class _Large:
 
 
 def test_a_model_of_more_than_2_gb_is_refused():
-    with pytest.raises(ExportError, match=r"at most 2 GB.*smaller tier.*safetensors"):
+    with pytest.raises(ExportError, match=r"larger than 2 GB.*smaller tier.*safetensors"):
         model_bytes(_Large())

@@ -9,7 +9,7 @@ from trainer_export.pair_step import Learner, pair_step
 from trainer_export.proximal import proximal_gradients, proximal_loss
 from trainer_export.recipe import Recipe
 from trainer_export.routines.mutual import MUTUAL, mutual_loss_and_logit_gradient, mutual_parts
-from trainer_export.update import Trained
+from trainer_export.update import TrainedTensors
 
 Y = torch.tensor([2, 0, 1, 2])
 
@@ -75,7 +75,11 @@ def learner(seed, trust, recipe):
         state.name: [torch.zeros_like(p) for p in parameters] for state in recipe.optimizer.states
     }
     return Learner(
-        linear, Trained(parameters, states), trust, torch.tensor(0.1, dtype=torch.float64), recipe
+        linear,
+        TrainedTensors(parameters, states),
+        trust,
+        torch.tensor(0.1, dtype=torch.float64),
+        recipe,
     )
 
 
@@ -133,7 +137,9 @@ def test_a_parameter_outside_the_loss_still_decays():
     recipe = Recipe(Sgd(momentum=0.0, weight_decay=0.5), clip_norm=None)
     half = learner(1, 0.5, recipe)
     idle = torch.ones(2, dtype=torch.float64)
-    wider = Learner(linear, Trained([*half.trained.parameters, idle], {}), 0.5, half.lr, recipe)
+    wider = Learner(
+        linear, TrainedTensors([*half.trained.parameters, idle], {}), 0.5, half.lr, recipe
+    )
     learnt, _ = pair_step(
         MUTUAL, (wider, learner(2, 0.5, recipe)), torch.ones(4, 5, dtype=torch.float64), Y
     )

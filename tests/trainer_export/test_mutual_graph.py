@@ -56,7 +56,7 @@ def test_frozen_parameters_are_refused_until_they_are_free():
     layer.requires_grad_(False)
     with pytest.raises(
         ExportError,
-        match=f"parameter {frozen} of the model sent is frozen.*requires_grad = True, or",
+        match=f"parameter {frozen} of the sent model is frozen.*requires_grad = True, or",
     ):
         trace_pair(MUTUAL, (personal, meme), signature, Recipe())
     layer.requires_grad_(True)
@@ -93,5 +93,5 @@ def test_models_of_different_tasks_are_refused():
 def test_a_proximal_term_is_refused():
     """It belongs to another method."""
     personal, meme, signature = pair(("mlp", 1.0), ("mlp", 0.5))
-    with pytest.raises(ConfigError, match="no proximal term"):
+    with pytest.raises(ConfigError, match="neither a proximal term nor micro-batches"):
         trace_pair(MUTUAL, (personal, meme), signature, Recipe(proximal=True))

@@ -214,7 +214,8 @@ def test_pairs_that_cannot_learn_together_are_refused(tmp_path):
     """Other classes, no pair, the same tiers twice: each before anything is written."""
     other = PairModel(PERSONAL.arch, PERSONAL.tier, dict(PERSONAL.settings) | {"classes": 4})
     with pytest.raises(
-        ConfigError, match=r"for 3 labels, the device's own, minilm_encoder, .* for 4 labels"
+        ConfigError,
+        match=r"for 3 labels, but the personal model minilm_encoder takes .* for 4 labels",
     ):
         export_pairs([Pair(MEME, other)], RECIPE, tmp_path)
     with pytest.raises(ConfigError, match="no pair"):

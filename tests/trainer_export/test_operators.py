@@ -65,7 +65,8 @@ def test_an_export_that_boards_would_refuse_fails_and_says_why() -> None:
     graph.output(Port("next.param.w", "float32", (4,)), graph.node("Neg", graph.input(x)))
     data = graph.model().SerializeToString()
     with pytest.raises(
-        ExportError, match=r"boards would refuse the graph onnx/train: output 'next\.param\.w'"
+        ExportError,
+        match=r"boards would refuse to run the graph onnx/train: output 'next\.param\.w'",
     ):
         graph_spec(
             SetFile(

@@ -1,4 +1,4 @@
-"""Every optimizer on three models, bounds of the gradient, and batches in pieces: twenty steps as
+"""Every optimizer on three models, bounds of the gradient, and micro-batches: twenty steps as
 PyTorch's own.
 """
 
@@ -50,7 +50,7 @@ def distance(model, recipe, optimizer, *, clip=lambda _: None, piece=BATCH):
         "mask": np.ones(signature.classes, np.float32),
         "lr": np.array(LEARNING_RATE, np.float32),
     }
-    for x, y in SizedBatches(signature, vocabulary_of(module), (BATCH,), loss=recipe.loss).take(
+    for x, y in SizedBatches(signature, vocabulary_of(module), (BATCH,), loss=recipe.loss).draw(
         STEPS
     ):
         reference.zero_grad()
@@ -132,7 +132,7 @@ def test_a_board_takes_a_batch_in_pieces(tmp_path):
     for session in (whole, pieces):
         session.load({name: p.detach().numpy().copy() for name, p in module.named_parameters()})
     signature = made("words")[1]
-    for x, y in SizedBatches(signature, vocabulary_of(module), (BATCH, 2), loss=recipe.loss).take(
+    for x, y in SizedBatches(signature, vocabulary_of(module), (BATCH, 2), loss=recipe.loss).draw(
         STEPS
     ):
         batch = (x.numpy(), y.numpy(), np.ones(signature.classes, np.float32), LEARNING_RATE)
@@ -148,7 +148,7 @@ def test_a_board_takes_a_batch_in_pieces(tmp_path):
 def test_a_pair_takes_whole_batches():
     """The other model's outputs are those of the whole batch."""
     module, signature = made("mlp")
-    with pytest.raises(ConfigError, match="batches in pieces"):
+    with pytest.raises(ConfigError, match="micro-batches"):
         trace_pair(MUTUAL, (module, module), signature, Recipe(accumulate=True))
 
 
@@ -171,5 +171,5 @@ def test_the_comparison_sees_another_rule(other):
     """Also one of which only a number differs, from states of a training that is under way."""
     module, signature = tiny("mlp")
     graph = write_train_graph(module, signature, Recipe(AdamW())).data
-    with calm_torch(), pytest.raises(ExportError, match="does not agree with PyTorch"):
+    with calm_torch(), pytest.raises(ExportError, match="differs from PyTorch"):
         check_train(graph, module, Recipe(other), batches_for(module, signature))

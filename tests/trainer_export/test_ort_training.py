@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ExportError
-from tests.trainer_export.helpers import batches_for, tiny
+from tests.trainer_export.helpers import batches_for, grouped_convolutions, tiny
 from trainer_export.check import calm_torch
 from trainer_export.formats import ort_training
 from trainer_export.model_inputs import Signature
@@ -30,6 +30,18 @@ def test_step_and_official_set_train_as_pytorch_does(name: str, width: float) ->
         "ort-training/step",
         "ort-training/training_model",
     }
+    assert max(report.worst_absolute for report in reports) <= 1e-5
+
+
+def test_grouped_convolutions_train_as_pytorch_does() -> None:
+    """Of several channels, of one channel each, and with steps between their taps."""
+    model = grouped_convolutions()
+    signature = Signature((2, 8, 8), "float32", 3).with_places_of(model)
+    files = ort_training.write_artifacts(model, signature, Recipe())
+    with calm_torch():
+        reports = ort_training.check_artifacts(
+            files, model, Recipe(), batches_for(model, signature)
+        )
     assert max(report.worst_absolute for report in reports) <= 1e-5
 
 
@@ -115,7 +127,7 @@ def test_an_operator_without_a_gradient_is_named() -> None:
     model trains.
     """
     module = nn.Sequential(nn.Linear(4, 4), nn.Hardsigmoid(), Rounded(), nn.Linear(4, 3))
-    with pytest.raises(ExportError, match=r"no gradient for op Round; the portable format works"):
+    with pytest.raises(ExportError, match=r"no gradient for op Round; the portable format does"):
         ort_training.write_artifacts(module, Signature((4,), "float32", 3), Recipe())
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from trainer_export.losses.cross_entropy import loss_and_logit_gradient
 from trainer_export.model_inputs import Signature
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
-from trainer_export.update import Trained, update
+from trainer_export.update import TrainedTensors, update
 
 
 def test_equal_nodes_and_constants_exist_once_and_dead_ones_not_at_all() -> None:
@@ -93,7 +94,7 @@ def test_the_optimizer_is_pytorchs(
     zeros = {
         state.name: [torch.zeros_like(p) for p in parameters] for state in Sgd(momentum).states
     }
-    trained = Trained(parameters, zeros)
+    trained = TrainedTensors(parameters, zeros)
     recipe = Recipe(Sgd(momentum=momentum, weight_decay=decay), clip_norm=clip)
     for _ in range(3):
         gradients = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -105,6 +106,19 @@ def test_the_optimizer_is_pytorchs(
         trained = update(trained, gradients, torch.tensor(0.1), recipe)
     for found, expected in zip(trained.parameters, reference, strict=True):
         torch.testing.assert_close(found, expected.detach())
+
+
+@pytest.mark.parametrize(("groups", "outputs"), [(1, 6), (2, 6), (4, 4)])
+def test_gradients_of_a_grouped_convolution_count_like_its_forward_pass(groups, outputs):
+    """A step is three passes, less the gradient of the samples, whatever the number of groups."""
+    layers = nn.Sequential(
+        nn.Conv2d(4, outputs, 3, padding=1, groups=groups), nn.Flatten(), nn.Linear(outputs * 25, 2)
+    )
+    forward, step = count_flops(layers, Signature((4, 5, 5), "float32", 2))
+    convolution = 2 * 25 * outputs * 4 // groups * 9
+    head = 2 * outputs * 25 * 2
+    assert forward == convolution + head
+    assert step == 2 * convolution + 3 * head
 
 
 def test_flops_of_a_known_model() -> None:

@@ -78,3 +78,34 @@ def test_the_operators_compute_in_pytorch_what_they_stand_for() -> None:
     doubles = [tensor.double() for tensor in tensors]
     for result, value in zip(trace.program(*doubles), step(*doubles), strict=True):
         torch.testing.assert_close(result, value)
+
+
+def top_step(
+    x: Tensor, depth: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, slope: Tensor
+) -> list[Tensor]:
+    """The same layers, of which only the upper two are trained."""
+    variables = [value.detach().requires_grad_() for value in (weight, scale, shift)]
+    between = torch.conv2d(x, depth, padding=1, groups=INPUTS)
+    y = static_batch_norm(torch.conv2d(between, variables[0]), variables[1], variables[2], EPS)
+    return [y.detach(), *torch.autograd.grad(y, variables, slope)]
+
+
+def test_nothing_below_needs_a_gradient_if_it_is_frozen() -> None:
+    """The operator of a tier whose lowest trained layer is such a pair."""
+    whole, tensors = traced(36)
+    names = ("weight", "scale", "shift")
+    results = [whole.outputs[0]]
+    for port in whole.inputs:
+        if port.name in names:
+            results.append(Port(f"next.{port.name}", "float32", port.shape))
+    trace = trace_program("step", top_step, whole.inputs, tuple(results))
+    session = onnxruntime.InferenceSession(write_graph(trace).SerializeToString())
+    feed = {}
+    for port, tensor in zip(whole.inputs, tensors, strict=True):
+        feed[port.name] = tensor.numpy()
+    expected = top_step(*[tensor.double() for tensor in tensors])
+    targets = {str(node.target) for node in trace.program.graph.nodes}
+    assert "shoal.pointwise_norm_backward.default" in targets
+    for result, value in zip(session.run(None, feed), expected, strict=True):
+        size = float(value.abs().max())
+        np.testing.assert_allclose(result / size, value.numpy() / size, rtol=0, atol=2e-5)

@@ -17,7 +17,7 @@ from models.architecture import build
 from models.tier import Tier
 from models.zoo.layers import set_mode
 from tests.trainer_export.helpers import TINY, ZOO, tiny, train_report
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.formats import ort_training
@@ -78,7 +78,9 @@ def published(folder, recipe):
     """A device's session of an exported model, its manifest, and PyTorch's copy of the model."""
     arch = ZOO.get("mlp")
     tier = Tier(1.0, 1)
-    export_architecture(arch, TINY["mlp"], [tier], recipe, folder, formats=("onnx",))
+    export_architecture(
+        ExportRequest(arch, TINY["mlp"], [tier], recipe), folder, ExportOptions(formats=("onnx",))
+    )
     place = folder / "mlp" / tier.id
     manifest = parse_manifest((place / "manifest.json").read_bytes())
     torch.manual_seed(0)
@@ -114,7 +116,7 @@ def test_a_device_steps_as_pytorchs_own_optimizer(tmp_path, optimizer, pytorch, 
     assert manifest.states_in_place
     for _ in range(2):
         reference = pytorch(module.parameters(), lr=LEARNING_RATE, **settings)
-        batches = list(SizedBatches(tiny("mlp")[1], sizes=(7,)).take(STEPS))
+        batches = list(SizedBatches(tiny("mlp")[1], sizes=(7,)).draw(STEPS))
         assert trained(session, module, reference, batches, nn.functional.cross_entropy) <= 1e-5
 
 
@@ -145,7 +147,7 @@ def test_a_loss_with_another_target_and_a_traced_gradient(tmp_path):
         ("loss_sum",),
     )
     assert "mask" not in {port.name for port in manifest.graphs["onnx/train"].inputs}
-    batches = list(SizedBatches(tiny("mlp")[1], sizes=(7,), loss=MeanSquares()).take(STEPS))
+    batches = list(SizedBatches(tiny("mlp")[1], sizes=(7,), loss=MeanSquares()).draw(STEPS))
     reference = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE)
     assert trained(session, module, reference, batches, nn.functional.mse_loss) <= 1e-5
 
@@ -176,7 +178,7 @@ def test_a_wrong_rule_is_not_published():
             direction, states = super().direction(slot)
             return direction / 2, states
 
-    with pytest.raises(ExportError, match="does not agree with PyTorch"):
+    with pytest.raises(ExportError, match="differs from PyTorch"):
         train_report(*tiny("mlp"), Recipe(Halved()))
 
 
@@ -193,7 +195,7 @@ def test_a_wrong_loss_is_not_published():
     graphs = write_graphs(module, signature, recipe)
     with (
         calm_torch(),
-        pytest.raises(ExportError, match="onnx/eval does not agree with PyTorch: loss_sum"),
+        pytest.raises(ExportError, match="onnx/eval differs from PyTorch: loss_sum"),
     ):
         check_graphs(graphs, module, recipe, SizedBatches(signature, loss=recipe.loss))
 
@@ -207,17 +209,17 @@ def test_records_are_found_by_name():
     assert loss_named("masked-cross-entropy") == MaskedCrossEntropy()
     with pytest.raises(
         ConfigError,
-        match=r"no optimizer 'adm' \(did you mean 'adam'\?\); there are adam, adamw, sgd",
+        match=r"unknown optimizer 'adm' \(did you mean 'adam'\?\); choose from adam, adamw, sgd",
     ):
         optimizer_named("adm")
     with pytest.raises(
-        ConfigError, match=r"adam has no 'weigth_decay' \(did you mean 'weight_decay'\?\)"
+        ConfigError, match=r"adam has no parameter 'weigth_decay' \(did you mean 'weight_decay'\?\)"
     ):
         optimizer_named("adam", {"weigth_decay": 0.9})
     with pytest.raises(ConfigError, match=r"beta2 1 is outside \[0, 1\)"):
         optimizer_named("adam", {"beta2": 1})
     with pytest.raises(
-        ConfigError, match="no loss 'hinge'; there are binary-cross-entropy, cross-entropy"
+        ConfigError, match="unknown loss 'hinge'; choose from all-exits-teach, binary-cross-entropy"
     ):
         loss_named("hinge")
 
@@ -236,7 +238,7 @@ def test_numbers_are_checked_with_their_range():
 def test_a_pair_has_the_loss_of_its_routine():
     """A recipe with another one is refused."""
     module, signature = tiny("mlp")
-    with pytest.raises(ConfigError, match="has the loss of its routine, not mean-squares"):
+    with pytest.raises(ConfigError, match="uses the loss of its routine, not mean-squares"):
         trace_pair(MUTUAL, (module, module), signature, Recipe(loss=MeanSquares()))
 
 

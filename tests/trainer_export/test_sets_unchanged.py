@@ -20,7 +20,7 @@ import pytest
 
 from tests.marking import mostly_slow
 from tests.test_unchanged import ROOT, surroundings
-from tests.trainer_export.helpers import TINY
+from tests.trainer_export.helpers import LOSS_OF, TINY
 
 RECORDED = ROOT / "tests" / "unchanged" / "sets.json"
 CODE = "made-from.json"
@@ -43,6 +43,8 @@ def exported(arch: str, folder: Path) -> dict[str, str]:
     settings = [f"{name}={option(value)}" for name, value in TINY[arch].items()]
     command = [sys.executable, "-m", "shoal", "export", "--arch", arch, "--widths", "1,0.5"]
     command += ["--formats", "onnx", "--out", str(folder)]
+    if arch in LOSS_OF:
+        command += ["--loss", LOSS_OF[arch]]
     for setting in settings:
         command += ["--set", setting]
     done = subprocess.run(

@@ -3,7 +3,6 @@ then exports.
 """
 
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,12 +16,13 @@ from fleet_protocol.errors import ConfigError, ExportError
 from models import architecture, infer_layout
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import train_report
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.check import open_session
 from trainer_export.footprint import count_flops
 from trainer_export.formats.onnx import write_graphs
+from trainer_export.loss import loss_named
 from trainer_export.losses.own import loss
-from trainer_export.model_inputs import Signature, require_one_output
+from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
 
 VECTOR = Signature((6,), "float32", 3)
@@ -151,7 +151,8 @@ class Gated(Layers):
 
 class Nothing(Layers):
     def forward(self, x):
-        return {"logits": super().forward(x), "loss": None}
+        y = super().forward(x)
+        return {"logits": y, "doubled": 2 * y, "loss": None}  # of two tensors neither is taken
 
 
 class Fails(Layers):
@@ -232,7 +233,7 @@ class HookedClone(Layers):
 
 REFUSED = [
     (TiedByData, "parameters first.weight and decoder.weight share their memory", TiedByUse, None),
-    (TiedByData, "let both layers have one nn.Parameter", TiedByName, None),
+    (TiedByData, "give both layers the same nn.Parameter", TiedByName, None),
     (
         HookedParameter,
         "parameter first.weight has a hook on its gradient.*on a clone",
@@ -247,7 +248,7 @@ REFUSED = [
     ),
     (
         Counting,
-        "the number steps of the model changes .* 100 steps later .* leave that out",
+        "the number steps of the model changes .* after 100 steps .* remove this dependence",
         Layers,
         None,
     ),
@@ -259,27 +260,27 @@ REFUSED = [
         None,
     ),
     (PlainTensor, "or make attribute scale a parameter", OwnParameter, None),
-    (Sparse, r"buffer mix is sparse; keep it dense, with \.to_dense\(\)", Dense, None),
+    (Sparse, r"buffer mix is sparse; make it dense with \.to_dense\(\)", Dense, None),
     (
         Recomputing,
-        r"line \d+ of test_strange.*, in module Recomputing .*leave torch.utils.checkpoint out",
+        r"line \d+ of test_strange.*, in module Recomputing .*remove torch.utils.checkpoint",
         Layers,
         None,
     ),
-    (Half, r"first.weight is torch.float16; .*leave \.half\(\)", Layers, None),
+    (Half, r"first.weight is torch.float16; .*remove \.half\(\)", Layers, None),
     (
         Squared,
-        "inner.weight has 64 entries.*each factor of a product a dimension of its own",
+        "inner.weight has 64 entries.*each factor of a product its own dimension",
         Factors,
         None,
     ),
     (
         Gated,
-        r"cut\.width\('hidden', 4\) \* 2 is a size of 8",
+        r"cut\.width\('hidden', 4\) \* 2 gives the size 8",
         Gated,
         lambda cut: cut.width("hidden", 4) * 2,
     ),
-    (Nothing, "not NoneType; leave out what is none", Layers, None),
+    (Nothing, "not NoneType; remove other values", Layers, None),
     (
         Fails,
         r"the model fails at line \d+ of test_strange_models.py, in module Fails",
@@ -334,7 +335,7 @@ def _scatters(y):
         (lambda y: y + y.kthvalue(2, 1).values[:, None], r"line \d+ .*kthvalue.*use topk"),
         (
             lambda y: y / y.max(),
-            r"line \d+ .*aten.max.default.*use amax or amin along dimensions behind the batch",
+            r"line \d+ .*aten.max.default.*use amax or amin along dimensions after the batch",
         ),
         (
             lambda y: y + torch.bucketize(y, torch.tensor([0.0, 1.0])),
@@ -350,7 +351,7 @@ def _scatters(y):
         ),
         (
             lambda y: y.half().float(),
-            r"line \d+ .*torch.float16 cannot be exported; use \.float\(\), or \.long\(\)",
+            r"line \d+ .*torch.float16 cannot be exported; convert with \.float\(\), or with \.long\(\)",
         ),
         (
             lambda y: y + torch.from_numpy(y.detach().numpy()),
@@ -358,7 +359,7 @@ def _scatters(y):
         ),
         (
             lambda y: torch.fake_quantize_per_tensor_affine(y, 0.1, 0, -9, 9),
-            "at line .*write it in simpler operators",
+            "at line .*write it with simpler operators",
         ),
         (
             _counts,
@@ -384,8 +385,8 @@ def test_what_is_scripted_knows_one_batch_size():
     scripted = torch.jit.script(gate)
     with pytest.raises(
         ExportError,
-        match=r"some batch sizes only, .*, line \d+ of test_str.*\.py; .* and call no function of "
-        r"torch\.jit\.script",
+        match=r"only for some batch sizes, .*, line \d+ of test_str.*\.py; .* and do not call functions "
+        r"of torch\.jit\.script",
     ):
         train_report(Tracing(lambda y: scripted(y)), VECTOR)  # noqa: PLW0108 - a module that holds it cannot be copied
     assert train_report(Tracing(gate), VECTOR).worst_absolute < 1e-5
@@ -402,7 +403,8 @@ def test_a_way_that_is_taken_by_the_size_of_the_batch_is_refused(size):
         return y * 2 if y.shape[0] > size else y
 
     with pytest.raises(
-        ExportError, match=r"for some batch sizes only, .*, line \d+ of test_strange_models\.py; "
+        ExportError,
+        match=r"only for some batch sizes, .*, line \d+ of test_strange_models\.py; ",
     ):
         train_report(Tracing(doubled), VECTOR)
 
@@ -416,7 +418,7 @@ def test_chance_that_pytorch_does_not_draw_is_refused(draw):
             return y if self.training and draw() < 0.01 else torch.relu(y)
 
     with pytest.raises(
-        ExportError, match=r"draws random numbers of Python or NumPy in training, .* NoiseLayer"
+        ExportError, match=r"draws random numbers with Python or NumPy in training, .* NoiseLayer"
     ):
         train_report(LayerDrop(), VECTOR)
 
@@ -559,7 +561,10 @@ class Moody(Layers):
     ("kind", "what"),
     [
         (Moody, "LookupError: no"),
-        (AdaptingInTraining, "RuntimeError: .*take gradients inside a model by torch.func.grad"),
+        (
+            AdaptingInTraining,
+            "RuntimeError: .*compute gradients inside a model with torch.func.grad",
+        ),
     ],
 )
 def test_what_fails_in_the_middle_of_an_export_is_named(kind, what, tmp_path):
@@ -571,24 +576,20 @@ def test_what_fails_in_the_middle_of_an_export_is_named(kind, what, tmp_path):
     arch = arch_of(kind)
     with pytest.raises(ExportError, match=place + what):
         export_architecture(
-            arch,
-            None,
-            [infer_layout(arch).tier(1.0)],
-            Recipe(),
+            ExportRequest(arch, None, [infer_layout(arch).tier(1.0)], Recipe()),
             tmp_path / "set",
-            formats=("onnx",),
+            ExportOptions(formats=("onnx",)),
         )
 
 
 @pytest.mark.parametrize(
     ("heads", "says"),
     [
-        ({"logits.0": (3,)}, r"returns its one output in a tuple .*`return output\.logits`"),
+        ({"logits.0": (3,)}, r"returns its single output in a tuple .*`return output\.logits`"),
         ({"logits.a": (3,), "logits.b": (3,)}, r"2 outputs \(logits\.a, .*@shoal\.loss\(\)"),
     ],
 )
 def test_a_model_that_wraps_its_logits_is_named_what_to_return(heads, says):
     """A named tuple or dictionary of one tensor needs no loss of the user's."""
-    loss = SimpleNamespace(name="masked-cross-entropy")
     with pytest.raises(ExportError, match=says):
-        require_one_output(SimpleNamespace(heads=heads), loss)
+        loss_named("masked-cross-entropy").require_outputs(heads)

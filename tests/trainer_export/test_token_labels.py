@@ -117,7 +117,7 @@ def test_logits_of_another_shape_are_refused():
     plain = Signature(signature.input_shape, "int64", signature.classes)
     with pytest.raises(
         ExportError,
-        match=r"must return logits \[batch, 3\], it .*label per token: \[batch, tokens, 3\]",
+        match=r"must return logits \[batch, 3\], but .*\[batch, tokens, 3\] for a label per token",
     ):
         train_report(module, plain)
     with pytest.raises(ExportError, match="must return logits"):
@@ -151,7 +151,7 @@ class Stepwise(nn.Module):
             (2, 4),
             [],
             (
-                r"dimension 1 of \[batch, 4, 4\], and graphs read them in dimension "
+                r"dimension 1 of \[batch, 4, 4\], but graphs read them in dimension "
                 r"2.*logits\.movedim\(1, 2\)"
             ),
         ),

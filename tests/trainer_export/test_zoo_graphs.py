@@ -51,7 +51,7 @@ def test_graphs_agree_with_pytorch(name: str, width: float, depth: int | None) -
 @pytest.mark.slow
 def test_graphs_hold_standard_operators_only() -> None:
     """Opset 18, IR 9, default domain, dynamic batch, nothing in external files."""
-    for tier in (("conv", 1.0, None), ("text_encoder", 1.0, 2)):
+    for tier in (("conv", 0.5, None), ("text_encoder", 0.5, 1)):
         for graph in graphs_of(*tier):
             assert_portable(graph.model)
             x = next(value for value in graph.model.graph.input if value.name == "x")
@@ -67,7 +67,7 @@ def test_graphs_hold_standard_operators_only() -> None:
             Recipe(Sgd(momentum=0.9, weight_decay=0.0), clip_norm=None),
             Recipe(Sgd(momentum=0.5, weight_decay=0.1), clip_norm=1e3),
         ],
-        lambda recipe: recipe.clip_norm is None,
+        lambda recipe: recipe.clip_norm is None and not recipe.optimizer.states,
     ),
 )
 def test_recipe_parts_are_optional(recipe: Recipe) -> None:
@@ -90,7 +90,7 @@ def test_clipping_bites() -> None:
     module, signature = tiny("mlp")
     loose = write_train_graph(module, signature, Recipe(clip_norm=None))
     tight = Recipe(clip_norm=1e-3)
-    with calm_torch(), pytest.raises(Exception, match="does not agree with PyTorch"):
+    with calm_torch(), pytest.raises(Exception, match="differs from PyTorch"):
         check_train(loose.data, module, tight, batches_for(module, signature))
 
 

@@ -1,1 +1,1 @@
-"""One module per format that graphs are written in."""
+"""The formats of exported graphs, one module each."""

@@ -1,11 +1,11 @@
-"""The format of ExecuTorch, which Android, iOS and C++ run: each program one ``.pte``.
+"""The format of ExecuTorch for Android, iOS and C++: one ``.pte`` for each program.
 
-They are the train, eval and infer programs of the portable format, not ExecuTorch's own training
-export, whose gradient of max pooling adds into memory that was not cleared. Sizes are numbers here:
-a training step takes `TRAIN_BATCH` samples, the other programs one. What XNNPACK runs goes there,
-the rest to the kernels every runtime of ExecuTorch has; a model that needs another one is refused.
-The runtime's own passes trace a program anew some twenty times, which takes minutes and changes
-nothing here, so its operators are named for the runtime directly.
+They are the train, eval and infer programs of the portable format. ExecuTorch's own training export
+is not used, because its gradient of max pooling adds into uninitialised memory. Sizes are fixed: a
+training step takes `TRAIN_BATCH` samples, the other programs one. XNNPACK runs the operators that
+it supports, and the kernels of every ExecuTorch runtime run the others; a model that needs another
+kernel is refused. The runtime's own passes would trace a program some twenty times, which takes
+minutes and changes nothing here, so this module names the operators for the runtime directly.
 """
 
 import importlib.metadata
@@ -40,12 +40,13 @@ from trainer_export.routines.train import check_train, trace_train
 from trainer_export.traced_program import BATCH, Trace
 
 TRAIN_BATCH = 32
-"""Samples of a training step; the eval and infer programs take one at a time."""
+"""Batch size of a training step; the eval and infer programs take one sample at a time."""
 
 NOT_INSTALLED = (
-    "the format executorch needs: pip install 'shoal[export,executorch]'; or export without it"
+    "the format executorch needs pip install 'shoal[export,executorch]'; or export without"
+    " this format"
 )
-"""What is wrong, and what to do, where ExecuTorch is not there."""
+"""The error if ExecuTorch is not installed."""
 
 aten = torch.ops.aten
 
@@ -56,7 +57,7 @@ _CHECKS = MappingProxyType(
         "executorch/infer": check_infer,
     }
 )
-# Operators that may return their input's memory; each has a twin that copies.
+# Operators that may return their input's memory; each has a counterpart that copies.
 _VIEWS = (
     "view",
     "permute",
@@ -69,9 +70,9 @@ _VIEWS = (
     "split",
     "unbind",
 )
-# Operators that XNNPACK, and the runtime's own kernels, have for tensors only.
+# Operators that XNNPACK and the runtime's kernels support only for tensors.
 _OF_TENSORS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
-# XNNPACK joins at most five tensors, each two of them by a copy; the runtime's own kernel any
+# XNNPACK joins at most five tensors, two at a time by a copy; the runtime's kernel joins any
 # number.
 _LEFT_OUT = ("CatConfig",)
 
@@ -81,7 +82,11 @@ def is_installed() -> bool:
     return importlib.util.find_spec("executorch") is not None
 
 
-def write_programs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[SetFile, ...]:
+def write_programs(
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe,
+) -> tuple[SetFile, ...]:
     """Write the train, eval and infer programs of a model.
 
     Raises:
@@ -90,7 +95,7 @@ def write_programs(module: nn.Module, signature: Signature, recipe: Recipe) -> t
     """
     if not is_installed():
         raise ExportError(NOT_INSTALLED)
-    # Programs in which the batch is a value, not its name.
+    # Programs in which the batch size is a number, not a symbol.
     signature = replace(signature, known=None)
     evaluation = trace_eval(module, signature, recipe)
     train = trace_train(module, signature, recipe)
@@ -110,12 +115,12 @@ def check_programs(
     """Run every program and compare it with PyTorch.
 
     Raises:
-        ExportError: one deviates; the message names it and the tensor.
+        ExportError: a graph deviates; the message names it and the tensor.
     """
     runtime = {"runtime": f"executorch {importlib.metadata.version('executorch')}"}
     checks: list[CheckSpec] = []
     for file in files:
-        # Of many samples one is soon so near to the edge of a ReLU or a maximum that rounding
+        # Among many samples, one is often so close to the edge of a ReLU or a maximum that rounding
         # decides, see `repeated`.
         sizes = (TRAIN_BATCH if file.key == "executorch/train" else 1,)
         sized = replace(batches, sizes=sizes, steps=min(batches.steps, 2))
@@ -126,7 +131,7 @@ def check_programs(
 
 
 class ProgramSession:
-    """A ``.pte`` that is called as a session of onnxruntime is."""
+    """A ``.pte`` with the interface of an onnxruntime session."""
 
     def __init__(self, file: SetFile) -> None:
         from executorch.runtime import Runtime  # noqa: PLC0415 - only where it is installed
@@ -143,8 +148,12 @@ class ProgramSession:
         """Return the outputs, in order."""
         return self._file.outputs
 
-    def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run it once; arguments as of onnxruntime."""
+    def run(
+        self,
+        names: Sequence[str],
+        feed: Mapping[str, NDArray[Any]],
+    ) -> list[NDArray[Any]]:
+        """Run it once; the arguments are those of onnxruntime."""
         inputs = []
         for port in self._file.inputs:
             inputs.append(torch.tensor(feed[port.name]))
@@ -169,7 +178,7 @@ def _write_program(trace: Trace, batch: int) -> SetFile:
         except Exception as error:
             raise UnavailableError(
                 "executorch",
-                f"it cannot lower it: {first_line(error)}",
+                f"lowering failed: {first_line(error)}",
             ) from error
     return SetFile(
         f"executorch/{trace.name}",
@@ -180,8 +189,12 @@ def _write_program(trace: Trace, batch: int) -> SetFile:
     )
 
 
-def _sized_ports(trace: Trace, ports: Sequence[Port], batch: int) -> tuple[Port, ...]:
-    """Return the ports that are not hidden, with a number for the batch."""
+def _sized_ports(
+    trace: Trace,
+    ports: Sequence[Port],
+    batch: int,
+) -> tuple[Port, ...]:
+    """Return the visible ports, with a number as batch size."""
     visible = []
     for port in ports:
         if port.name not in trace.hidden:
@@ -201,7 +214,7 @@ def _sizes(port: Port, batch: int) -> tuple[int, ...]:
 
 @contextmanager
 def _warnings_ignored() -> Iterator[None]:
-    """Hide what ExecuTorch says of its own use of PyTorch."""
+    """Suppress ExecuTorch's warnings about its own use of PyTorch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -225,7 +238,7 @@ def _sized(trace: Trace, batch: int) -> tuple[fx.GraphModule, list[torch.Tensor]
 
 
 def _decompositions() -> dict[Any, Any]:
-    """Return what stands for operators that the runtime lacks, with views as copies."""
+    """Return the decompositions of operators that the runtime lacks, with views as copies."""
     copies: dict[Any, Any] = {}
     for name in _VIEWS:
         view = getattr(aten, name)
@@ -234,7 +247,7 @@ def _decompositions() -> dict[Any, Any]:
             if overload in copy.overloads():
                 copies[getattr(view, overload)] = getattr(copy, overload)
     rules: dict[Any, Any] = {**core_aten_decompositions(), **MATRIX_PRODUCTS}
-    # PyTorch would take a copy apart into a view again.
+    # PyTorch would decompose a copy into a view again.
     kept = {}
     for operator, rule in rules.items():
         if operator not in copies.values():
@@ -243,7 +256,7 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _visible(trace: Trace) -> fx.GraphModule:
-    """Return the program without what is hidden of it."""
+    """Return the program without its hidden inputs and outputs."""
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     values: Any = graph.graph_copy(trace.program.graph, copied)
@@ -293,7 +306,7 @@ _PARTS = (
     "example_inputs",
     "constants",
 )
-"""What an exported program consists of beside its graph."""
+"""The parts of an exported program besides its graph."""
 
 
 def _lower(sized: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
@@ -333,7 +346,7 @@ def _name_for_runtime(program: torch.export.ExportedProgram) -> None:
 
 
 def _partitioner() -> Any:
-    """Return what chooses the operators that XNNPACK runs."""
+    """Return the partitioner that selects the operators for XNNPACK."""
     from executorch.backends.xnnpack.partition.config import (  # noqa: PLC0415
         ALL_PARTITIONER_CONFIGS,
     )
@@ -348,14 +361,14 @@ def _partitioner() -> Any:
         if config.__name__ not in _LEFT_OUT:
             configs.append(config)
     partitioner = XnnpackPartitioner(configs)
-    # With this the backend runs one of its own passes instead of all seventeen.
+    # With this, the backend runs one of its passes instead of all seventeen.
     one_pass = CompileSpec("dqlinear_partitioner", b"")
     partitioner.delegation_spec = DelegationSpec("XnnpackBackend", [one_pass])
     return partitioner
 
 
 def _refuse_without_kernel(program: Any) -> None:
-    """Refuse a program with an operator that the runtime has no kernel for."""
+    """Refuse a program with an operator for which the runtime has no kernel."""
     from executorch.runtime import Runtime  # noqa: PLC0415
 
     used = set()

@@ -1,4 +1,4 @@
-"""What a format hands over to be written: bytes with a place and, for a graph, a signature."""
+"""The output of a format: bytes with a path and, for a graph, a signature."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ class SetFile:
     path: str  # relative to the tier's folder
     data: bytes
     inputs: tuple[Port, ...] = ()
-    outputs: tuple[Port, ...] = ()  # outputs of a graph in order; empty for what is no graph
+    outputs: tuple[Port, ...] = ()  # outputs of a graph in order; empty for other files
 
     @property
     def is_graph(self) -> bool:
@@ -30,23 +30,23 @@ class SetFile:
 
 @dataclass(frozen=True)
 class GraphFile(SetFile):
-    """A graph that is still at hand as a parsed model, whose serialization is ``data``."""
+    """A graph that is also available as a parsed model; ``data`` is its serialization."""
 
     model: onnx.ModelProto = field(default_factory=onnx.ModelProto)
 
 
 class UnavailableError(ExportError):
-    """A format cannot have the model; the portable format does not need what is missing."""
+    """A format does not support the model; the portable format does."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(
-            f"format {name} not available for this model: {reason}; the portable format works"
+            f"the format {name} does not support this model: {reason}; the portable format does"
         )
 
 
 @contextlib.contextmanager
 def silent_stderr() -> Iterator[None]:
-    """Runtimes print what they try, past every logger setting; what fails still raises."""
+    """Suppress output that runtimes print regardless of logger settings; failures still raise."""
     kept = os.dup(2)
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)

@@ -1,4 +1,4 @@
-"""Writes ONNX models as bytes, which the format bounds."""
+"""Serializes ONNX models, whose size the format limits."""
 
 import onnx
 from google.protobuf.message import EncodeError
@@ -7,16 +7,16 @@ from fleet_protocol.errors import ExportError
 
 
 def model_bytes(model: onnx.ModelProto) -> bytes:
-    """Return a model as the bytes of its file, the same for the same model.
+    """Serialize a model deterministically.
 
     Raises:
-        ExportError: it has more than 2 GB, the most that one file of the format holds.
+        ExportError: the model has more than 2 GB, the limit of one file of the format.
     """
     try:
         data: bytes = model.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:
         raise ExportError(
-            "an ONNX file holds at most 2 GB, and this model has more; take a smaller tier, or"
+            "the model is larger than 2 GB, the limit of an ONNX file; use a smaller tier or"
             " another format (`shoal export-weights --format safetensors`)"
         ) from error
     return data

@@ -10,9 +10,12 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.graph_parts import exit_keys
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
 from trainer_export.column_pieces import in_pieces
+from trainer_export.exit_stages import stages_of
+from trainer_export.formats.chained import Chained
 from trainer_export.formats.files import GraphFile
 from trainer_export.formats.model_bytes import model_bytes
 from trainer_export.lowering.program import write_graph
@@ -24,6 +27,7 @@ from trainer_export.routines.infer import check_infer, infer_part
 from trainer_export.routines.statistics import check_statistics, trace_statistics
 from trainer_export.routines.train import check_train, trace_train
 from trainer_export.sized_graph import SizedGraph
+from trainer_export.step_parts import parts_of
 from trainer_export.traced_program import Trace
 
 _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]] = (
@@ -46,12 +50,12 @@ def runnable(
     """Put weights and metadata into a serialized infer graph.
 
     Args:
-        graph: what the weights go into.
-        tensors: weights by its inputs ``param.*`` and ``stat.*``.
-        metadata: added to what it has.
+        graph: the graph.
+        tensors: weights and statistics by its inputs ``param.*`` and ``stat.*``.
+        metadata: metadata to add.
 
     Returns:
-        A model of one input, ``x``, and one output, ``logits``.
+        A model with one input, ``x``, and one output, ``logits``.
 
     Raises:
         ConfigError: a tensor is missing.
@@ -63,10 +67,11 @@ def runnable(
         if value.name not in tensors:
             inputs.append(value)
     for value in inputs:
+        # The inputs besides the samples that are left have no value in this store.
         if value.name != "x":
             raise ConfigError(
-                f"the store has no {value.name} that fits this tier: statistics are kept of the"
-                " tier that is judged; export that one (evaluation.tier), or take --format"
+                f"the store has no {value.name} for this tier: it keeps statistics only of the"
+                " evaluated tier; export that one (evaluation.tier), or use --format"
                 " safetensors"
             )
     for name, tensor in tensors.items():
@@ -74,6 +79,7 @@ def runnable(
             model.graph.initializer.append(numpy_helper.from_array(tensor, name))
     del model.graph.input[:]
     model.graph.input.extend(inputs)
+    # Properties with the same name get the new value.
     properties = {}
     for entry in model.metadata_props:
         properties[entry.key] = entry.value
@@ -82,40 +88,63 @@ def runnable(
 
 
 def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Rewrite a graph with one dynamic dimension so that it takes less memory.
+    """Rewrite a graph with one dynamic dimension so that it needs less memory.
 
-    Where nothing can be gained, this is a copy with the same nodes.
+    If nothing can be saved, the result is a copy with the same nodes.
 
-    Both rewrites are exact up to the order of additions: columns of convolutions in pieces, which
-    fit the cache, and values that wait for a late consumer computed again. The order of nodes is
-    part of the result: run it with the runtime's priority-based execution order, as the default one
-    delays weight gradients to the end.
+    There are two rewrites, both exact up to the order of additions. They split the columns of
+    convolutions into pieces that fit the cache, and recompute values that wait for a late consumer.
+    The order of nodes is part of the result: run it with the runtime's priority-based execution
+    order, because the default order delays weight gradients to the end.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = SizedGraph(result)
     nodes: list[onnx.NodeProto] = []
     for node in result.graph.node:
+        # Pieces first: recomputing decides by the sizes that are left.
         nodes += in_pieces(graph, node) or [node]
     graph.replace(nodes)
     compute_again(graph)
     return result
 
 
-def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
+def write_graphs(
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe,
+) -> tuple[GraphFile, ...]:
     """Write the train, eval, stats (with static batch norm only) and infer graphs of a model.
+
+    If layers below what is trained are worth it, the train graph follows once more in two parts.
 
     Raises:
         ExportError: an operator cannot be exported.
     """
-    return (
-        write_train_graph(module, signature, recipe),
-        *write_forward_graphs(module, signature, recipe),
-    )
+    whole, *parts = write_step_graphs(module, signature, recipe)
+    return (whole, *write_forward_graphs(module, signature, recipe), *parts)
 
 
-def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -> GraphFile:
-    """Write the train graph alone; arguments and errors as for :func:`write_graphs`."""
+def write_step_graphs(
+    module: nn.Module, signature: Signature, recipe: Recipe
+) -> tuple[GraphFile, ...]:
+    """Write the train graph, and its two parts if there are any.
+
+    Arguments and errors as for :func:`write_graphs`.
+    """
+    step = trace_train(module, signature, recipe)
+    parts = parts_of(step, signature.base)
+    if parts is None:
+        return (write_trace(step),)
+    return (write_trace(step), write_trace(parts.below), write_trace(parts.above))
+
+
+def write_train_graph(
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe,
+) -> GraphFile:
+    """Write only the train graph; arguments and errors as for :func:`write_graphs`."""
     return write_trace(trace_train(module, signature, recipe))
 
 
@@ -126,11 +155,18 @@ def write_forward_graphs(
 ) -> tuple[GraphFile, ...]:
     """Write the eval, stats (with static batch norm only) and infer graphs.
 
+    A model with exits has its infer graph once more in stages, which end at the exits.
+
     Arguments as for :func:`write_graphs`.
     """
     evaluation = trace_eval(module, signature, recipe)
     statistics = trace_statistics(module, signature, recipe)
-    traces = [evaluation, infer_part(evaluation)]
+    # Infer is eval without its loss, so both share one trace.
+    # The order of a manifest: train, eval, stats, infer.
+    inference = infer_part(evaluation)
+    traces = [evaluation, inference]
+    if len(signature.heads) > 1 and recipe.loss.answering(signature.outputs(1)):
+        traces += stages_of(inference)
     if statistics is not None:
         traces.insert(1, statistics)
     return tuple(write_trace(trace) for trace in traces)
@@ -138,10 +174,12 @@ def write_forward_graphs(
 
 def write_trace(trace: Trace) -> GraphFile:
     """Return a traced program as a file of the portable format."""
+    # The name lies in the graph too, so that a file can be recognised without its manifest.
     model = fit_into_memory(write_graph(trace, {"shoal.graph": trace.name}))
     data = model_bytes(model)
     visible_inputs = []
     for port in trace.inputs:
+        # A part of a program leaves out the inputs and outputs that only its other outputs need.
         if port.name not in trace.hidden:
             visible_inputs.append(port)
     inputs = tuple(visible_inputs)
@@ -150,7 +188,14 @@ def write_trace(trace: Trace) -> GraphFile:
         if port.name not in trace.hidden:
             visible_outputs.append(port)
     outputs = tuple(visible_outputs)
-    return GraphFile(f"onnx/{trace.name}", f"{trace.name}.onnx", data, inputs, outputs, model)
+    return GraphFile(
+        f"onnx/{trace.name}",
+        f"{trace.name}.onnx",
+        data,
+        inputs,
+        outputs,
+        model,
+    )
 
 
 def check_graphs(
@@ -159,9 +204,17 @@ def check_graphs(
     recipe: Recipe,
     batches: SizedBatches,
 ) -> tuple[CheckSpec, ...]:
-    """Compare every graph with PyTorch.
+    """Compare every graph with PyTorch, except the two parts of a step.
 
     Raises:
         ExportError: one deviates; the message names it and the tensor.
     """
-    return tuple(_CHECKS[graph.key](graph.data, module, recipe, batches) for graph in graphs)
+    checks: list[CheckSpec] = []
+    for graph in graphs:
+        if graph.key in _CHECKS:
+            checks.append(_CHECKS[graph.key](graph.data, module, recipe, batches))
+    by_key = {graph.key: graph for graph in graphs}
+    stages = [by_key[key].data for key in exit_keys(by_key)]
+    if stages:
+        checks.append(check_infer(Chained(stages), module, recipe, batches, graph="onnx/exit1"))
+    return tuple(checks)

@@ -1,4 +1,4 @@
-"""Lowerings to operators that onnxruntime-training has a gradient for."""
+"""Lowerings to operators for which onnxruntime-training has a gradient."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +34,10 @@ def _convolution(
     rank = x.rank - 2
     name = emit.node(
         "Conv",
-        *(emit.plain(value) for value in (x, weight, bias) if value is not None),
+        *(emit.in_logical_order(value) for value in (x, weight, bias) if value is not None),
         kernel_shape=list(weight.shape[2:]),
         strides=spread(convolution.stride, rank),
+        # ONNX lists the beginnings of all axes, then their ends; PyTorch pads both alike.
         pads=spread(convolution.padding, rank) * 2,
         dilations=spread(convolution.dilation, rank),
         group=convolution.groups,
@@ -44,21 +45,48 @@ def _convolution(
     return emit.value(name, out.shape)
 
 
-def _max_pool(emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, None]:
+def _max_pool(
+    emit: Emitter,
+    out: Sequence[Spec],
+    x: Value,
+    *settings: Any,
+) -> tuple[Value, None]:
     window = Window(*settings)
     dilations = spread(window.dilation, 2)
-    name = emit.node("MaxPool", emit.plain(x), **window.attributes, dilations=dilations)
+    name = emit.node(
+        "MaxPool",
+        emit.in_logical_order(x),
+        **window.attributes,
+        dilations=dilations,
+    )
+    # The indices are only for PyTorch's gradient; the runtime has another.
     return emit.value(name, out[0].shape), None
 
 
-def _average_pool(emit: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
+def _average_pool(
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    *settings: Any,
+) -> Value:
     window, with_pads = mean_window(*settings)
     counted = int(with_pads)
-    name = emit.node("AveragePool", emit.plain(x), **window.attributes, count_include_pad=counted)
+    name = emit.node(
+        "AveragePool",
+        emit.in_logical_order(x),
+        **window.attributes,
+        count_include_pad=counted,
+    )
     return emit.value(name, out.shape)
 
 
-def _gelu(emit: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
+def _gelu(
+    emit: Emitter,
+    _out: Spec,
+    x: Value,
+    *,
+    approximate: str = "none",
+) -> Value:
     # x * (erf(x / sqrt 2) + 1) / 2, in operators that the runtime differentiates.
     only_exact(approximate)
     error = emit.pointwise("Erf", multiply(emit, x, math.sqrt(0.5)))
@@ -88,4 +116,4 @@ RULES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.avg_pool2d.default: _average_pool,
     }
 )
-"""Every lowering, with these in the place of our own look-ups and stages."""
+"""All lowerings; these replace the look-ups and stages of the portable format."""

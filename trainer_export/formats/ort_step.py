@@ -1,4 +1,4 @@
-"""The whole step on the gradient graph that onnxruntime-training derived from a forward graph."""
+"""The whole training step, built on onnxruntime-training's gradient graph of a forward graph."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from trainer_export.routines.train import trace_optimizer
 from trainer_export.update import changing_ports, extra_ports
 
 FOLDER = "ort-training"
-"""Of the format, below that of a tier."""
+"""Folder of the format, below the tier's folder."""
 
 STEP = f"{FOLDER}/step"
 """Key of the step in a manifest."""
@@ -36,19 +36,20 @@ def step_file(
     base: Sequence[str],
     recipe: Recipe,
 ) -> GraphFile:
-    """Return the whole step: the runtime's gradients, and the recipe's optimizer on them.
+    """Return the whole step: the runtime's gradients, then the recipe's optimizer.
 
     Args:
         training: the runtime's training model.
-        batch: what a batch consists of.
+        batch: the inputs of a batch.
         module: the model.
-        base: names of frozen tensors that only go in; any other tensor comes out as it went in if
-            it is frozen.
+        base: names of frozen tensors that are only inputs; any other frozen tensor is returned
+            unchanged.
         recipe: its optimizer.
     """
     shapes = {}
     for name, value in module.named_parameters():
         shapes[name] = tuple(value.shape)
+    # Frozen tensors of a base are inputs, but no outputs.
     base_ports = parameter_ports({name: shapes.pop(name) for name in base})
     trained = {}
     for name, shape in shapes.items():
@@ -61,20 +62,34 @@ def step_file(
     graph = GraphBuilder("step")
     for port in inputs:
         graph.input(port)
-    _append_gradients(graph, training, [*shapes, *base], [port.name for port in batch])
+    _append_gradients(
+        graph,
+        training,
+        [*shapes, *base],
+        [port.name for port in batch],
+    )
     outputs = [Port("loss", "float32", ())]
+    # The gradient graph computes the loss on the way.
     graph.output(outputs[0], _inner("loss"))
     names = _append_optimizer(graph, shapes, trained, recipe)
     for port, name in zip(changing, names, strict=True):
         outputs.append(Port(next_name(port.name), port.dtype, port.shape))
         graph.output(outputs[-1], name)
     domains = []
+    # The domain of the runtime's own operators, such as gradients.
     for opset in training.opset_import:
         if opset.domain:
             domains.append((opset.domain, opset.version))
     model = graph.model({"shoal.graph": "step"}, domains)
     data = model_bytes(model)
-    return GraphFile(STEP, f"{STEP}.onnx", data, tuple(inputs), tuple(outputs), model)
+    return GraphFile(
+        STEP,
+        f"{STEP}.onnx",
+        data,
+        tuple(inputs),
+        tuple(outputs),
+        model,
+    )
 
 
 def _append_optimizer(
@@ -83,20 +98,27 @@ def _append_optimizer(
     trained: _Shapes,
     recipe: Recipe,
 ) -> list[str]:
-    """Write the optimizer on the gradients, and return the names of what changes."""
+    """Write the optimizer on the gradients, and return the names of the changed values."""
     emitter = Emitter(graph, "x")
+    # The batch dimension does not occur in the optimizer, so its source is a name only.
     inputs = []
     for port in changing_ports(shapes, recipe):
         inputs.append(_value(emitter, port))
     for name, shape in trained.items():
-        inputs.append(emitter.value(_inner(f"{name}_grad"), shape, torch.float32))
+        inputs.append(
+            emitter.value(
+                _inner(f"{name}_grad"),
+                shape,
+                torch.float32,
+            )
+        )
     inputs.append(emitter.value("lr", (), torch.float32))
     for port in extra_ports(shapes, recipe):
         inputs.append(_value(emitter, port))
     trace = trace_optimizer(shapes, recipe, list(trained))
     results = []
     for value in lower(emitter, trace, inputs):
-        results.append(emitter.plain(value))
+        results.append(emitter.in_logical_order(value))
     return results
 
 
@@ -105,7 +127,7 @@ def _value(emitter: Emitter, port: Port) -> Value:
 
 
 def _inner(name: str) -> str:
-    """Return the name of a value of the gradient graph, kept apart from those of the builder."""
+    """Return a name for a value of the gradient graph that differs from the builder's names."""
     return f"gradient/{name}"
 
 
@@ -115,16 +137,17 @@ def _append_gradients(
     trained: Sequence[str],
     batch: Sequence[str],
 ) -> None:
-    """Append the gradient graph to our own.
+    """Append the gradient graph to the builder's graph.
 
-    Its accumulators lose their consumers and are dropped with all dead nodes. Its shapes come
-    along: the kernel of MaxPoolGrad reads that of its output and crashes without.
+    Its accumulators lose their consumers and are dropped with all dead nodes. Its shapes are
+    copied, too, because the kernel of MaxPoolGrad crashes without its output shape.
     """
     names = {}
+    # Parameters and the batch keep the names of the portable train graph.
     for name in trained:
         names[name] = parameter_input(name)
     names |= {name: name for name in batch}
-    names[""] = ""  # an optional input that is left out
+    names[""] = ""  # an omitted optional input
     nodes = []
     for node in training.graph.node:
         renamed = copy.deepcopy(node)

@@ -1,14 +1,14 @@
-"""The format of onnxruntime-training: its official artifact set, and our step on its gradients.
+"""The format of onnxruntime-training: its official artifact set, and a step on its gradients.
 
-The official set (training, eval and optimizer model, checkpoint) is what the training APIs of that
-runtime in Python, C++, C#, Android and iOS read. Its SGD has neither momentum nor weight decay, so
-beside it stands ``step.onnx``: the gradient graph that the runtime derived from our forward graph,
-without its accumulators, with the recipe's optimizer appended. It takes and returns the same as the
-portable train graph and runs in the InferenceSession of the same package, where the kernels of the
-gradient operators are registered.
+The runtime's training APIs in Python, C++, C#, Android and iOS read the official set (training,
+eval and optimizer model, checkpoint). Its SGD has neither momentum nor weight decay, so the format
+adds ``step.onnx``: the gradient graph that the runtime derives from the forward graph, without its
+accumulators and with the recipe's optimizer appended. This graph has the inputs and outputs of the
+portable train graph. It runs in the InferenceSession of the same package, which registers the
+kernels of the gradient operators.
 
 The eval model computes the training loss (batch statistics, label mask) and the logits without
-gradients; evaluation with given statistics is what the portable eval graph is for.
+gradients; use the portable eval graph to evaluate with given statistics.
 """
 
 import importlib.util
@@ -44,6 +44,7 @@ from trainer_export.lowering.program import lower
 from trainer_export.model_inputs import (
     Signature,
     batch_ports,
+    knob_ports,
     model_noise,
     noise_ports,
 )
@@ -53,13 +54,15 @@ from trainer_export.reference import LEARNING_RATE, Reference, in_float64
 from trainer_export.routines.train import check_train, trace_loss
 
 NOT_INSTALLED = (
-    "the format ort-training needs onnxruntime-training-cpu (Python <= 3.12) in the place of"
-    " onnxruntime; in a new environment: pip install 'shoal[export-training]', or export"
-    " --formats onnx only"
+    "the format ort-training needs onnxruntime-training-cpu (Python <= 3.12) instead of"
+    " onnxruntime: run pip install 'shoal[export-training]' in a new environment, or export with"
+    " --formats onnx"
 )
-"""What is wrong, and what to do, where the runtime that this format is made with is not there."""
+"""The error if the runtime of this format is not installed."""
 
+# The files of the official set, by the names that the runtime gives them.
 _MODELS = ("training_model", "eval_model", "optimizer_model")
+# Steps that the official set is compared for.
 _OFFICIAL_STEPS = 5
 _NO_GRADIENT = re.compile(r"gradient builder has not been registered: *(\w+)")
 
@@ -78,24 +81,32 @@ class MissingGradientError(UnavailableError):
 def is_installed() -> bool:
     """Return whether the runtime of this format is installed.
 
-    Stock onnxruntime is the same import package without it.
+    Stock onnxruntime has the same import name, but no training.
     """
     return importlib.util.find_spec("onnxruntime.training") is not None
 
 
-def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[SetFile, ...]:
+def write_artifacts(
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe,
+) -> tuple[SetFile, ...]:
     """Write the official artifact set and the step graph of a model.
 
-    The weights of the module become those of the checkpoint; the official optimizer is plain SGD.
+    The checkpoint gets the weights of the module; the official optimizer is plain SGD.
 
     Raises:
         ExportError: an operator cannot be exported, or onnxruntime-training is not installed.
         UnavailableError: the runtime has no gradient for an operator.
     """
+    if recipe.loss.has_constants:
+        # The runtime would differentiate those parts, too, and train something else.
+        reason = f"the loss {recipe.loss.name} takes a part of the outputs as constant"
+        raise UnavailableError("ort-training", reason)
     files = _official_files(_forward_model(module, signature, recipe), module)
     training = onnx.load_model_from_string(files[0].data)
     noise = noise_ports(model_noise(module, signature))
-    batch = (*batch_ports(signature, recipe.loss), *noise)
+    batch = (*batch_ports(signature, recipe.loss), *noise, *knob_ports(recipe.loss))
     return (*files, step_file(training, batch, module, signature.base, recipe))
 
 
@@ -105,7 +116,7 @@ def check_artifacts(
     recipe: Recipe,
     batches: SizedBatches,
 ) -> tuple[CheckSpec, ...]:
-    """Compare training with the step graph, and with the official set by its API, with PyTorch.
+    """Compare training by the step graph, and by the official set and its API, with PyTorch.
 
     Raises:
         ExportError: one of them deviates; the message names the tensor.
@@ -117,6 +128,7 @@ def check_artifacts(
             steps.append(file)
         else:
             official.append(file)
+    # There is one step; all other files are the official set.
     (step,) = steps
 
     def check_official(seeded: SizedBatches, exact: bool) -> CheckSpec:
@@ -128,11 +140,15 @@ def check_artifacts(
     )
 
 
-def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> onnx.ModelProto:
-    """Return loss and logits of a batch, parameters as initializers under their own names.
+def _forward_model(
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe,
+) -> onnx.ModelProto:
+    """Return loss and logits of a batch; parameters are initializers with their own names.
 
-    LayerNormalization is written with all three outputs: the runtime has a gradient for it only
-    then.
+    LayerNormalization is written with all three outputs, because otherwise the runtime has no
+    gradient for it.
     """
     trace = trace_loss(module, signature, recipe)
     graph = GraphBuilder("forward")
@@ -148,7 +164,7 @@ def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> o
         inputs.append(emitter.value(name, spec.shape, spec.dtype))
     outputs = lower(emitter, trace, inputs, RULES)
     for port, value in zip(trace.outputs, outputs, strict=True):
-        graph.output(port, emitter.plain(value))
+        graph.output(port, emitter.in_logical_order(value))
     return graph.model()
 
 
@@ -157,6 +173,7 @@ def _official_files(forward: onnx.ModelProto, module: nn.Module) -> list[SetFile
         raise ExportError(NOT_INSTALLED)
     from onnxruntime.training import artifacts  # noqa: PLC0415 - only in onnxruntime-training
 
+    # A frozen parameter has no gradient in the training model, and stays in the checkpoint.
     trained: list[str] = []
     frozen: list[str] = []
     for name, parameter in module.named_parameters():
@@ -171,35 +188,49 @@ def _official_files(forward: onnx.ModelProto, module: nn.Module) -> list[SetFile
                 optimizer=artifacts.OptimType.SGD,
                 artifact_directory=folder,
             )
+        # The runtime raises different errors for different causes, all with a message in English.
         except Exception as error:
             unknown = _NO_GRADIENT.search(str(error))
             if unknown:
                 raise MissingGradientError(unknown[1]) from error
             raise ExportError(
-                "onnxruntime-training cannot derive the gradient graph:"
-                f" {_reason(error)}; export --formats onnx only"
+                f"onnxruntime-training cannot derive the gradient graph: {_reason(error)};"
+                " export with --formats onnx"
             ) from error
         files: list[SetFile] = [_model_file(folder, name) for name in _MODELS]
         checkpoint = (folder / "checkpoint").read_bytes()
-        files.append(SetFile(f"{FOLDER}/checkpoint", f"{FOLDER}/checkpoint", checkpoint))
+        files.append(
+            SetFile(
+                f"{FOLDER}/checkpoint",
+                f"{FOLDER}/checkpoint",
+                checkpoint,
+            )
+        )
     return files
 
 
 def _reason(error: Exception) -> str:
-    """Return what the runtime says, without the signature of the C++ function that says it."""
+    """Return the runtime's message without the signature of the C++ function."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rsplit(" was false. ", 1)[-1]
 
 
 def _model_file(folder: Path, name: str) -> GraphFile:
     model = onnx.load(str(folder / f"{name}.onnx"))
-    # The installed onnx stamps its own newest version on the optimizer model, and the runtime reads
-    # up to 10.
+    # The installed onnx writes its newest IR version into the optimizer model, but the runtime
+    # reads at most 10.
     model.ir_version = IR_VERSION
     data = model_bytes(model)
     inputs = tuple(_port(value) for value in model.graph.input)
     outputs = tuple(_port(value) for value in model.graph.output)
-    return GraphFile(f"{FOLDER}/{name}", f"{FOLDER}/{name}.onnx", data, inputs, outputs, model)
+    return GraphFile(
+        f"{FOLDER}/{name}",
+        f"{FOLDER}/{name}.onnx",
+        data,
+        inputs,
+        outputs,
+        model,
+    )
 
 
 def _port(value: onnx.ValueInfoProto) -> Port:
@@ -208,6 +239,7 @@ def _port(value: onnx.ValueInfoProto) -> Port:
         tensor = value.type.tensor_type
     else:
         tensor = value.type.sequence_type.elem_type.tensor_type
+    # The official files have these two types only.
     dtype = "int64" if tensor.elem_type == onnx.TensorProto.INT64 else "float32"
     shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
     return Port(value.name, dtype, shape)
@@ -223,6 +255,7 @@ class _OfficialTraining:
         for file in files:
             path = folder / Path(file.path).name
             path.write_bytes(file.data)
+            # A key is the format's folder, a slash and the name.
             paths[file.key.split("/")[1]] = str(path)
         self._state = api.CheckpointState.load_checkpoint(paths["checkpoint"])
         self._model = api.Module(paths["training_model"], self._state, paths["eval_model"])
@@ -234,6 +267,7 @@ class _OfficialTraining:
         """Train on a batch, and return the loss."""
         loss, *_ = self._model(*(tensor.numpy() for tensor in tensors))
         self._optimizer.step()
+        # Gradients accumulate until they are reset, here before the next step.
         self._model.lazy_reset_grad()
         return np.asarray(loss)
 
@@ -250,26 +284,49 @@ def _check_official(
     batches: SizedBatches,
     exact: bool,
 ) -> CheckSpec:
-    """Compare training with the official set with PyTorch's plain SGD, which is all it has."""
-    worst = check.Worst()
+    """Compare training by the official set with PyTorch's plain SGD, its only optimizer."""
+    worst = check.WorstDeviation()
     shapes = model_noise(module, batches.signature)
+    # Without clipping: the official optimizer has none.
     plain = Recipe(Sgd(momentum=0.0, weight_decay=0.0), recipe.loss, clip_norm=None)
     reference = Reference(module, plain, base=batches.signature.base)
     with tempfile.TemporaryDirectory() as folder, silent_stderr():
         training = _OfficialTraining(files, Path(folder))
         twin = reference if exact else None
-        for number, (x, y) in enumerate(batches.take(_OFFICIAL_STEPS)):
+        for number, (x, y) in enumerate(batches.draw(_OFFICIAL_STEPS)):
             worst.sizes.append(len(y))
             answer = Answer(y, batches.mask())
             noise = batches.noise(shapes, len(y), number)
+            # The loss takes a mask only if it is masked.
             masks = [batches.mask()] if recipe.loss.masked else []
-            loss = training.step([x, y, *masks, *noise.values()])
+            knobs = [torch.tensor(knob.initial) for knob in recipe.loss.knobs]
+            loss = training.step(
+                [
+                    x,
+                    y,
+                    *masks,
+                    *noise.values(),
+                    *knobs,
+                ]
+            )
+            # PyTorch in float64 takes the same step, to tell rounding from a wrong graph; None
+            # without it.
             twin = twin and in_float64(twin, x, answer, noise)
-            worst.compare({"loss": loss}, {"loss": reference.step(x, answer, noise)})
+            worst.compare(
+                {"loss": loss},
+                {
+                    "loss": reference.step(
+                        x,
+                        answer,
+                        noise,
+                    )
+                },
+            )
         expected, _ = reference.snapshot()
         trained = {}
         for name in expected:
             trained[name] = training.parameter(name)
+        # The parameters are compared once, after all steps.
         worst.compare(trained, expected, twin.snapshot()[0] if twin else None)
-        del training  # it holds files of the folder open, which ends here
+        del training  # closes the files of the folder
     return worst.report(f"{FOLDER}/training_model", _OFFICIAL_STEPS)

@@ -1,5 +1,5 @@
-"""Functions of PyTorch that a trace writes as others, which have a lowering and a gradient.
+"""PyTorch functions that a trace replaces by others, which have a lowering and a gradient.
 
-Each module has a table ``FUNCTIONS``, by the function of PyTorch. An entry returns NotImplemented
-where the function can stay as it is.
+Each module has a table ``FUNCTIONS`` by function of PyTorch. An entry returns NotImplemented if the
+function needs no replacement.
 """

@@ -1,6 +1,6 @@
-"""Layers in terms of other layers: bags of embeddings, norms of single samples, activations.
+"""Layers written as other layers: bags of embeddings, norms of single samples, activations.
 
-Those that cannot be exported are refused here.
+Layers that cannot be exported are refused here.
 """
 
 import functools
@@ -19,7 +19,7 @@ from trainer_export.operators import take
 
 _SQUARE = 2  # dimensions of tokens [batch, length]
 
-# Settings of embedding_bag behind max_norm, in PyTorch's order.
+# Arguments of embedding_bag after max_norm, in PyTorch's order.
 _BAG_SETTINGS = (
     "norm_type",
     "scale_grad_by_freq",
@@ -39,18 +39,21 @@ def _embedding_bag(
     *positional: Any,
     **keywords: Any,
 ) -> Any:
+    # PyTorch passes these by position or by name.
     settings = {**dict(zip(_BAG_SETTINGS, positional, strict=False)), **keywords}
     has_limits = max_norm is not None or settings.get("scale_grad_by_freq")
+    # With offsets, the bags of a batch have different lengths.
     if tokens.dim() != _SQUARE or offsets is not None or has_limits:
         raise ExportError(
-            "embedding_bag with offsets, max_norm or scale_grad_by_freq cannot be exported; give "
-            "it tokens [batch, length] and leave those settings out"
+            "embedding_bag with offsets, max_norm or scale_grad_by_freq cannot be exported; pass"
+            " tokens [batch, length] and omit these arguments"
         )
     mode = settings.get("mode")
     padding = settings.get("padding_idx")
     shares = settings.get("per_sample_weights")
     rows = functional.embedding(tokens, weight, padding_idx=padding)
     if mode == "max":
+        # The maximum of an empty bag is not defined by a sum or a mask.
         if padding is not None:
             raise ExportError(
                 "embedding_bag(mode='max', padding_idx=...) cannot be exported; use mode='mean' or "
@@ -63,6 +66,7 @@ def _embedding_bag(
         return rows.sum(1) if mode == "sum" else rows.mean(1)
     kept = (tokens != padding).to(rows.dtype).unsqueeze(-1)
     total = (rows * kept).sum(1)
+    # A bag of padding only counts as one row of zeros, as in PyTorch.
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
 
 
@@ -76,12 +80,14 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
+    # Momentum matters for running statistics only.
     del momentum
     if running_mean is not None or running_var is not None or not use_input_stats:
         raise ExportError(
             "instance norm with running statistics cannot be exported; use "
             "track_running_stats=False"
         )
+    # Mean and variance of each channel of each sample, over its places.
     axes = tuple(range(2, x.dim()))
     centred = x - x.mean(axes, keepdim=True)
     normal = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
@@ -95,12 +101,13 @@ def _instance_norm(
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
     if approximate == "none":
+        # NotImplemented leaves the call to PyTorch's own operator, which has a lowering.
         return NotImplemented
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    # PyTorch's own uses -1 for the norm over all dimensions.
+    # PyTorch's function uses -1 for the norm over all dimensions.
     axes = list(range(v.dim())) if dim == -1 else _other_axes(v, dim)
     return v * (g / torch.sqrt((v * v).sum(axes, keepdim=True)))
 
@@ -116,16 +123,17 @@ def _other_axes(x: Tensor, dim: int) -> list[int]:
 def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         raise ExportError(
-            "one_hot without num_classes cannot be exported; name the number of classes"
+            "one_hot without num_classes cannot be exported; pass the number of classes"
         )
-    # The table fails for labels outside the classes, as PyTorch does. It has a single column, as a
-    # vocabulary may be large.
+    # Like PyTorch, the look-up fails for labels outside the classes. The table has one column,
+    # because a vocabulary may be large.
     table = torch.arange(num_classes, dtype=torch.float32).unsqueeze(-1)
     classes = functional.embedding(labels, table)
     return (classes == torch.arange(num_classes)).to(torch.int64)
 
 
 def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # x W y for each output is a linear map of all products of two entries.
     products = (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)
     return functional.linear(products, weight.flatten(1), bias)
 
@@ -133,6 +141,7 @@ def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None =
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Any:
     dim = dimension % x.dim()
     length = x.shape[dimension]
+    # A dynamic dimension has no fixed windows.
     if not isinstance(length, int):
         return NotImplemented
     starts = range(0, length - size + 1, step)
@@ -140,6 +149,7 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Any:
     for start in starts:
         places += range(start, start + size)
     windows = take(x, dim, places)
+    # PyTorch appends the axis of a window's entries at the end.
     return windows.unflatten(dim, (len(starts), size)).movedim(dim + 1, -1)
 
 
@@ -158,17 +168,21 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 
 def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    # The norm of each slice along `dim`, over all its other axes.
     norm = torch.linalg.vector_norm(x, p, _other_axes(x, dim), keepdim=True)
+    # PyTorch adds this small number, too.
     return x * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
 
 
 def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     if offset or (dim1, dim2) != (-2, -1):
         return NotImplemented
+    # Only the last two axes and the main diagonal are supported here.
     return x.unsqueeze(-1) * torch.eye(x.shape[-1])
 
 
 def _cdist(left: Tensor, right: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
+    # Ways to compute that PyTorch chooses by size; the result is the same up to rounding.
     del compute_mode
     distance: Tensor = torch.linalg.vector_norm(left.unsqueeze(-2) - right.unsqueeze(-3), p, dim=-1)
     return distance
@@ -186,9 +200,9 @@ def _embedding(
     if max_norm is None:
         return NotImplemented
     raise ExportError(
-        "embedding with max_norm cannot be exported, as it changes its table while it reads; leave "
-        "it out, and divide what was read: rows * (max_norm / rows.norm(dim=-1, "
-        "keepdim=True).clamp(min=max_norm))"
+        "embedding with max_norm cannot be exported, because it changes its table when it reads;"
+        " omit max_norm, and scale the rows that you read: rows * (max_norm / rows.norm(dim=-1,"
+        " keepdim=True).clamp(min=max_norm))"
     )
 
 
@@ -202,9 +216,10 @@ def _gaussian_nll(
 ) -> Any:
     var = torch.as_tensor(var)
     var = var if var.dim() in (0, mean.dim()) else var.unsqueeze(-1)
-    # PyTorch bounds the variance so, without a gradient of the bound. It also checks values, which
-    # a trace does not have.
+    # PyTorch bounds the variance in this way, without a gradient through the bound. It also checks
+    # values, which a trace does not have.
     var = var + (var.clamp(min=eps) - var).detach()
+    # `full` adds the constant term of the density.
     losses = 0.5 * (var.log() + (mean - target) ** 2 / var + full * math.log(2 * math.pi))
     return losses if reduction == "none" else getattr(losses, reduction)()
 
@@ -221,6 +236,7 @@ def _multilabel_margin(
     listed = (target < 0).to(torch.int64).cumsum(1) == 0
     labels = target.clamp(min=0)
     is_label = (labels.unsqueeze(-1) == torch.arange(x.shape[1])) * listed.unsqueeze(-1)
+    # Only classes that are not a label of the sample give a margin.
     absent = is_label.sum(1) == 0
     margins = (1 - x.gather(1, labels).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
     losses = (margins * listed.unsqueeze(2) * absent.unsqueeze(1)).sum((1, 2)) / x.shape[1]
@@ -228,7 +244,7 @@ def _multilabel_margin(
 
 
 def _slices(x: Tensor, dim: Any) -> Sequence[Tensor] | None:
-    """Return the slices along a dimension of fixed size; None for any other."""
+    """Return the slices along a dimension of fixed size; None for other dimensions."""
     return x.unbind(dim) if isinstance(dim, int) and isinstance(x.shape[dim], int) else None
 
 
@@ -251,6 +267,7 @@ def _median(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None:
         return NotImplemented
     values, places = x.sort(dim=dim, stable=True)
+    # PyTorch takes the lower of two middle values.
     middle = (x.shape[dim] - 1) // 2
     value = values.narrow(dim, middle, 1)
     place = places.narrow(dim, middle, 1)
@@ -270,13 +287,14 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    # On a batch of one, the norm is a way to standardise the rows of weights.
+    # With a batch of one, models use the norm to standardise the rows of weights.
+    # Then the statistics of the batch are those of the sample.
     if training and running_mean is running_var is None and x.shape[0] == 1:
         return _instance_norm(x, None, None, weight, bias, True, momentum, eps)
     raise ExportError(
-        "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; "
-        "`shoal export --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use "
-        "GroupNorm or LayerNorm"
+        "batch norm cannot be exported, because running averages of different sub-models cannot"
+        " be merged; `shoal export --convert` replaces it by StaticBatchNorm of"
+        " models.zoo.layers, or use GroupNorm or LayerNorm"
     )
 
 
@@ -292,15 +310,16 @@ def _dropout(
     if not training or p == 0:
         return NotImplemented
     raise ExportError(
-        f"{title} that draws its own numbers cannot be exported: a graph takes them as an input; "
-        "use nn.Dropout and `shoal export --convert` (in a builder `convert` of "
-        "models.zoo.conversion), or Dropout of models.zoo.dropout"
+        f"{title} that draws its own random numbers cannot be exported, because a graph takes"
+        " them as an input; use nn.Dropout and `shoal export --convert` (in a builder,"
+        " `convert` of models.zoo.conversion), or Dropout of models.zoo.dropout"
     )
 
 
 def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Any:
     if dim is None or x.dim() != index.dim():
         return NotImplemented
+    # gather broadcasts nothing, and take_along_dim does.
     is_alike = all(x.shape[axis] == index.shape[axis] for axis in _other_axes(x, dim))
     return x.gather(dim, index) if is_alike else NotImplemented
 

@@ -1,4 +1,4 @@
-"""Maxima over windows of unequal sizes and over volumes, as maxima over rectangles."""
+"""Max pooling over windows of different sizes and over volumes, as max pooling over rectangles."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -14,13 +14,15 @@ from trainer_export.functions.resampling import for_each_axis, with_channels
 
 def _refuse_indices(name: str, *, wanted: bool) -> None:
     if wanted:
-        raise ExportError(f"{name}(return_indices=True) cannot be exported; leave the indices out")
+        raise ExportError(
+            f"{name}(return_indices=True) cannot be exported; use return_indices=False"
+        )
 
 
 def _adaptive_max(x: Tensor, axis: int, count: int) -> Tensor:
     """Return the maxima of windows along axis 2 or 3 of [batch, channels, height, width].
 
-    The bounds of the windows are PyTorch's; windows of unequal sizes overlap.
+    The windows have PyTorch's bounds; windows of different sizes overlap.
     """
     size = int(x.shape[axis])
     if size == count:
@@ -30,8 +32,15 @@ def _adaptive_max(x: Tensor, axis: int, count: int) -> Tensor:
     maxima: list[Tensor] = []
     for number in range(count):
         start = number * size // count
+        # Rounded up, as in PyTorch: neighbouring windows may share a place.
         end = -(-(number + 1) * size // count)
-        maxima.append(_max_along(x.narrow(axis, start, end - start), axis, end - start))
+        maxima.append(
+            _max_along(
+                x.narrow(axis, start, end - start),
+                axis,
+                end - start,
+            )
+        )
     return torch.cat(maxima, axis)
 
 
@@ -43,14 +52,20 @@ def _max_along(x: Tensor, axis: int, length: int) -> Tensor:
 def _adaptive_pool(rank: int) -> Callable[..., Any]:
     """Return adaptive max pooling of one or two spatial axes."""
 
-    def pool(x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    def pool(
+        x: Tensor,
+        output_size: Any,
+        return_indices: bool = False,
+    ) -> Any:
         _refuse_indices(f"adaptive_max_pool{rank}d", wanted=return_indices)
         if x.dim() != rank + 2:
             return NotImplemented
         counts = for_each_axis(output_size, rank)
+        # One axis becomes the width of a map of height 1.
         plane = x if rank == 2 else x.unsqueeze(2)
-        # The last axis first: of equal maxima PyTorch takes the first in reading order.
+        # The last axis first, because PyTorch takes the first of equal maxima in reading order.
         for axis, count in zip((3, 2), reversed(counts), strict=False):
+            # None leaves the axis as it is.
             if count is not None:
                 plane = _adaptive_max(plane, axis, int(count))
         return plane if rank == 2 else plane.squeeze(2)
@@ -72,12 +87,13 @@ def _volume(
     if x.dim() != 5:
         return NotImplemented
     kernel = for_each_axis(kernel_size, 3)
+    # Without a stride, windows do not overlap.
     steps = kernel if stride is None or stride == () else for_each_axis(stride, 3)
     pads = for_each_axis(padding, 3)
     gaps = for_each_axis(dilation, 3)
     channels = int(x.shape[1])
     depth = int(x.shape[2])
-    # Every plane counts as a channel of its own.
+    # Every plane counts as a separate channel.
     plane = functional.max_pool2d(
         x.flatten(1, 2),
         kernel[1:],
@@ -87,6 +103,7 @@ def _volume(
         ceil_mode,
     )
     sides = plane.shape[2:]
+    # Depth becomes the height of a map, with the pooled places as its width.
     lines = torch.unflatten(plane, 1, (channels, depth)).flatten(3)
     lines = functional.max_pool2d(
         lines,

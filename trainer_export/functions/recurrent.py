@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from fleet_protocol.errors import ExportError
 from trainer_export.recurrence import CELLS, recurrence
 
-_SETTINGS = 6  # arguments behind the weights, of a call without packed sequences
+_SETTINGS = 6  # arguments after the weights, in a call without packed sequences
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class _Stack:
     kind: str  # as in `CELLS`
     layers: int
     directions: int
-    weights: Sequence[Tensor]  # of each layer and direction, one behind the other
+    weights: Sequence[Tensor]  # of all layers and directions, one after another
     start: Sequence[Tensor]  # the first states, [layers * directions, batch, size] each
 
     def run(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -37,7 +37,7 @@ class _Stack:
                 start = [state[place] for state in self.start]
                 is_backwards = direction == 1
                 states = _one_direction(self.kind, x, weights, start, is_backwards=is_backwards)
-                # Backwards, the last step is the one at the first time.
+                # In the backward direction, the last step is at the first time.
                 last_step = 0 if is_backwards else -1
                 last.append([state[last_step] for state in states])
                 outputs.append(states[0])
@@ -53,12 +53,13 @@ def _one_direction(
     *,
     is_backwards: bool,
 ) -> list[Tensor]:
-    """Run one layer in one direction; return its states after every step, in the order of time.
+    """Run one layer in one direction; return its states after every step in time order.
 
-    A projected state is a product, ``h = P u``, so what it adds to the gates is ``(W P) u``: the
-    same loop over ``u``, which begins at 0, where the first step adds what the first ``h`` adds.
+    A projected state is a product, ``h = P u``, so it adds ``(W P) u`` to the gates. This is the
+    same loop over ``u``, which starts at 0; the first step adds the contribution of the first
+    ``h``.
     """
-    # Behind the matrices are their two biases, if any, and the projection, if any.
+    # The matrices are followed by their two biases, if any, and the projection, if any.
     to_input, to_state, *biases = weights
     projection = biases.pop() if len(biases) % 2 else None
     x = x.flip(0) if is_backwards else x
@@ -77,20 +78,25 @@ def _one_direction(
 def _layers(kind: str) -> Callable[..., Any]:
     """Return PyTorch's function of a kind of layers, written as loops."""
 
-    def run(x: Tensor, start: Any, weights: Any, *settings: Any) -> Any:
+    def run(
+        x: Tensor,
+        start: Any,
+        weights: Any,
+        *settings: Any,
+    ) -> Any:
         if len(settings) != _SETTINGS or isinstance(settings[0], (list, tuple)):
             raise ExportError(
-                f"{kind} over packed sequences cannot be exported; pad them, and mask what is "
-                "padding"
+                f"{kind} over packed sequences cannot be exported; pad the sequences, and mask"
+                " the padding"
             )
         _, layers, dropout, training, both_directions, batch_first = settings
         if x.dim() != 3:
             return NotImplemented
         if dropout and training:
             raise ExportError(
-                f"{kind} with dropout between its layers cannot be exported; `shoal export "
-                "--convert` makes layers of their own with Dropout of models.zoo.dropout between "
-                "them, or use dropout=0"
+                f"{kind} with dropout between its layers cannot be exported; `shoal export"
+                " --convert` splits it into single layers with Dropout of models.zoo.dropout"
+                " between them, or use dropout=0"
             )
         states = list(start) if isinstance(start, (list, tuple)) else [start]
         stack = _Stack(kind, layers, 2 if both_directions else 1, weights, states)

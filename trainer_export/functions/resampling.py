@@ -1,7 +1,7 @@
-"""Resizing, average pooling and padding, as one linear map for each axis.
+"""Resizing, average pooling and padding, each as one linear map per axis.
 
-The map is a matrix product, or a look-up where it only selects elements. Its matrix is what the
-function of PyTorch makes of the identity.
+The map is a matrix product, or a look-up if it only selects elements. Its matrix is the result of
+PyTorch's function on the identity.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +16,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fleet_protocol.errors import ExportError
 from trainer_export.operators import take
 
-_FEW = 16  # uses of one element up to which a look-up's gradient is a sum of look-ups
+_FEW = 16  # with at most this many uses of an element, a look-up's gradient is a sum of look-ups
 
 
-def _matrix(size: int, axis: int, rank: int, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the matrix of a function of [batch, channels, ...] along an axis of some size.
+def _matrix(
+    size: int,
+    axis: int,
+    rank: int,
+    function: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return the matrix of a function of [batch, channels, ...] along an axis of this size.
 
     Returns:
         Float32 [size, outputs].
     """
+    # Outside of the trace, which would otherwise record this computation instead of its result.
     with _disable_current_modes(), torch.no_grad():
         shape = [1] * rank
         shape[axis] = size
@@ -37,13 +43,19 @@ def _along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     """Multiply one axis with a matrix [size, outputs]."""
     with _disable_current_modes():
         size, outputs = matrix.shape
+        # Common for one axis of several, such as padding on one side.
         if size == outputs and torch.equal(matrix, torch.eye(size)):
             return x
         is_binary = bool(((matrix == 0) | (matrix == 1)).all())
+        # Then no number is multiplied: a look-up is exact, and cheaper than a product with zeros.
         selects = is_binary and bool((matrix.sum(0) <= 1).all())
         has_few_uses = int(matrix.sum(1).max()) <= _FEW
         # -1 is an output that selects nothing, which is 0.
-        index = torch.where(matrix.sum(0) > 0, matrix.argmax(0), -1).tolist()
+        index = torch.where(
+            matrix.sum(0) > 0,
+            matrix.argmax(0),
+            -1,
+        ).tolist()
     if selects and has_few_uses:
         selected: Tensor = take(x, axis, index)
         return selected
@@ -55,22 +67,26 @@ def along_axes(x: Tensor, functions: Sequence[Callable[[Tensor], Tensor] | None]
 
     Args:
         x: the tensor.
-        functions: for each spatial axis what is done to a tensor whose other spatial axes have size
-            1; None leaves an axis as it is.
+        functions: for each spatial axis, a function of a tensor whose other spatial axes
+            have size 1; None leaves the axis unchanged.
     """
     rank = len(functions)
     for axis, function in enumerate(functions):
         if function is not None:
-            x = _along(x, axis + 2, _matrix(int(x.shape[axis + 2]), axis, rank, function))
+            x = _along(
+                x,
+                axis + 2,
+                _matrix(int(x.shape[axis + 2]), axis, rank, function),
+            )
     return x
 
 
 def for_each_axis(value: Any, rank: int) -> list[Any]:
-    """Return a value for each axis, given one for all axes or one for each."""
+    """Return one value per axis, from a single value or one value per axis."""
     return list(value) if isinstance(value, (tuple, list)) else [value] * rank
 
 
-# Settings of interpolate behind scale_factor, in PyTorch's order.
+# Arguments of interpolate after scale_factor, in PyTorch's order.
 _INTERPOLATION = ("mode", "align_corners", "recompute_scale_factor", "antialias")
 
 
@@ -85,8 +101,8 @@ def _interpolate(
     settings |= dict(zip(_INTERPOLATION, args, strict=False))
     if settings.get("antialias"):
         raise ExportError(
-            "interpolate(antialias=True) cannot be exported; use mode='area', or average pooling "
-            "before"
+            "interpolate(antialias=True) cannot be exported; use mode='area', or average pooling"
+            " before it"
         )
     keyword = "size" if scale_factor is None else "scale_factor"
     values = for_each_axis(size if scale_factor is None else scale_factor, rank)
@@ -107,9 +123,15 @@ def _adaptive(rank: int) -> Callable[..., Tensor]:
         counts = for_each_axis(output_size, rank)
         for axis, count in enumerate(counts):
             if count is None:
+                # PyTorch's None means that the axis stays.
                 counts[axis] = x.shape[axis + 2]
         if all(count == 1 for count in counts):
-            return x.mean(tuple(range(2, x.dim())), keepdim=True) if rank == 3 else NotImplemented
+            # PyTorch's program of a map whose entries do not lie side by side, as channels that a
+            # transposition brought to the front, has strides, which graphs do not have.
+            is_spread = x.stride(-1) != 1
+            if rank != 3 and not is_spread:
+                return NotImplemented
+            return x.mean(tuple(range(2, x.dim())), keepdim=True)
 
         def shrink(count: int) -> Callable[[Tensor], Tensor]:
             return lambda eye: functional.adaptive_avg_pool1d(eye.flatten(1).unsqueeze(1), count)
@@ -128,12 +150,12 @@ def with_channels(
     rank: int,
     written: Callable[..., Any] = _as_it_is,
 ) -> Callable[..., Any]:
-    """Let pooling take maps [batch, ...] without channels as well, as PyTorch does.
+    """Let pooling also accept maps [batch, ...] without channels, as PyTorch does.
 
     Args:
         function: PyTorch's pooling.
         rank: its spatial axes.
-        written: the same in other functions, where it can be written so.
+        written: the same pooling in other functions, if possible.
     """
 
     def pool(x: Tensor, *args: Any, **settings: Any) -> Any:
@@ -160,6 +182,7 @@ def _average(rank: int) -> Callable[..., Tensor]:
         kernel = for_each_axis(kernel_size, rank)
         pads = for_each_axis(padding, rank)
         steps = kernel if stride is None or stride == () else for_each_axis(stride, rank)
+        # Tiles that touch and leave nothing over.
         is_tiling = steps == kernel and not any(pads) and not ceil_mode
         is_sum = divisor_override is not None
         # Plain tiles have a lowering.
@@ -186,7 +209,13 @@ def _average(rank: int) -> Callable[..., Tensor]:
     return pool
 
 
-def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+def _pad(
+    x: Tensor,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
+) -> Any:
+    # Only constant padding has a value, and it has a lowering.
     del value
     if mode == "constant":
         return NotImplemented
@@ -215,6 +244,7 @@ def _response_norm(
     """Divide by a mean of squares over neighbouring channels, which become a spatial axis."""
 
     def mean_of_neighbours(eye: Tensor) -> Tensor:
+        # PyTorch pads one more below if the size is even.
         channels = functional.pad(eye.flatten(1).unsqueeze(1), (size // 2, (size - 1) // 2))
         return functional.avg_pool1d(channels, size, 1)
 

@@ -1,1 +1,1 @@
-"""Losses; a module registers its own in its table ``LOSSES``."""
+"""The losses; each module registers its losses in its table ``LOSSES``."""

@@ -1,6 +1,6 @@
 """Binary cross entropy of logits: yes or no for each output.
 
-So a sample may have any number of labels.
+A sample may have any number of labels.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from trainer_export.losses.elementwise import Elementwise
 class BinaryCrossEntropy(Elementwise):
     """Binary cross entropy, a mean over outputs and samples.
 
-    ``correct`` is the share of outputs that are right.
+    ``correct`` is the share of correct outputs.
     """
 
     name: ClassVar[str] = "binary-cross-entropy"
@@ -34,22 +34,29 @@ class BinaryCrossEntropy(Elementwise):
         return linear + torch.log1p(torch.exp(-torch.abs(output)))
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the probability less the truth."""
+        """Return the probability minus the target."""
         return torch.sigmoid(output) - target
 
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """Sum the loss, and the share of each sample's outputs that are right."""
+        """Sum the loss, and the share of each sample's correct outputs."""
+        # A logit above 0 is a probability above one half.
         is_predicted = output > 0
+        # Targets may lie between 0 and 1, so they are rounded to no or yes.
         is_present = self.matched(output, answer) > 0.5
         right = (is_predicted == is_present).to(torch.float32)
         sums = super().sums(output, answer)
         shares = right.flatten(1).mean(1)
         return [*sums, shares.sum()]
 
-    def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
-        """Return positive logits, and the truth; of one output the classes are no and yes."""
+    def decided(
+        self,
+        output: Tensor,
+        answer: Answer,
+    ) -> tuple[Tensor, Tensor]:
+        """Return positive logits and targets; a single output has the classes no and yes."""
         predicted = (output > 0).to(torch.float32)
         truth = (self.matched(output, answer) > 0.5).to(torch.float32)
+        # Counts of one class only would leave out what the model says no to.
         if output.shape[1:].numel() == 1:
             predicted = torch.cat([1 - predicted, predicted], -1)
             truth = torch.cat([1 - truth, truth], -1)
@@ -60,7 +67,8 @@ class BinaryCrossEntropy(Elementwise):
         return functional.binary_cross_entropy_with_logits(output, answer.y.reshape(output.shape))
 
     def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """Sum the same loss, and the share of probabilities on the side of the truth."""
+        """Sum the same loss, and the share of probabilities on the target's side of one half."""
+        # By probabilities, so that the comparison of logits above has an independent check.
         is_predicted = output.sigmoid() > 0.5
         is_present = answer.y.reshape(output.shape) > 0.5
         share = (is_predicted == is_present).float().mean()

@@ -1,4 +1,4 @@
-"""Losses that compare each output with one number of the target, and are the mean over all."""
+"""Losses that compare each output with one target number, and average over all outputs."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from trainer_export.loss import Answer, Loss, Target
 
 @dataclass(frozen=True)
 class Elementwise(Loss):
-    """A loss of numbers in the shape of the output.
+    """A loss for numeric targets in the shape of the output.
 
-    The targets of a model with one output are one number for each sample.
+    A model with one output has one target number per sample.
     """
 
     @abstractmethod
@@ -27,7 +27,8 @@ class Elementwise(Loss):
         """
 
     def target(self, output: tuple[int, ...]) -> Target:
-        """Ask for a number for each output."""
+        """Require a number for each output."""
+        # One output per sample matches a plain number per sample.
         return Target("float32", output[:-1] if output == (1,) else output)
 
     def matched(self, output: Tensor, answer: Answer) -> Tensor:
@@ -39,9 +40,14 @@ class Elementwise(Loss):
         target = self.matched(output, answer)
         return self.errors(output, target).mean()
 
-    def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
+    def value_and_slope(
+        self,
+        output: Tensor,
+        answer: Answer,
+    ) -> tuple[Tensor, Tensor]:
         """Compute both in closed form, so that no graph needs gradients of the errors."""
         target = self.matched(output, answer)
+        # The mean over outputs and samples divides each slope by their number.
         count = output.shape[0] * output[0].numel()
         value = self.errors(output, target).mean()
         slope = self.slope(output, target) / count
@@ -50,6 +56,7 @@ class Elementwise(Loss):
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
         """Sum the means of the samples."""
         errors = self.errors(output, self.matched(output, answer))
+        # A mean per sample, so that the sum over batches divides by the number of samples.
         means = errors.flatten(1).mean(1)
         return [means.sum()]
 

@@ -44,11 +44,12 @@ class MeanAbsoluteError(Elementwise):
     name: ClassVar[str] = "mean-absolute-error"
 
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the sizes of the differences."""
+        """Return the absolute differences."""
         return torch.abs(output - target)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the side on which the output lies; 0 where it is right."""
+        """Return the sign of the difference."""
+        # 0 at equality, as PyTorch's gradient is.
         return (output > target).to(torch.float32) - (output < target).to(torch.float32)
 
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
@@ -67,6 +68,7 @@ class Huber(Elementwise):
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         """Return ``cut * (|difference| - cut / 2)``, with the difference cut at the distance."""
         size = torch.abs(output - target)
+        # Beyond the distance, `cut` is constant, so the error grows linearly.
         cut = torch.clamp(size, max=self.delta)
         return cut * (size - 0.5 * cut)
 

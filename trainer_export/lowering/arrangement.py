@@ -1,4 +1,4 @@
-"""Writes values in an order of axes and in a shape, with few transposes and reshapes."""
+"""Writes values in a given axis order and shape, with few transposes and reshapes."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from trainer_export.lowering.values import (
 
 
 @dataclass(frozen=True)
-class Stored:
-    """An ONNX value and its sizes, as they lie."""
+class StoredValue:
+    """An ONNX value and its sizes in physical order."""
 
     name: str
     shape: Shape
@@ -34,10 +34,10 @@ class Arranger:
     """Writes orders of axes and shapes into a graph.
 
     Args:
-        graph: where to.
+        graph: the graph to write to.
         batch_source: a graph input whose first dimension is the batch.
-        keeps_planes: whether maps that lie in planes stay there where it costs nothing; it is so
-            where depthwise convolutions bring them there.
+        keeps_planes: whether feature maps in planes stay in planes if that costs nothing; true if
+            depthwise convolutions produce them.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Arranger:
         self.graph = graph
         self.batch_source = batch_source
         self.keeps_planes = keeps_planes
-        # What rules ask most of a graph.
+        # The methods of the graph that rules use most.
         self.node = graph.node
         self.nodes = graph.nodes
         self.ints = graph.ints
         self.constant = graph.constant
-        # What a reshaped value was before any reshape.
-        self._bases: dict[str, Stored] = {}
+        # The original value of each reshaped value.
+        self._bases: dict[str, StoredValue] = {}
 
     def value(
         self,
@@ -63,18 +63,28 @@ class Arranger:
     ) -> Value:
         """Return a complete value; ``shape`` is logical, ``order`` defaults to plain."""
         sizes = tuple(shape)
-        return Value(name, sizes, dtype, sizes, tuple(order or identity(len(sizes))))
+        return Value(
+            name,
+            sizes,
+            dtype,
+            sizes,
+            tuple(order or identity(len(sizes))),
+        )
 
     def scalar(self, number: complex, dtype: torch.dtype) -> Value:
         """Return a constant of rank 0."""
-        return self.value(self.constant(np.array(number, numpy_dtype(dtype))), (), dtype)
+        return self.value(
+            self.constant(np.array(number, numpy_dtype(dtype))),
+            (),
+            dtype,
+        )
 
     def full(self, value: Value) -> Value:
         """Return the value with its pending broadcast done."""
         if value.stored == value.shape:
             return value
         target = reorder(value.shape, value.order)
-        # Expand broadcasts both ways, so a size that stays may be given as 1: no shape arithmetic
+        # Expand broadcasts in both directions, so a size that stays may be 1: no shape arithmetic
         # at run time.
         changed_sizes = []
         for size, stored in zip(target, value.physical, strict=True):
@@ -84,30 +94,33 @@ class Arranger:
         return replace(value, name=name, stored=value.shape)
 
     def arranged(self, value: Value, order: Sequence[int]) -> str:
-        """Return the name of the complete value lying in an order of axes."""
+        """Return the name of the complete value in an axis order."""
         return self._arranged_stored(self.full(value), tuple(order))
 
-    def plain(self, value: Value) -> str:
+    def in_logical_order(self, value: Value) -> str:
         """Return the name of the complete value in logical order."""
         return self.arranged(value, identity(value.rank))
 
     def _arranged_stored(self, value: Value, order: tuple[int, ...]) -> str:
-        """Return the name of the value in an order, its broadcast still pending."""
+        """Return the name of the value in an axis order, with its broadcast still pending."""
         if value.order == order:
             return value.name
+        # Only axes of size 1 move, so the bytes stay where they are.
         if value.lies(order):
             return self.reshaped(value.name, value.physical, reorder(value.stored, order))
         perm = [value.order.index(axis) for axis in order]
         return self._transposed(value.name, value.physical, perm)
 
     def _transposed(self, name: str, physical: Shape, perm: list[int]) -> str:
-        """Transpose, and move neighbours together as one axis.
+        """Transpose, and move neighbouring axes together as one.
 
-        The runtime is ten times slower with each apart.
+        The runtime is ten times slower if it moves them separately.
         """
+        # One transpose cannot be joined further.
         runs = _runs(perm)
         if len(runs) == len(perm):
             return self.node("Transpose", name, perm=perm)
+        # Runs in the order in which they lie now.
         source = sorted(runs)
         joined = tuple(math.prod(physical[axis] for axis in run) for run in source)
         order = [source.index(run) for run in runs]
@@ -117,29 +130,32 @@ class Arranger:
         return self.reshaped(moved, shape, reorder(physical, perm))
 
     def reshaped(self, name: str, physical: Shape, target: Shape) -> str:
-        """Reshape an ONNX value: what it was before earlier reshapes, or not if the sizes agree."""
+        """Reshape an ONNX value, starting from its original; equal sizes need no node."""
         if tuple(physical) == tuple(target):
             return name
+        # From the original value, so that a chain of reshapes becomes one.
         base = self._base(name, physical)
         if base.shape == tuple(target):
             return base.name
         sizes = self._reshape_target(base.shape, tuple(target))
         result = self.node("Reshape", base.name, sizes)
+        # The base of a reshaped value is never itself a reshaped value.
         self._bases[result] = base
         return result
 
     def unfolded(self, name: str, physical: Shape) -> tuple[str, Shape]:
-        """Return the rows as they lay before a reshape of the leading dimensions only.
+        """Return the rows before a reshape of only the leading dimensions.
 
-        Else the value itself.
+        Otherwise return the value itself.
         """
         base = self._base(name, physical)
+        # The rows stayed whole, so an operation on the last axis may use the original.
         if base.shape and physical and base.shape[-1] == physical[-1]:
             return base.name, base.shape
         return name, tuple(physical)
 
-    def _base(self, name: str, physical: Shape) -> Stored:
-        return self._bases.get(name, Stored(name, tuple(physical)))
+    def _base(self, name: str, physical: Shape) -> StoredValue:
+        return self._bases.get(name, StoredValue(name, tuple(physical)))
 
     def _reshape_target(self, physical: Shape, target: Shape) -> str:
         """Return the sizes of a Reshape, constant if at most one of them must be computed.
@@ -151,6 +167,7 @@ class Arranger:
             if not isinstance(size, int):
                 dynamic.append(i)
         copied: list[int] = []
+        # One dynamic size is -1; only further ones have to be copied from the input.
         if len(dynamic) > 1:
             for i in dynamic:
                 if i < len(physical) and physical[i] == target[i]:
@@ -168,12 +185,18 @@ class Arranger:
         """Return the sizes as an int64 vector, computed at run time if the batch is in them."""
         if is_fixed(shape):
             return self.ints(*shape)
-        return self.node("Concat", *(self.size(size) for size in shape), axis=0)
+        return self.node(
+            "Concat",
+            *(self.size(size) for size in shape),
+            axis=0,
+        )
 
     def size(self, size: Dim) -> str:
         """Return one size as an int64 vector of length 1."""
+        # A symbolic size may be a plain number by now.
         if isinstance(size, int) or size.is_Integer:
             return self.ints(int(size))
+        # The batch is the only symbol.
         if size.is_Symbol:
             return self.node("Shape", self.batch_source, start=0, end=1)
         if size.is_Pow and size.exp.is_Integer and size.exp > 0:
@@ -185,48 +208,57 @@ class Arranger:
         if isinstance(size, FloorDiv):
             return self._fold("Div", list(size.args))
         raise ExportError(
-            f"a tensor size depends on the batch as {size}; only sums, products and integer"
-            " division can be exported"
+            f"a tensor size depends on the batch size as {size}; only sums, products and integer"
+            " divisions of it can be exported"
         )
 
     def _fold(self, op_type: str, arguments: list[Any]) -> str:
-        """Write an operator of many sizes as operators of two, from the first on."""
+        """Write an operator of several sizes as a chain of binary operators, from the first on."""
         result = self.size(dim_of(arguments[0]))
         for argument in arguments[1:]:
             result = self.node(op_type, result, self.size(dim_of(argument)))
         return result
 
     def view(self, value: Value, shape: Shape) -> Value:
-        """Return the value with the same elements, in logical order, under another shape."""
+        """Return the value with the same elements, in logical order, in another shape."""
         if value.shape == shape:
             return value
+        # Elements keep their logical order, so a pending broadcast must be done first.
         value = self.full(value)
         swapped = self._view_of_swapped(value, shape)
         if swapped is not None:
             return swapped
-        return self.value(self.reshaped(self.plain(value), value.shape, shape), shape, value.dtype)
+        return self.value(
+            self.reshaped(self.in_logical_order(value), value.shape, shape),
+            shape,
+            value.dtype,
+        )
 
     def _view_of_swapped(self, value: Value, shape: Shape) -> Value | None:
         """Return a view that keeps a pending swap of the last two axes (attention's keys).
 
         Returns:
-            None if it does more than to join or split leading axes, or nothing is swapped.
+            None if the view does more than join or split leading axes, or if no swap is pending.
         """
         rank = value.rank
         size = len(shape)
+        # A swap of the last two axes needs an axis before them, and sizes other than 1 tell them
+        # apart.
         if rank < 3 or size < 3 or value.shape[-2:] != shape[-2:] or 1 in shape[-2:]:
             return None
+        # The last axis lies after the one before it: no swap is pending.
         if value.order.index(rank - 1) > value.order.index(rank - 2):
             return None
         swap = _swapped(rank)
         physical = reorder(value.shape, swap)
         target = (*shape[:-2], shape[-1], shape[-2])
         name = self.reshaped(self.arranged(value, swap), physical, target)
+        # The swap stays pending: MatMul can take it without a transpose.
         return self.value(name, shape, value.dtype, _swapped(size))
 
 
 def _runs(perm: Sequence[int]) -> list[list[int]]:
-    """Return the axes of a permutation, with those that stay neighbours in one list."""
+    """Return the axes of a permutation, with axes that stay neighbours in one list."""
     runs: list[list[int]] = []
     for axis in perm:
         if runs and runs[-1][-1] + 1 == axis:

@@ -1,4 +1,4 @@
-"""The columns of a convolution: what each output sees, copied by look-ups or by slices."""
+"""The columns of a convolution: the inputs of each output, copied by look-ups or by slices."""
 
 import itertools
 import math
@@ -11,10 +11,15 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.values import Value, channels_last, planes
 
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
+# To copy a row by a look-up.
 _ROW_NS = 3.7
+# To copy a number of a row.
 _FLOAT_NS = 0.06
+# To convert a number of a map into planes.
 _TRANSPOSE_NS = 0.25
+# To copy a row of a plane by a slice.
 _SLICE_ROW_NS = 6.0
+# To copy a number of such a row.
 _SLICE_FLOAT_NS = 0.2
 
 
@@ -36,13 +41,13 @@ class Geometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether every output sees one input, at its own place."""
+        """Return whether every output reads one input, at its own place."""
         return self.taps == 1 and self.inputs == self.outputs
 
     def table(self) -> NDArray[np.int64]:
         """Return for each output and tap the flat input position that it reads.
 
-        The number of positions stands for a zero.
+        The number of all positions stands for a zero.
         """
         indices = []
         for axis in range(len(self.outputs)):
@@ -54,15 +59,21 @@ class Geometry:
     def reverse_table(self) -> NDArray[np.int64]:
         """Return for each input and tap the flat output position that reads it there.
 
-        The number of positions stands for none.
+        The number of positions means no output.
         """
         indices = []
         for axis in range(len(self.inputs)):
             place, tap = self._grid(self.inputs, axis)
             scaled = place + self.padding[axis] - tap * self.dilation[axis]
-            # Between two steps there is no output.
+            # Between two strides there is no output.
             on_step = scaled % self.stride[axis] == 0
-            indices.append(np.where(on_step, scaled // self.stride[axis], -1))
+            indices.append(
+                np.where(
+                    on_step,
+                    scaled // self.stride[axis],
+                    -1,
+                )
+            )
         return self._flat(indices, self.outputs, self.inputs)
 
     def _grid(
@@ -72,6 +83,7 @@ class Geometry:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return places and taps along an axis, to be broadcast over all axes of both."""
         rank = len(sizes)
+        # Axes of places come first, then the axes of taps.
         place_sizes = [1] * (2 * rank)
         place_sizes[axis] = sizes[axis]
         places = np.arange(sizes[axis])
@@ -88,12 +100,13 @@ class Geometry:
     ) -> NDArray[np.int64]:
         """Return flat positions, int64 [prod(here), taps], of an index for each axis of ``there``.
 
-        One outside becomes ``prod(there)``.
+        A position outside becomes ``prod(there)``.
         """
         flat = np.zeros((1,) * (2 * len(here)), np.int64)
         valid = np.ones_like(flat, bool)
         for index, size in zip(indices, there, strict=True):
             valid = valid & (index >= 0) & (index < size)
+            # Clipped, so that an invalid index cannot overflow into a valid position.
             flat = flat * size + np.clip(index, 0, size - 1)
         positions = np.where(valid, flat, math.prod(there))
         full = np.broadcast_to(positions, (*here, *self.kernel))
@@ -109,6 +122,7 @@ def rows_of(emit: Emitter, x: Value, *, zero_row: bool) -> str:
     rows = emit.reshaped(name, physical, (x.shape[0], positions, channels))
     if not zero_row:
         return rows
+    # Zeros for positions outside; the table refers to this row by the number of positions.
     pads = emit.ints(0, 0, 0, 0, 1, 0)
     return emit.node("Pad", rows, pads)
 
@@ -130,9 +144,9 @@ def look_up_ns(rows: int, taps: int, channels: int) -> float:
 
 @dataclass(frozen=True)
 class Columns:
-    """What each output sees: a matrix [batch * outputs, taps * channels].
+    """The inputs of each output: a matrix [batch * outputs, taps * channels].
 
-    Or its transpose, as Gemm wants it.
+    Or its transpose, if Gemm needs it.
     """
 
     name: str
@@ -142,13 +156,14 @@ class Columns:
 def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
     """Return the columns of a convolution, taps before channels, in the cheapest of three ways.
 
-    Forward pass and weight gradient ask for equal nodes, which a graph has once.
+    Forward pass and weight gradient request equal nodes, which the graph contains once.
     """
     channels = x.shape[1]
     if geometry.is_pointwise:
         matrix = matrix_of(emit, x)
         return Columns(matrix, 0)
     unit_steps = all(step == 1 for step in geometry.stride)
+    # A slice has no strides here, so all steps must be 1.
     if unit_steps and _slices_ns(geometry, x) < look_up_ns(1, geometry.taps, channels):
         sliced = _sliced(emit, x, geometry)
         return Columns(sliced, 1)
@@ -161,8 +176,10 @@ def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
 
 
 def _slices_ns(geometry: Geometry, x: Value) -> float:
-    """Return the cost per output of copying shifted planes, and of turning a map into planes."""
+    """Return the cost per output of copying shifted planes, and of converting a map into planes."""
+    # A row of a plane is copied as a whole.
     row = geometry.outputs[-1]
+    # A map that lies in planes needs no conversion.
     transpose = _TRANSPOSE_NS * (not x.lies(planes(x.rank)))
     by_channel = geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + transpose
     return float(x.shape[1] * by_channel)
@@ -171,21 +188,22 @@ def _slices_ns(geometry: Geometry, x: Value) -> float:
 def _look_up_twice_ns(geometry: Geometry, channels: int) -> float:
     """Return the cost per sample of joining first the taps of a kernel row and then its rows.
 
-    Infinite where that cannot be.
+    Infinite if that is not possible.
     """
     if len(geometry.kernel) != 2 or 1 in geometry.kernel:
         return math.inf
     height, width = geometry.kernel
+    # Rows of the padded map, which the second look-up selects from.
     rows = geometry.inputs[0] + 2 * geometry.padding[0]
     first = look_up_ns(rows * geometry.outputs[1], width, channels)
     return first + look_up_ns(math.prod(geometry.outputs), height, width * channels)
 
 
 def _look_up_twice(emit: Emitter, x: Value, geometry: Geometry) -> str:
-    """Return the columns by two look-ups: with few channels, fewer and longer rows than by one."""
+    """Return the columns by two look-ups, which copy fewer and longer rows if channels are few."""
     height, width = geometry.kernel
     outputs = geometry.outputs
-    # Along the width alone, for every row of the padded map.
+    # First along the width, for every row of the padded map.
     sides = Geometry(
         geometry.inputs,
         (geometry.inputs[0] + 2 * geometry.padding[0], outputs[1]),
@@ -195,12 +213,17 @@ def _look_up_twice(emit: Emitter, x: Value, geometry: Geometry) -> str:
         (1, geometry.dilation[1]),
     )
     flat = look_up(emit, x, sides.table())
-    strip_sizes = emit.ints(-1, math.prod(sides.outputs), width * x.shape[1])
+    strip_sizes = emit.ints(
+        -1,
+        math.prod(sides.outputs),
+        width * x.shape[1],
+    )
     strips = emit.node("Reshape", flat, strip_sizes)
     # Then along the height: [output row, output column, tap].
     start = np.arange(outputs[0])[:, None, None] * geometry.stride[0]
     tap = np.arange(height)[None, None] * geometry.dilation[0]
     column = np.arange(outputs[1])[None, :, None]
+    # A strip per row of the padded map and output column.
     table = (start + tap) * outputs[1] + column
     places = emit.constant(table.reshape(-1))
     columns = emit.node("Gather", strips, places, axis=1)
@@ -221,6 +244,7 @@ def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
         plane = emit.node("Pad", plane, widths)
     axes = emit.ints(*range(2, rank))
     shifted = []
+    # In the order of the kernel's taps, which the weights' rows have, too.
     for tap in itertools.product(*map(range, geometry.kernel)):
         start = []
         for place, step in zip(tap, geometry.dilation, strict=True):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from trainer_export.lowering.arrangement import Arranger, Stored, identity
+from trainer_export.lowering.arrangement import Arranger, StoredValue, identity
 from trainer_export.lowering.values import (
     Dim,
     Shape,
@@ -17,17 +17,18 @@ from trainer_export.lowering.values import (
     reorder,
 )
 
-_WIDE = 256  # channels from which a broadcast along them runs at full speed
+_WIDE = 256  # number of channels from which on a broadcast along them is fast
 _ASSOCIATIVE = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
 
 
 class Emitter(Arranger):
-    """Writes operators on values; what every rule of a lowering writes with."""
+    """Writes operators on values; every lowering rule uses it."""
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
-        """Return the value in another element type; a constant is converted here and now."""
+        """Return the value in another element type; a constant is converted immediately."""
         if value.dtype == dtype:
             return value
+        # A Cast of a constant would be computed again in every step of every board.
         constant = self.graph.constant_value(value.name)
         if constant is not None:
             name = self.constant(constant.astype(numpy_dtype(dtype)))
@@ -39,7 +40,7 @@ class Emitter(Arranger):
         """Return a size as a float32 of rank 0."""
         if isinstance(size, int):
             return self.scalar(float(size), torch.float32)
-        # A number of the layer times a size of the batch, whose nodes all layers then share.
+        # A number of the layer times the batch size, so that all layers share the nodes.
         number, of_batch = size.as_coeff_Mul()
         scalar = self.node("Squeeze", self.size(of_batch), self.ints(0))
         value = self.value(self.node("Cast", scalar, to=1), ())
@@ -76,15 +77,17 @@ class Emitter(Arranger):
     ) -> Value:
         """Write an element-wise operator with broadcasting.
 
-        It works in the order in which the largest operand lies.
+        It uses the axis order of the largest operand.
 
         Args:
-            op_type: of ONNX.
-            operands: in order.
-            dtype: of the result; by default that of the first operand.
-            attributes: of the node.
+            op_type: operator of ONNX.
+            operands: the operands in order.
+            dtype: element type of the result; by default that of the first operand.
+            attributes: attributes of the node.
         """
         rank = max(value.rank for value in operands)
+        # The stored part may be smaller than the logical shape, because repeated values are not
+        # copied.
         shape, stored = _broadcast(operands, rank)
         result = Value(
             "",
@@ -94,7 +97,7 @@ class Emitter(Arranger):
             _leading_order(operands, rank, stored),
         )
         physical = result.physical
-        # All are aligned before any is widened: names of values follow the order of their nodes.
+        # Align all operands before widening any: names of values follow the order of their nodes.
         aligned = []
         for value in operands:
             aligned.append(self._aligned(value, result.order))
@@ -103,6 +106,8 @@ class Emitter(Arranger):
             widened.append(self._widened(operand, physical))
         names = [operand.name for operand in widened]
         target = physical
+        # First the saving of whole reshapes, then that of short runs: both change the shape that is
+        # worked in.
         lifted = self._lifted(widened, physical)
         if lifted is not None:
             names, target = lifted
@@ -111,18 +116,19 @@ class Emitter(Arranger):
         (name,) = self.nodes(op_type, *names, outputs=1, attributes=attributes)
         return replace(result, name=self.reshaped(name, target, physical))
 
-    def _aligned(self, value: Value, order: tuple[int, ...]) -> Stored:
-        """Return the stored part of an operand, lying so that it broadcasts in an order."""
+    def _aligned(self, value: Value, order: tuple[int, ...]) -> StoredValue:
+        """Return the stored part of an operand, arranged to broadcast in an axis order."""
         rank = len(order)
         missing = rank - value.rank
         stored = (1,) * missing + value.stored
         shape = reorder(stored, order)
         if not missing:
-            return Stored(self._arranged_stored(value, order), shape)
-        if order == identity(rank):  # the runtime itself puts missing axes in front
-            return Stored(self._arranged_stored(value, identity(value.rank)), shape)
+            return StoredValue(self._arranged_stored(value, order), shape)
+        if order == identity(rank):  # the runtime adds missing leading axes itself
+            return StoredValue(self._arranged_stored(value, identity(value.rank)), shape)
+        # One number broadcasts from any position.
         if is_single(value.stored):
-            return Stored(value.name, shape)
+            return StoredValue(value.name, shape)
         lifted = Value(
             value.name,
             (1,) * missing + value.shape,
@@ -131,13 +137,13 @@ class Emitter(Arranger):
             (*range(missing), *(axis + missing for axis in value.order)),
         )
         flat = self.reshaped(value.name, value.physical, lifted.physical)
-        return Stored(self._arranged_stored(replace(lifted, name=flat), order), shape)
+        return StoredValue(self._arranged_stored(replace(lifted, name=flat), order), shape)
 
-    def _widened(self, operand: Stored, whole: Shape) -> Stored:
-        """Return an operand of few channels, which lie last, repeated along the axis before them.
+    def _widened(self, operand: StoredValue, whole: Shape) -> StoredValue:
+        """Return an operand with few channels in the last axis, repeated along the axis before it.
 
-        A broadcast works on runs of what both have in one piece: on those of a row it is several
-        times faster. What is repeated is no more than a quarter of the tensor.
+        A broadcast works on contiguous runs of both operands, and is several times faster on runs
+        of a whole row. The repeated operand has at most a quarter of the tensor's size.
         """
         if len(whole) <= 2:
             return operand
@@ -150,13 +156,18 @@ class Emitter(Arranger):
         repeated = (*shape[:-2], row, channels)
         if row == 1 or 4 * hint(repeated) > hint(whole):
             return operand
-        repeats = self.ints(*[1] * (len(shape) - 2), row, 1)
-        return Stored(self.node("Expand", operand.name, repeats), repeated)
+        repeats = self.ints(
+            *[1] * (len(shape) - 2),
+            row,
+            1,
+        )
+        return StoredValue(self.node("Expand", operand.name, repeats), repeated)
 
-    def _shortened(self, operands: list[Stored], result: Shape) -> tuple[list[str], Shape]:
-        """Return operands without last axes of size 1 that all of them have, and such a result.
+    def _shortened(self, operands: list[StoredValue], result: Shape) -> tuple[list[str], Shape]:
+        """Return operands and result without common trailing axes of size 1.
 
-        The runtime broadcasts along runs that end at the last axis, which would be of one number.
+        The runtime broadcasts along runs that end at the last axis, and these would have one
+        number.
         """
         rank = len(result)
         while rank > 1 and result[rank - 1] == 1:
@@ -173,10 +184,10 @@ class Emitter(Arranger):
             names.append(self.reshaped(operand.name, operand.shape, shape))
         return names, result[:rank]
 
-    def _lifted(self, operands: list[Stored], result: Shape) -> tuple[list[str], Shape] | None:
-        """Return operands as before a reshape that they share, which moves behind the operator.
+    def _lifted(self, operands: list[StoredValue], result: Shape) -> tuple[list[str], Shape] | None:
+        """Return operands before a common reshape, which moves after the operator.
 
-        Chains of element-wise operators between matrix products then need no reshapes at all.
+        Then chains of element-wise operators between matrix products need no reshapes.
 
         Returns:
             Names of the operands, and the shape of the result before the reshape; None if too few
@@ -190,6 +201,7 @@ class Emitter(Arranger):
         for name in whole:
             origins.append(self.unfolded(name, result)[1])
         target = next((origin for origin in origins if origin != result), None)
+        # Operands of another origin would need a reshape each, so at least half must share it.
         if target is None or 2 * origins.count(target) < len(origins):
             return None
         names = []
@@ -207,13 +219,14 @@ class Emitter(Arranger):
         """Write a reduction (``ReduceSum``, ``ReduceMean``, ...) over logical axes.
 
         Args:
-            op_type: of ONNX.
-            value: what is reduced.
-            axes: all if there are none.
-            keep: whether they stay with size 1.
+            op_type: operator of ONNX.
+            value: the value to reduce.
+            axes: the axes; empty for all.
+            keep: whether the axes stay with size 1.
         """
         value = self.full(value)
         reduced = {axis % value.rank for axis in axes} if axes else set(range(value.rank))
+        # Where the axes lie in memory: the runtime reduces the physical tensor.
         places = sorted(value.order.index(axis) for axis in reduced)
         kept = []
         for axis in range(value.rank):
@@ -228,6 +241,7 @@ class Emitter(Arranger):
             if axis in kept:
                 kept_order.append(kept.index(axis))
         order = tuple(kept_order)
+        # Softmax and layer norms: their rows are looked up behind a reshape, which then goes.
         if places == [value.rank - 1] and keep:
             name = self._reduce_rows(op_type, value, reorder(shape, order))
         else:
@@ -235,7 +249,7 @@ class Emitter(Arranger):
         return self.value(name, shape, value.dtype, order)
 
     def _reduce_rows(self, op_type: str, value: Value, result: Shape) -> str:
-        """Reduce the last physical axis, of rows as they lay before a reshape."""
+        """Reduce the last physical axis of rows before a reshape."""
         rows, shape = self.unfolded(value.name, value.physical)
         axis = self.ints(len(shape) - 1)
         reduced = self.node(op_type, rows, axis, keepdims=1)
@@ -252,7 +266,7 @@ class Emitter(Arranger):
         shape = value.physical
         factor = _factor(shape[0]) if shape else 1
         if places == [0] and value.rank == 2 and not keep and factor > 1:
-            # A matrix of so many rows for each sample: as axes of their own, which both go.
+            # Split the rows into samples and rows of a sample; both axes are reduced.
             split = (-1, factor, shape[1])
             name = self.reshaped(name, shape, split)
             shape = split
@@ -266,13 +280,14 @@ class Emitter(Arranger):
 
 
 def _leading_order(operands: Sequence[Value], rank: int, stored: Shape) -> tuple[int, ...]:
-    """Return the order of axes that an element-wise operator works in.
+    """Return the axis order of an element-wise operator.
 
-    The largest operand keeps its order; among equals one that is not plain, because it came from
-    an operator that works in that order and its neighbours will too. Parameters and their
-    gradients are the exception: whatever order a gradient came in, parameter and state are read
-    and written plain, so it turns once.
+    The largest operand keeps its order. Among equals, an order that is not plain wins, because it
+    comes from an operator that works in that order, and neighbouring operators will do so, too.
+    Parameters and their gradients are the exception: parameter and state are read and written in
+    plain order, so a gradient is transposed once.
     """
+    # A size that is not a number depends on the batch, which parameters and their states never do.
     of_batch = any(not isinstance(size, int) for size in stored)
     candidates = []
     for value in operands:
@@ -305,7 +320,7 @@ def _lifted_shape(shape: Shape, result: Shape, target: Shape) -> Shape | None:
 def _broadcast(operands: Sequence[Value], rank: int) -> tuple[Shape, Shape]:
     """Return the common shape, and the sizes of it that are stored by an operand.
 
-    A size of the batch is not compared with another: they are equal, or 1.
+    Sizes that depend on the batch are not compared: they are equal, or 1.
     """
     shape: list[Dim] = [1] * rank
     stored: list[Dim] = [1] * rank
@@ -314,6 +329,8 @@ def _broadcast(operands: Sequence[Value], rank: int) -> tuple[Shape, Shape]:
             zip(value.shape, value.stored, strict=True),
             rank - value.rank,
         ):
+            # The last operand wins: sizes beside 1 are equal, as PyTorch has checked while it
+            # traced.
             if size != 1:
                 shape[axis] = size
             if stored_size != 1:

@@ -1,4 +1,4 @@
-"""What the ways to write a grouped convolution cost, by measurement.
+"""Measured costs of the ways to write a grouped convolution.
 
 Measured on 2026-11-28 with onnxruntime 1.31.1, one thread of an AMD EPYC (AVX2) that other work
 shared, batches of 16, maps of 3 x 3 to 48 x 48, kernels of 3 x 3 and 5 x 5. Nanoseconds of
@@ -11,32 +11,33 @@ from trainer_export.lowering.columns import Geometry
 from trainer_export.lowering.tiles import Tiles
 from trainer_export.lowering.values import BATCH_HINT
 
-_FLOP_NS = 0.014  # of products of matrices that are large enough
-_VECTOR = 8  # columns that a product computes at once, two times at least
-_PRODUCT_START_NS = 400.0  # to begin the product of a channel
-_PACKED_NS = 0.6  # to lay out a number of the right matrix before a product
+_FLOP_NS = 0.014  # per multiply-add of large matrix products
+_VECTOR = 8  # columns that a product computes at once; at least two such blocks
+_PRODUCT_START_NS = 400.0  # to start the product of a channel
+_PACKED_NS = 0.6  # to pack a number of the right matrix before a product
 _RUN_NS = 8.0  # to copy a row of numbers, and each of its numbers
 _COPIED_NS = 0.18
 _PADDED_NS = 0.3
-_PADDED_ROWS_NS = 1.0  # where zeros lie between rows
+_PADDED_ROWS_NS = 1.0  # if zeros are between rows
 _TURNED_NS = 0.8  # to transpose
 _MOVED_NS = 0.3  # to move the map of a channel as a whole
 
-# The runtime's own Conv and ConvTranspose, which copy the map for each tap and multiply then.
+# The runtime's Conv and ConvTranspose, which copy the map for each tap before the product.
 _CHANNEL_NS = 400.0
 _ROW_NS = 4.5
 _TAP_NS = 0.36
 _STRIDED_TAP_NS = 0.65
-_TRANSPOSED = 1.15  # ConvTranspose beside Conv
+_TRANSPOSED = 1.15  # ConvTranspose relative to Conv
 
 
-def tiles_ns(tiles: Tiles, channels: int, *, turns: bool = False) -> float:
-    """Return the cost of a depthwise product by tiles, for a sample and a channel.
+def tiles_ns(tiles: Tiles, channels: int, *, products: int = 1, turns: bool = False) -> float:
+    """Return the cost of depthwise products by tiles, for a sample and a channel.
 
     Args:
-        tiles: how results are tiled.
-        channels: of the map.
-        turns: whether the results are multiplied with what they read, for the gradient of weights.
+        tiles: the tiling of the results.
+        channels: number of channels of the map.
+        products: products that share the windows: with 2, results and the gradient of weights.
+        turns: whether the product is that of results and windows, for the gradient of weights.
     """
     window = tiles.window
     columns = _columns(tiles.tile)
@@ -44,12 +45,15 @@ def tiles_ns(tiles: Tiles, channels: int, *, turns: bool = False) -> float:
     matrix = tiles.tile * window * (2 * tiles.taps * _FLOP_NS + _PACKED_NS)
     shared = tiles.tile * window * tiles.taps / channels
     per_sample = (matrix + shared + _PRODUCT_START_NS) / BATCH_HINT
-    turned = _TURNED_NS * tiles.tile * tiles.count if turns else 0.0
-    return product + per_sample + turned + _windows_ns(tiles)
+    results = tiles.tile * tiles.count
+    turned = _TURNED_NS * results if turns else 0.0
+    # Results beyond the map are cut off, and padded again for the gradient of the weights.
+    cut = _PADDED_NS * results if any(axis.missing for axis in tiles.axes) else 0.0
+    return products * (product + cut) + per_sample + turned + _windows_ns(tiles)
 
 
 def _columns(count: int) -> int:
-    """Return how many columns a product takes as long as."""
+    """Return the effective number of columns of a product."""
     return max(2, math.ceil(count / _VECTOR)) * _VECTOR
 
 
@@ -71,9 +75,9 @@ def runtime_ns(geometry: Geometry, inputs: int, outputs: int, *, transposed: boo
     """Return the cost of the runtime's own operator, for a sample and a group.
 
     Args:
-        geometry: of the convolution.
+        geometry: geometry of the convolution.
         inputs: channels of a group.
-        outputs: of a group.
+        outputs: outputs of a group.
         transposed: whether it is ConvTranspose.
     """
     places = math.prod(geometry.outputs)
@@ -91,10 +95,10 @@ def columns_ns(geometry: Geometry, inputs: int, outputs: int, places: int) -> fl
     """Return the cost of a product of looked-up rows of a group, for a sample and a group.
 
     Args:
-        geometry: of the convolution.
+        geometry: geometry of the convolution.
         inputs: channels of a group that are looked up.
         outputs: channels of a group that result.
-        places: of the result.
+        places: places of the result.
     """
     rows = places * geometry.taps
     columns = _columns(outputs)

@@ -1,9 +1,9 @@
-"""Grouped convolutions and their gradients, for each group by itself.
+"""Grouped convolutions and their gradients, computed separately for each group.
 
-Rows of a group's channels are looked up for every tap, as `columns` does for all channels, and
-meet the group's kernel in a product of matrices whose batch is the groups. Forward pass and input
-gradient are left to the runtime's Conv and ConvTranspose where these are faster (`group_costs`),
-which is where groups are narrow. What has one channel for each group is in `depthwise`.
+For every tap, rows of a group's channels are looked up, as `columns` does for all channels. A
+batched matrix product, with the groups as its batch, multiplies them by the group's kernel. For
+narrow groups, the runtime's Conv and ConvTranspose are faster, and compute forward pass and input
+gradient (`group_costs`). `depthwise` handles groups of one channel.
 """
 
 import math
@@ -27,11 +27,11 @@ def narrow_of(emit: Emitter, out: Spec, x: Value, weight: Value, geometry: Geome
     """Return a grouped convolution.
 
     Args:
-        emit: writes it.
+        emit: writes the nodes.
         out: shape of the result, [batch, outputs, ...].
         x: [batch, inputs, ...].
         weight: [outputs, inputs / groups, ...].
-        geometry: of the convolution.
+        geometry: geometry of the convolution.
     """
     inputs = weight.shape[1]
     if inputs == 1:
@@ -51,11 +51,11 @@ def wide_of(emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geom
     """Return the input gradient of a grouped convolution, or a transposed one.
 
     Args:
-        emit: writes it.
+        emit: writes the nodes.
         out: shape of the result, [batch, inputs, ...].
         grad: [batch, outputs, ...].
         weight: [outputs, inputs / groups, ...].
-        geometry: of the convolution.
+        geometry: geometry of the convolution.
     """
     inputs = weight.shape[1]
     if inputs == 1:
@@ -63,6 +63,7 @@ def wide_of(emit: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geom
     groups = out.shape[1] // inputs
     outputs = weight.shape[0] // groups
     by_columns = columns_ns(geometry, outputs, inputs, math.prod(geometry.inputs))
+    # The runtime's operator cannot write every output size.
     by_runtime = math.inf
     if fits_conv_transpose(geometry):
         by_runtime = runtime_ns(geometry, inputs, outputs, transposed=True)
@@ -78,11 +79,11 @@ def weight_of(emit: Emitter, grad: Value, x: Value, weight: Value, geometry: Geo
     """Return the gradient of a grouped kernel.
 
     Args:
-        emit: writes it.
+        emit: writes the nodes.
         grad: [batch, outputs, ...], of the results.
         x: [batch, inputs, ...].
         weight: [outputs, inputs / groups, ...].
-        geometry: of the convolution.
+        geometry: geometry of the convolution.
     """
     inputs = weight.shape[1]
     if inputs == 1:
@@ -98,13 +99,18 @@ def weight_of(emit: Emitter, grad: Value, x: Value, weight: Value, geometry: Geo
     product = emit.node("MatMul", turned, columns)
     taps = geometry.taps
     tap_sizes = emit.ints(groups * outputs, taps, inputs)
+    # The products have the taps before the inputs, a kernel has them after.
     by_tap = emit.node("Reshape", product, tap_sizes)
-    gradient = emit.value(by_tap, (groups * outputs, inputs, taps), order=(0, 2, 1))
+    gradient = emit.value(
+        by_tap,
+        (groups * outputs, inputs, taps),
+        order=(0, 2, 1),
+    )
     return emit.view(gradient, weight.shape)
 
 
 def _split(emit: Emitter, x: Value, groups: int) -> Value:
-    """Return a map with an axis for groups before that of channels, lying as it is."""
+    """Return a map with an axis for groups before the channels, without moving data."""
     whole = emit.full(x)
     shape = (whole.shape[0], groups, whole.shape[1] // groups, *whole.shape[2:])
     order: list[int] = []
@@ -115,6 +121,7 @@ def _split(emit: Emitter, x: Value, groups: int) -> Value:
             order.append(axis + 1 if axis > 1 else axis)
     lying = emit.value(whole.name, shape, whole.dtype, order)
     name = emit.reshaped(whole.name, whole.physical, lying.physical)
+    # The same bytes: an axis is split where it lies.
     return emit.value(name, shape, whole.dtype, order)
 
 
@@ -126,7 +133,9 @@ def _columns(emit: Emitter, x: Value, groups: int, table: NDArray[np.int64]) -> 
     name = emit.arranged(split, (1, 0, *range(3, split.rank), 2))
     row_sizes = emit.ints(-1, positions, channels)
     rows = emit.node("Reshape", name, row_sizes)
+    # Places in their own order need no look-up.
     if not np.array_equal(table.reshape(-1), np.arange(positions)):
+        # The number of positions in a table means a zero.
         if (table == positions).any():
             pads = emit.ints(0, 0, 0, 0, 1, 0)
             rows = emit.node("Pad", rows, pads)
@@ -140,17 +149,21 @@ def _kernels(emit: Emitter, weight: Value, groups: int, order: tuple[int, ...]) 
     """Return the kernel of every group as a matrix.
 
     Args:
-        emit: writes it.
+        emit: writes the nodes.
         weight: [outputs, inputs / groups, ...].
-        groups: of the convolution.
-        order: of groups (0), outputs (1), inputs (2) and taps (3); the last are the columns.
+        groups: number of groups.
+        order: order of groups (0), outputs (1), inputs (2) and taps (3); the last are the columns.
     """
     taps = math.prod(weight.shape[2:])
     shape = (groups, weight.shape[0] // groups, weight.shape[1], taps)
     kernel = emit.view(weight, shape)
     name = emit.arranged(kernel, order)
     physical = tuple(shape[axis] for axis in order)
-    return emit.reshaped(name, physical, (groups, physical[1] * physical[2], physical[3]))
+    return emit.reshaped(
+        name,
+        physical,
+        (groups, physical[1] * physical[2], physical[3]),
+    )
 
 
 def _joined(emit: Emitter, product: str, out: Spec, groups: int) -> Value:
@@ -159,9 +172,14 @@ def _joined(emit: Emitter, product: str, out: Spec, groups: int) -> Value:
     shape = (out.shape[0], groups, channels, *out.shape[2:])
     rank = len(shape)
     order = (1, 0, *range(3, rank), 2)
+    # The product has the groups first, a map in the order channels last has the batch first.
     sizes = emit.ints(groups, -1, *out.shape[2:], channels)
     split = emit.value(emit.node("Reshape", product, sizes), shape, order=order)
     name = emit.arranged(split, (0, *range(3, rank), 1, 2))
-    map_sizes = emit.ints(-1, *out.shape[2:], out.shape[1])
+    map_sizes = emit.ints(
+        -1,
+        *out.shape[2:],
+        out.shape[1],
+    )
     joined = emit.node("Reshape", name, map_sizes)
     return emit.value(joined, out.shape, order=channels_last(len(out.shape)))

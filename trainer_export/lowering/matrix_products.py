@@ -1,10 +1,10 @@
 """Convolution, pooling and their gradients as slices, paddings and matrix products.
 
-For runtimes that are slow or wrong at them. A convolution lays the places that its kernel looks at
-under one another (im2col) and is one matrix product; its gradient reads the same slices, and adds
-what belongs to one place. Batch and channels change places meanwhile, so that one product is over
-all samples. All sizes are numbers. The portable graphs have `rules.conv` and `groups` instead,
-which write operators of ONNX and choose among ways.
+They serve runtimes whose own operators are slow or wrong. A convolution stacks the inputs of its
+kernel (im2col) and is one matrix product; its gradient reads the same slices and adds the values of
+each place. Batch and channels are exchanged, so that one product covers all samples. All sizes are
+numbers. The portable graphs use `rules.conv` and `groups` instead, which write ONNX operators and
+choose the fastest way.
 """
 
 import functools
@@ -23,13 +23,13 @@ from trainer_export.operators import static_batch_norm, static_batch_norm_backwa
 
 aten = torch.ops.aten
 
-_LOWEST = -3e38  # what padding never wins a maximum with
+_LOWEST = -3e38  # padding value that never wins a maximum
 _STEEP = 1e38  # a slope that brings the least normal number to 1
 
 
 @dataclass(frozen=True)
 class _Window:
-    """What a kernel looks at: height and width of each."""
+    """The geometry of a kernel: height and width of each value."""
 
     kernel: Sequence[int]
     stride: Sequence[int]
@@ -37,11 +37,12 @@ class _Window:
     dilation: Sequence[int]
 
     def slices(self, x: Tensor, fill: float = 0.0) -> list[Tensor]:
-        """Return for each place of the kernel what it meets, [..., height, width] of the output."""
+        """Return the inputs that each place of the kernel meets, [..., output height, width]."""
         top, left = self.padding
+        # A maximum is padded with `_LOWEST`, everything else with 0.
         if top or left:
             x = aten.constant_pad_nd(x, [left, left, top, top], fill)
-        # Columns first: they are cut once for all rows of the kernel.
+        # Columns first, because they are cut once for all rows of the kernel.
         by_column = []
         for place in range(self.kernel[1]):
             by_column.append(self._run(x, 1, place))
@@ -52,7 +53,7 @@ class _Window:
         return slices
 
     def add_slices(self, slices: Sequence[Tensor], size: Sequence[int]) -> Tensor:
-        """Return the gradient of `slices`: those that met the same place are added.
+        """Return the gradient of `slices`: values of the same place are added.
 
         Args:
             slices: one for each place of the kernel.
@@ -69,12 +70,13 @@ class _Window:
         return whole
 
     def _run(self, x: Tensor, axis: int, place: int) -> Tensor:
-        """Return what one place of the kernel meets along an axis."""
+        """Return the inputs that one place of the kernel meets along an axis."""
         step = self.stride[axis]
         size = x.shape[axis - 2]
         start = place * self.dilation[axis]
         count = (size - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // step + 1
         end = start + (count - 1) * step + 1
+        # A slice of everything would still be an operator of the graph, which copies.
         if end - start == size and step == 1:
             return x
         run: Tensor = aten.slice.Tensor(x, x.dim() + axis - 2, start, end, step)
@@ -83,7 +85,7 @@ class _Window:
     def _added(self, runs: Sequence[Tensor], axis: int, size: int) -> Tensor:
         """Return the sum of the gradients of `_run` for all places along an axis.
 
-        They are added from the first on: the order is part of the result.
+        They are added in order, because the order affects the result.
         """
         placed = []
         for place, run in enumerate(runs):
@@ -91,7 +93,7 @@ class _Window:
         return functools.reduce(torch.add, placed)
 
     def _placed(self, x: Tensor, axis: int, place: int, size: int) -> Tensor:
-        """Return the gradient of `_run`: zeros wherever it did not read."""
+        """Return the gradient of `_run`, with zeros for places that it did not read."""
         step = self.stride[axis]
         count = x.shape[axis - 2]
         behind = [0, 0] * (1 - axis)
@@ -100,6 +102,7 @@ class _Window:
             x = apart.flatten(axis - 3, axis - 2).narrow(axis - 2, 0, (count - 1) * step + 1)
         start = place * self.dilation[axis]
         after = size - start - x.shape[axis - 2]
+        # As above: a padding by nothing would copy.
         if not start and not after:
             return x
         placed: Tensor = aten.constant_pad_nd(x, [*behind, start, after], 0.0)
@@ -107,12 +110,13 @@ class _Window:
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
-    """Return a product of two matrices that change, as a batch of one."""
+    """Return a product of two variable matrices, as a batch of one."""
     product: Tensor = aten.bmm(a.reshape(1, *a.shape), b.reshape(1, *b.shape))
     return product.reshape(a.shape[0], b.shape[1])
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    # Factors of 1 are the usual ones, and each product with one would be a node of the graph.
     product = _mm(a, b) if alpha == 1 else _mm(a, b) * alpha
     return product + (bias if beta == 1 else bias * beta)
 
@@ -122,7 +126,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _columns(slices: Sequence[Tensor]) -> Tensor:
-    """Return what all outputs see, [taps * channels, batch * positions]."""
+    """Return the inputs of all outputs, [taps * channels, batch * positions]."""
     return _joined(slices).reshape(len(slices) * slices[0].shape[0], -1)
 
 
@@ -149,7 +153,7 @@ class _Settings:
 
     @property
     def with_height(self) -> tuple[Any, ...]:
-        """Those of a convolution of one dimension as of two, with a height of 1."""
+        """The settings of a one-dimensional convolution as two-dimensional ones with height 1."""
         return (
             [1, *self.stride],
             [0, *self.padding],
@@ -160,7 +164,7 @@ class _Settings:
         )
 
     def window(self, kernel: Sequence[int]) -> _Window:
-        """Return what a kernel of these sizes looks at."""
+        """Return the geometry of a kernel of these sizes."""
         return _Window(kernel, self.stride, self.padding, self.dilation)
 
 
@@ -168,6 +172,7 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Ten
     """Return ``aten.convolution``, of samples first: ``Y = W columns(X) + b`` for each group."""
     settings = _Settings(*options)
     if _is_flat(x, transposed=settings.transposed):
+        # Both take the same path, so that one-dimensional convolutions need no separate slices.
         wide = convolution(x.unsqueeze(2), w.unsqueeze(2), bias, *settings.with_height)
         return wide.squeeze(2)
     window = settings.window(w.shape[2:])
@@ -177,6 +182,7 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Ten
     for group, kernel in zip(inputs, w.chunk(settings.groups), strict=True):
         slices = window.slices(group)
         columns = _columns(slices)
+        # In the order of the columns: all channels of one tap, then those of the next.
         matrix = kernel.permute(0, 2, 3, 1).reshape(kernel.shape[0], -1)
         products.append(_mm(matrix, columns))
         shape = slices[0].shape[1:]
@@ -195,7 +201,7 @@ def convolution_backward(
     """Return ``aten.convolution_backward``.
 
     For each group ``dX`` adds the slices of ``W^T dY``, ``dW = columns(X) dY^T``; ``db`` is the sum
-    of ``dY``. One that is not asked for is None.
+    of ``dY``. A gradient that is not requested is None.
     """
     _bias_shape, *own_options, wanted = options
     settings = _Settings(*own_options)
@@ -207,6 +213,7 @@ def convolution_backward(
         w.chunk(settings.groups),
         grad.transpose(0, 1).chunk(settings.groups),
     )
+    # Once for all groups, because the gradient of the bias does not depend on them.
     by_channel = grad.transpose(0, 1).reshape(grad.shape[1], -1)
     to_x: list[Tensor] = []
     to_w: list[Tensor] = []
@@ -229,7 +236,7 @@ def convolution_backward(
 
 
 def _flat_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a convolution of one dimension, as of one with a height of 1."""
+    """Return the gradients of a one-dimensional convolution, computed with height 1."""
     bias_shape, *own_options, wanted = options
     wide = _Settings(*own_options).with_height
     to_x, to_w, to_bias = convolution_backward(
@@ -248,10 +255,10 @@ def _flat_backward(grad: Tensor, x: Tensor, w: Tensor, *options: Any) -> tuple[T
 
 
 def _pool_window(options: Sequence[Any]) -> _Window:
-    """Return the window of a pooling, of whose options the last may be left out."""
+    """Return the window of a pooling; trailing options may be omitted."""
     if len(options) > 4 and options[4]:
         raise ExportError(
-            "max pooling with ceil_mode is not lowered to slices; leave ceil_mode out"
+            "max pooling with ceil_mode cannot be lowered to slices; use ceil_mode=False"
         )
     sizes = []
     for size in options[:4]:
@@ -261,18 +268,18 @@ def _pool_window(options: Sequence[Any]) -> _Window:
 
 
 def max_pool(x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """Return ``aten.max_pool2d_with_indices`` with the largest values for the indices, too."""
+    """Return ``aten.max_pool2d_with_indices``, with the maxima in place of the indices."""
     slices = _pool_window(options).slices(x, _LOWEST)
     largest = functools.reduce(torch.maximum, slices)
     return largest, largest
 
 
 def max_pool_backward(grad: Tensor, x: Tensor, *options: Any) -> Tensor:
-    """Return the gradient of `max_pool`: that of a window goes to the first of its largest."""
+    """Return the gradient of `max_pool`: a window's gradient goes to its first maximum."""
     *sizes, largest = options
     window = _pool_window(sizes)
     slopes: list[Tensor] = []
-    unclaimed = None  # 1 until a place of the window has the largest
+    unclaimed = None  # 1 until a place of the window has the maximum
     for candidates in window.slices(x, _LOWEST):
         hit = torch.clamp((candidates - largest) * _STEEP + 1, 0, 1)
         if unclaimed is None:
@@ -296,11 +303,11 @@ def _unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 def _norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     if order != 2:
-        raise ExportError(f"norms of order {order} are not lowered; take order 2")
+        raise ExportError(f"norms of order {order} cannot be lowered; use order 2")
     return (x * x).sum(dims or [*range(x.dim())], keepdim).sqrt()
 
 
-# The Python functions behind the operators of batch norms, which have no public name.
+# The Python functions of the batch norm operators, which have no public name.
 _STATIC_BATCH_NORM = static_batch_norm._init_fn  # noqa: SLF001
 _STATIC_BATCH_NORM_BACKWARD = static_batch_norm_backward._init_fn  # noqa: SLF001
 
@@ -344,4 +351,4 @@ MATRIX_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.shoal.pointwise_norm_backward.default: _pointwise_norm_backward,
     }
 )
-"""What stands for operators of a traced program, for `make_fx` with sizes that are numbers."""
+"""Decompositions for `make_fx` with fixed sizes."""

@@ -22,20 +22,20 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
     """Return the ONNX model of a traced program, of standard operators: an ``onnx.ModelProto``.
 
     Raises:
-        ExportError: an operator has no lowering; the message names it, its module and what to use
-            instead.
+        ExportError: an operator has no lowering; the message names it, its module and a
+            replacement.
     """
     graph = GraphBuilder(trace.name)
     values: list[Value] = []
     for port, spec in zip(trace.inputs, trace.input_specs, strict=True):
-        # A hidden input is for the trace alone: nothing that is written may read it.
+        # A hidden input is only for the trace: written nodes must not read it.
         name = port.name if port.name in trace.hidden else graph.input(port)
         order = tuple(range(len(spec.shape)))
         values.append(Value(name, spec.shape, spec.dtype, spec.shape, order))
     emitter = Emitter(graph, trace.batch_input, keeps_planes=has_groups(trace.program.graph))
     for port, value in zip(trace.outputs, lower(emitter, trace, values), strict=True):
         if port.name not in trace.hidden:
-            graph.output(port, emitter.plain(value))
+            graph.output(port, emitter.in_logical_order(value))
     return graph.model(metadata)
 
 
@@ -47,7 +47,7 @@ def lower(
 ) -> list[Value]:
     """Write the nodes of a traced program into a graph, and return the values of its outputs.
 
-    Errors as of `write_graph`.
+    It raises the errors of `write_graph`.
     """
     lowered = _Lowered(emitter, trace, rules, {})
     waiting = iter(inputs)
@@ -68,10 +68,11 @@ def lower(
 
 @dataclass(frozen=True)
 class _Lowered:
-    """A traced program of which some nodes are written.
+    """A traced program whose nodes are being written.
 
     Attributes:
-        values: what each of them became: a value, several, or a size of the batch.
+        values: the result of each written node: a value, several values, or an expression of the
+            batch size.
     """
 
     emitter: Emitter
@@ -86,7 +87,7 @@ class _Lowered:
             array = tensor.detach().cpu().numpy().astype(numpy_dtype(tensor.dtype))
             name = self.emitter.constant(array)
         except ExportError as error:
-            # An attribute has no line of its own; the first operator that reads it has.
+            # An attribute has no source line, but the first operator that reads it has one.
             reader = next(iter(node.users), node)
             raise ExportError(f"{self.trace.where(reader)}: {error}") from error
         return self.emitter.value(name, array.shape, tensor.dtype)
@@ -94,7 +95,7 @@ class _Lowered:
     def call(self, node: fx.Node) -> Any:
         """Write an operator by its rule."""
         meta = node.meta.get("val")
-        if isinstance(meta, (sympy.Basic, int)):  # arithmetic on sizes, which the trace did
+        if isinstance(meta, (sympy.Basic, int)):  # arithmetic on sizes, evaluated by the trace
             return meta
         if getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
             return self.values[node.args[0]][node.args[1]]
@@ -130,6 +131,6 @@ def _unsupported(trace: Trace, node: fx.Node) -> ExportError:
     name = str(node.target)
     advice = suggestion(name)
     if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
-        name = f"{getattr(node.target, '__name__', name)} on the size of the batch"
+        name = f"{getattr(node.target, '__name__', name)} on the batch size"
         advice = ON_BATCH_SIZES
     return ExportError(f"{trace.where(node)}: operator {name} cannot be exported; {advice}")

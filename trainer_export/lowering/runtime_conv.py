@@ -16,8 +16,8 @@ def runtime_conv(  # noqa: PLR0913  (what a convolution is)
     """Return a convolution by the runtime's Conv."""
     name = emit.node(
         "Conv",
-        emit.plain(x),
-        emit.plain(weight),
+        emit.in_logical_order(x),
+        emit.in_logical_order(weight),
         kernel_shape=list(geometry.kernel),
         strides=list(geometry.stride),
         pads=list(geometry.padding) * 2,
@@ -28,9 +28,9 @@ def runtime_conv(  # noqa: PLR0913  (what a convolution is)
 
 
 def fits_conv_transpose(geometry: Geometry) -> bool:
-    """Return whether less than a stride is left over at the end of every dimension.
+    """Return whether the remainder at the end of every dimension is less than the stride.
 
-    ConvTranspose takes no larger padding of its output.
+    ConvTranspose does not accept a larger output padding.
     """
     for axis, size in enumerate(geometry.inputs):
         span = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
@@ -55,8 +55,8 @@ def runtime_conv_transpose(  # noqa: PLR0913  (what a convolution is)
         span = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
         missing.append(size - (steps - 2 * geometry.padding[axis] + span + 1))
     grouped = {} if groups == 1 else {"group": groups}
-    plain_grad = emit.plain(grad)
-    plain_weight = emit.plain(weight)
+    plain_grad = emit.in_logical_order(grad)
+    plain_weight = emit.in_logical_order(weight)
     name = emit.node(
         "ConvTranspose",
         plain_grad,

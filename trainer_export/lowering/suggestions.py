@@ -1,4 +1,4 @@
-"""What a model may use instead of an operator that has no lowering."""
+"""Replacements for operators without a lowering."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,24 +6,23 @@ from types import MappingProxyType
 _USUAL = "express it with matrix products, convolutions, element-wise operators, sums and softmax"
 
 ON_BATCH_SIZES = (
-    "what a model says of a sample must not depend on how many there are; take sums or means"
-    " instead"
+    "the output for a sample must not depend on the batch size; use sums or means instead"
 )
-"""Advice on arithmetic that PyTorch did on the size of the batch."""
+"""Advice on arithmetic with the batch size."""
 
 _NO_RANDOM_NUMBERS = (
-    "a NoiseLayer of models.zoo.dropout for random numbers: graphs draw none, its uniform(x) is an"
-    " input of theirs"
+    "a NoiseLayer of models.zoo.dropout for random numbers: graphs cannot draw them, so its"
+    " uniform(x) becomes an input of the graph"
 )
-_EXTREMES = "amax or amin along dimensions behind the batch"
+_EXTREMES = "amax or amin along dimensions after the batch"
 _BUCKETS = "sums of comparisons: (x.unsqueeze(-1) > edges).sum(-1)"
 
 _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
     {
         "dropout": (
-            "Dropout of models.zoo.dropout (`shoal export --convert` or models.zoo.conversion puts"
-            " it there); scaled_dot_product_attention takes it behind its softmax, so write that,"
-            " and give it dropout_p=0"
+            "Dropout of models.zoo.dropout (`shoal export --convert` or models.zoo.conversion"
+            " inserts it); for scaled_dot_product_attention, write out the attention with that"
+            " Dropout after the softmax, or pass dropout_p=0"
         ),
         "bernoulli": _NO_RANDOM_NUMBERS,
         "exponential": _NO_RANDOM_NUMBERS,
@@ -32,10 +31,11 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
         "normal_": _NO_RANDOM_NUMBERS,
         "uniform_": _NO_RANDOM_NUMBERS,
         "empty": _NO_RANDOM_NUMBERS,
+        # With dots, because the name cumprod ends like this one.
         ".prod.": "prod or cumprod along one dimension of fixed size",
         "grid_sampler": ("torch.nn.functional.grid_sample, which is written in simpler operators"),
         "nonzero": "a mask and a multiplication: sizes must not depend on values",
-        "copy_.": "a new tensor: a graph does not write into parameters, buffers or their data",
+        "copy_.": "a new tensor: a graph cannot write into parameters, buffers or their data",
         "scatter_reduce": "index_add, or amax over torch.where with a mask",
         "kthvalue": "topk",
         ".max.default": _EXTREMES,
@@ -64,7 +64,7 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
         "complex": "real arithmetic on two tensors",
     }
 )
-"""By a text that the operator's name contains; the first that fits counts."""
+"""By a part of the operator's name; the first match is used."""
 
 
 def suggestion(operator: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from fleet_protocol.discovery import discover
 
 Lowering = Callable[..., Any]
-"""Writes one operator.
+"""A function that writes one operator.
 
-It takes the emitter, the shape and type of the result, and the operator's arguments.
+It takes the emitter, shape and type of the result, and the operator's arguments.
 """
 
 LOWERINGS: Mapping[Any, Lowering] = discover("trainer_export.lowering.rules", "LOWERINGS")

@@ -1,14 +1,14 @@
-"""Tiles of a convolution of one channel: which places a tile of results reads, and by which tap.
+"""Tiles of a one-channel convolution: the places that a tile of results reads, and the taps.
 
-All results of a tile are one product of the places in its window with a small matrix that has a
-weight wherever a result reads a place by its tap, and 0 elsewhere (a block of a Toeplitz matrix).
-All tiles of a channel share that matrix. So a depthwise convolution is a product of matrices for
-each channel, which the runtime computes near the peak of the machine, where its own depthwise Conv
-copies one number after the other.
+All results of a tile are one product of the places in its window and a small matrix. The matrix has
+a weight where a result reads a place by its tap, and 0 elsewhere (a block of a Toeplitz matrix).
+All tiles of a channel share that matrix. So a depthwise convolution is a matrix product per
+channel, which the runtime computes near the machine's peak speed, while its own depthwise Conv
+copies single numbers.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from trainer_export.lowering.columns import Geometry
 
-_MOST_ROWS = 8  # of a tile: higher ones multiply more zeros than they save copies
-_WIDTHS = (8, 16, 32)  # of tiles along the last axis
+_MOST_ROWS = 8  # largest height of a tile: higher tiles multiply more zeros than they save copies
+_WIDTHS = (8, 16, 32)  # sizes of tiles along the last axis
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Tiling:
         step: places from one window to the next.
         window: places of a window.
         relation: float32 [taps, window, tile], 1 where a result reads a place by a tap.
+        has_runs: whether windows consist of whole runs of `step` places.
     """
 
     size: int
@@ -44,15 +45,16 @@ class Tiling:
     step: int
     window: int
     relation: NDArray[np.float32]
+    has_runs: bool = False
 
     @property
     def is_whole(self) -> bool:
-        """Whether one window is all places, in which nothing needs to be copied."""
+        """Return whether one window covers all places, so that nothing needs to be copied."""
         return self.count == 1 and self.start == 0 and self.window == self.size
 
     @property
     def missing(self) -> int:
-        """Results that the last tile has too many."""
+        """Surplus results of the last tile."""
         return self.tile * self.count - self.results
 
     @property
@@ -67,9 +69,11 @@ class Tiling:
         return max(0, end - self.size)
 
     def in_runs(self) -> "Tiling":
-        """Return the same with windows of whole runs, a run being what lies between two windows."""
+        """Return these tiles with windows of whole runs, the distance between two windows."""
         if self.is_whole:
             return self
+        # Windows begin at a boundary of runs; below 0 are the zeros of the padding, which shift the
+        # boundary.
         start = min(self.start, 0)
         needed = self.start - start + self.window
         window = math.ceil(needed / self.step) * self.step
@@ -84,6 +88,7 @@ class Tiling:
             self.step,
             window,
             relation,
+            has_runs=True,
         )
 
 
@@ -105,6 +110,8 @@ class Axis:
 
     def forward(self, tile: int) -> Tiling:
         """Return tiles of the results of the convolution."""
+        # One tile: the window is every place, so even a padding needs no zeros, only empty rows of
+        # the relation.
         if tile >= self.narrow:
             relation = self._relation(range(self.wide), range(self.narrow))
             return _whole(self.wide, self.narrow, relation)
@@ -131,7 +138,9 @@ class Axis:
             relation = self._relation(range(self.wide), range(self.narrow))
             return _whole(self.narrow, self.wide, relation.transpose(0, 2, 1))
         reach = (self.taps - 1) * self.dilation
+        # The first result whose last tap reaches the first place of the tile.
         first = math.ceil((self.padding - reach) / self.stride)
+        # The last result whose first tap lies on the tile.
         last = (tile - 1 + self.padding) // self.stride
         relation = self._relation(range(tile), range(first, last + 1))
         return Tiling(
@@ -208,17 +217,18 @@ class Tiles:
     @property
     def padding(self) -> list[tuple[int, int]]:
         """Zeros before and behind the places of every axis."""
-        zeros = [(axis.before, axis.behind) for axis in self.axes]
-        last = self.axes[-1]
-        if not last.is_whole:
-            # All of it is cut into runs.
-            size = last.size + last.before + last.behind
-            zeros[-1] = (last.before, last.behind + -size % last.step)
+        zeros = []
+        for axis in self.axes:
+            behind = axis.behind
+            if axis.has_runs:
+                # The whole axis is cut into runs.
+                behind += -(axis.size + axis.before + axis.behind) % axis.step
+            zeros.append((axis.before, behind))
         return zeros
 
     @property
     def padded(self) -> list[int]:
-        """Places of every axis with its zeros."""
+        """Number of places along each axis, including zeros."""
         sizes = []
         for axis, (before, behind) in zip(self.axes, self.padding, strict=True):
             sizes.append(before + axis.size + behind)
@@ -226,41 +236,53 @@ class Tiles:
 
     @property
     def run(self) -> int:
-        """Places in a row that are copied as one."""
-        last = self.axes[-1]
-        return last.size if last.is_whole else last.step
+        """Number of consecutive places that are copied together."""
+        run = 1
+        for axis in reversed(self.axes):
+            if not axis.is_whole:
+                return run * axis.step if axis.has_runs else run
+            run *= axis.size
+        return run
 
     def table(self) -> NDArray[np.int64]:
         """Return for every tile the runs of its window, int64 [tiles * runs of a window]."""
-        *leading, last = self.axes
-        sizes = [*self.padded[:-1], self.padded[-1] // self.run]
-        rank = len(sizes)
+        # The trailing axes that every run holds whole do not need separate places.
+        cut = list(self.axes)
+        while cut and cut[-1].is_whole:
+            cut.pop()
+        padded = self.padded
+        rank = len(cut)
         flat = np.zeros((1,) * (2 * rank), np.int64)
-        for number, size in enumerate(sizes):
-            axis = self.axes[number]
-            start = axis.start + axis.before
-            step = axis.step
-            window = axis.window
-            if number == len(leading):
-                start //= self.run
-                step = 0 if last.is_whole else 1
-                window //= self.run
-            tiles = np.arange(axis.count) * step
-            places = start + tiles[:, None] + np.arange(window)
+        for number, axis in enumerate(cut):
+            unit = axis.step if axis.has_runs else 1
+            start = (axis.start + axis.before) // unit
+            tiles = np.arange(axis.count) * (axis.step // unit)
+            places = start + tiles[:, None] + np.arange(axis.window // unit)
             shape = [1] * (2 * rank)
             shape[number] = axis.count
-            shape[rank + number] = window
-            flat = flat * size + places.reshape(shape)
+            shape[rank + number] = axis.window // unit
+            # Row-major over the padded map, axis by axis, as the runtime flattens it.
+            flat = flat * (padded[number] // unit) + places.reshape(shape)
         return flat.reshape(-1)
+
+
+def _tilings(axes: Sequence[Tiling]) -> Iterator[Tiles]:
+    """Return the ways to copy the windows of tiles: row by row, or in longer runs."""
+    last = len(axes) - 1
+    while last > 0 and axes[last].is_whole:
+        last -= 1
+    in_runs = Tiles((*axes[:last], axes[last].in_runs(), *axes[last + 1 :]))
+    # Single numbers of the last axis are never copied one by one.
+    if last < len(axes) - 1:
+        yield Tiles(tuple(axes))
+    yield in_runs
 
 
 def forward_tiles(geometry: Geometry) -> Iterator[Tiles]:
     """Return the ways to tile the results of a convolution."""
     axes = axes_of(geometry)
     for sizes in _sizes([axis.narrow for axis in axes], [1] * len(axes)):
-        tilings = [axis.forward(size) for axis, size in zip(axes, sizes, strict=True)]
-        tilings[-1] = tilings[-1].in_runs()
-        yield Tiles(tuple(tilings))
+        yield from _tilings([axis.forward(size) for axis, size in zip(axes, sizes, strict=True)])
 
 
 def backward_tiles(geometry: Geometry) -> Iterator[Tiles]:
@@ -268,9 +290,7 @@ def backward_tiles(geometry: Geometry) -> Iterator[Tiles]:
     axes = axes_of(geometry)
     strides = [axis.stride for axis in axes]
     for sizes in _sizes([axis.wide for axis in axes], strides):
-        tilings = [axis.backward(size) for axis, size in zip(axes, sizes, strict=True)]
-        tilings[-1] = tilings[-1].in_runs()
-        yield Tiles(tuple(tilings))
+        yield from _tilings([axis.backward(size) for axis, size in zip(axes, sizes, strict=True)])
 
 
 def _sizes(results: list[int], strides: list[int]) -> Iterator[tuple[int, ...]]:
@@ -278,6 +298,8 @@ def _sizes(results: list[int], strides: list[int]) -> Iterator[tuple[int, ...]]:
     choices = []
     for number, (count, stride) in enumerate(zip(results, strides, strict=True)):
         is_last = number == len(results) - 1
+        # Along the last axis tiles are as wide as vector registers are; along the others any height
+        # may pay.
         steps = _WIDTHS if is_last else range(1, _MOST_ROWS + 1)
         sizes = [step * stride for step in steps if step * stride < count]
         choices.append([*sizes, count])

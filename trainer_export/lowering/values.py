@@ -1,9 +1,9 @@
-"""Values of a traced program on their way to ONNX: shape, order of axes, pending broadcast.
+"""Values of a traced program during lowering: shape, axis order, pending broadcast.
 
-Two things that cost time at run time are kept pending in a value. A transposed view is the same
-tensor with another order of axes, so convolutions work channels-last and matrix products read their
-operands as they lie, and a real Transpose is written only where an operator needs the logical
-order. An expanded view keeps its small tensor, because element-wise operators broadcast anyway.
+A value defers two operations that cost time at run time. A transposed view is the same tensor with
+another axis order: convolutions work channels-last, matrix products read their operands in physical
+order, and a Transpose is written only if an operator needs the logical order. An expanded view
+keeps its small tensor, because element-wise operators broadcast anyway.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from onnx import helper
 
 from fleet_protocol.errors import ExportError
 
-BATCH_HINT = 32  # samples assumed wherever the cost of two lowerings is compared
+BATCH_HINT = 32  # batch size for comparing the costs of lowerings
 
 Dim = Any  # int, or a sympy expression of the batch size
 Shape = tuple[Dim, ...]
@@ -37,7 +37,8 @@ def numpy_dtype(dtype: torch.dtype) -> Any:
     """Return the numpy type of a torch element type."""
     if dtype not in _DTYPES:
         raise ExportError(
-            f"element type {dtype} cannot be exported; use .float(), or .long() for whole numbers"
+            f"element type {dtype} cannot be exported; convert with .float(), or with"
+            " .long() for whole numbers"
         )
     return _DTYPES[dtype]
 
@@ -69,7 +70,7 @@ def hint(shape: Sequence[Dim]) -> int:
 
 
 def reorder(sizes: Sequence[Dim], order: Iterable[int]) -> Shape:
-    """Return sizes in an order of axes, or those of some axes alone."""
+    """Return sizes in an axis order, or only those of some axes."""
     return tuple(sizes[axis] for axis in order)
 
 
@@ -86,13 +87,13 @@ def is_fixed(sizes: Iterable[Dim]) -> bool:
 
 
 def is_single(sizes: Iterable[Dim]) -> bool:
-    """Return whether a tensor of these sizes is one number."""
+    """Return whether a tensor of these sizes has one element."""
     return all(size == 1 for size in sizes)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a traced operator returns: logical shape and element type."""
+    """The result of a traced operator: logical shape and element type."""
 
     shape: Shape
     dtype: torch.dtype
@@ -105,8 +106,7 @@ class Value:
     name: str  # the ONNX value that holds it
     shape: Shape  # logical sizes
     dtype: torch.dtype  # torch element type
-    # Sizes that are really there, in logical order: equal to ``shape``, or 1 where a broadcast is
-    # pending.
+    # Stored sizes in logical order: equal to ``shape``, or 1 for a pending broadcast.
     stored: Shape
     order: tuple[int, ...]  # physical axis ``i`` of the ONNX value is logical axis ``order[i]``
 
@@ -122,11 +122,11 @@ class Value:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the ONNX value lies in logical order up to dimensions of size 1."""
+        """Return whether the ONNX value is in logical order, up to dimensions of size 1."""
         return self.lies(range(self.rank))
 
     def lies(self, order: Sequence[int]) -> bool:
-        """Return whether the ONNX value lies in an order, up to dimensions of size 1."""
+        """Return whether the ONNX value is in an axis order, up to dimensions of size 1."""
         return self._axes_that_lie(self.order) == self._axes_that_lie(order)
 
     def _axes_that_lie(self, order: Iterable[int]) -> list[int]:
@@ -138,10 +138,10 @@ class Value:
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
-    """Return the order of axes that convolutions work in: batch, space, channels."""
+    """Return the axis order of convolutions: batch, space, channels."""
     return (0, *range(2, rank), 1)
 
 
 def planes(rank: int) -> tuple[int, ...]:
-    """Return the order in which tensors of a few channels lie: channels, batch, space."""
+    """Return the axis order of tensors with few channels: channels, batch, space."""
     return (1, 0, *range(2, rank))

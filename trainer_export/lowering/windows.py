@@ -1,4 +1,4 @@
-"""The settings of convolutions and poolings, in the order in which torch's operators have them."""
+"""The settings of convolutions and poolings, in the argument order of torch's operators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Sizes = Sequence[int]
 
 
 def spread(values: Sizes, rank: int) -> list[int]:
-    """Return one number per spatial dimension; a single one stands for all."""
+    """Return one number per spatial dimension; a single number applies to all."""
     return list(values) * rank if len(values) == 1 else list(values)
 
 
@@ -42,7 +42,7 @@ class Convolution:
     def geometry(self, wide: Sequence[Any], weight: Value, narrow: Sequence[Any]) -> Geometry:
         """Return its static shape.
 
-        A transposed one has that of the convolution whose gradient it is.
+        A transposed convolution has the shape of the convolution whose gradient it is.
 
         Args:
             wide: spatial sizes of that convolution's input.
@@ -50,11 +50,12 @@ class Convolution:
             narrow: spatial sizes of its output.
 
         Raises:
-            ExportError: it goes over a dimension of unknown size.
+            ExportError: the convolution runs over a dimension of unknown size.
         """
         if not is_fixed((*wide, *narrow)):
             raise ExportError(
-                "a convolution over a dimension that depends on the batch cannot be exported"
+                "a convolution over a dimension that depends on the batch size cannot be"
+                " exported; use fixed spatial sizes"
             )
         rank = len(wide)
         return Geometry(
@@ -71,7 +72,7 @@ class Convolution:
 class Window:
     """The settings of ``aten.max_pool2d_with_indices``.
 
-    An empty stride is that of the kernel's sizes.
+    An empty stride equals the kernel's sizes.
     """
 
     kernel: Sizes
@@ -87,12 +88,12 @@ class Window:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """From one window to the next, in height and width."""
+        """Stride in height and width."""
         return tuple(spread(self.stride, 2)) or self.size
 
     @property
     def is_tiling(self) -> bool:
-        """Whether windows touch and do not overlap."""
+        """Return whether windows are adjacent without overlap."""
         if self.ceil_mode or any(self.padding) or not is_single(self.dilation):
             return False
         return self.size == self.steps
@@ -103,6 +104,7 @@ class Window:
         return {
             "kernel_shape": list(self.size),
             "strides": list(self.steps),
+            # ONNX lists the beginnings of all dimensions, then the ends.
             "pads": spread(self.padding, 2) * 2,
             "ceil_mode": int(self.ceil_mode),
         }
@@ -118,6 +120,6 @@ def mean_window(
 ) -> tuple[Window, bool]:
     """Return the window of ``aten.avg_pool2d``, and whether padding counts in the mean.
 
-    Divisors are rewritten before.
+    Divisors have been rewritten before.
     """
     return Window(kernel, stride, padding, ceil_mode=ceil_mode), count_include_pad

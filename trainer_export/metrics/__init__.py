@@ -1,1 +1,1 @@
-"""Metrics; a module registers its own in its table ``METRICS``."""
+"""The metrics; each module registers its metrics in its table ``METRICS``."""

@@ -1,6 +1,6 @@
 """Metrics of classes: F1, intersection over union, and the correlation of Matthews.
 
-They follow from how often each class is predicted, present, and both.
+They are computed from how often each class is predicted, present, and both.
 
 Jan Gorodkin: "Comparing two K-category assignments by a K-category correlation coefficient",
 Computational Biology and Chemistry 28, 2004, for the correlation of more than two classes.
@@ -20,7 +20,7 @@ from trainer_export.losses.binary_cross_entropy import BinaryCrossEntropy
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.metric import Metric
 
-_MOST_CLASSES = 4096  # numbers that a device may report of each sum
+_MOST_CLASSES = 4096  # largest size of a sum that a device may report
 
 
 @dataclass(frozen=True)
@@ -28,27 +28,38 @@ class _ClassMetric(Metric):
     sums: ClassVar[tuple[str, ...]] = ("hits", "predicted", "present")
 
     def check(self, loss: Loss) -> None:
-        """Require a loss of classes, which decides which class an output stands for."""
+        """Require a loss for classes, which defines the class of an output."""
+        # Asked of the class, because nothing has been computed yet.
         if type(loss).decided is Loss.decided:
             raise ConfigError(
-                f"the metric {self.name} counts classes, which the loss {loss.name} does not know; "
-                f"it goes with {MaskedCrossEntropy.name} and {BinaryCrossEntropy.name}"
+                f"the metric {self.name} counts classes, but the loss {loss.name} has none; use"
+                f" it with {MaskedCrossEntropy.name} or {BinaryCrossEntropy.name}"
             )
 
-    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """Count how often each class is predicted rightly, predicted, and present."""
+    def counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
+        """Count how often each class is predicted correctly, predicted, and present."""
         decided = loss.decided(output, answer)
         if decided is None:
-            raise ConfigError(f"the loss {loss.name} knows no classes")
+            raise ConfigError(f"the loss {loss.name} has no classes")
         predicted = decided[0].flatten(0, -2)
         present = decided[1].flatten(0, -2)
         if predicted.shape[-1] > _MOST_CLASSES:
-            raise ConfigError(f"the metric {self.name} is for {_MOST_CLASSES} classes at most")
+            raise ConfigError(f"the metric {self.name} supports at most {_MOST_CLASSES} classes")
         hits = predicted * present  # both are 0 or 1
         sums = (hits.sum(0), predicted.sum(0), present.sum(0))
         return dict(zip(self.sums, sums, strict=True))
 
-    def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+    def pytorch_counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
         """Count the same by `torch.bincount` of the decisions."""
         decided = loss.decided(output, answer)
         assert decided is not None
@@ -65,6 +76,7 @@ class _ClassMetric(Metric):
 def _count_by_class(decisions: Tensor) -> Tensor:
     """Count decisions, bool [places, classes], for each class, float32 [classes]."""
     classes = decisions.shape[-1]
+    # Another way than the sums of the graph, so that an error is not in both.
     return torch.bincount(decisions.nonzero()[:, 1], minlength=classes).float()
 
 
@@ -88,17 +100,23 @@ class MeanIou(_ClassMetric):
 class Matthews(_ClassMetric):
     """The correlation of predictions and labels, in [-1, 1].
 
-    It is 0 where one of them is always the same.
+    It is 0 if predictions or labels are all equal.
     """
 
     name: ClassVar[str] = "matthews"
     rule: ClassVar[str] = "matthews"
 
-    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+    def counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
         """Count the same, of samples that have exactly one class each."""
         if isinstance(loss, BinaryCrossEntropy) and output.shape[1:].numel() > 1:
             raise ConfigError(
-                "the metric matthews is for one label each; with several labels use f1 or mean-iou"
+                "the metric matthews needs exactly one label per sample; with several labels"
+                " use f1 or mean-iou"
             )
         return super().counts(loss, output, answer)
 

@@ -1,4 +1,8 @@
-"""Metrics of numbers, MAE and RMSE, and the perplexity of a cross entropy."""
+"""Metrics for numeric targets, and the perplexity of a cross entropy.
+
+The correlation is that of Pearson: "Note on regression and inheritance in the case of two parents",
+Proceedings of the Royal Society of London 58, 1895.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,19 +24,29 @@ class _NumberMetric(Metric):
     error: ClassVar[Elementwise]
 
     def check(self, loss: Loss) -> None:
-        """Require a loss that compares numbers, which have differences."""
+        """Require a loss that compares numbers."""
         if not isinstance(loss, Elementwise):
             raise ConfigError(
-                f"the metric {self.name} is for losses of numbers, such as huber, not for "
-                f"{loss.name}"
+                f"the metric {self.name} needs a loss for numbers, such as huber, not {loss.name}"
             )
 
-    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+    def counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
         """Sum the means of the samples."""
         del loss
+        # The sum of a loss of the same name: both must agree where a recipe has both.
         return {self.sums[0]: self.error.sums(output, answer)[0]}
 
-    def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+    def pytorch_counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
         """Compute the same by PyTorch's own loss."""
         del loss
         return {self.sums[0]: self.error.pytorch_sums(output, answer)[0]}
@@ -59,6 +73,50 @@ class Rmse(_NumberMetric):
 
 
 @dataclass(frozen=True)
+class Pearson(Metric):
+    """The linear correlation of outputs and targets, in [-1, 1]; of several outputs their mean.
+
+    It is 0 if outputs or targets are all equal.
+    """
+
+    name: ClassVar[str] = "pearson"
+    rule: ClassVar[str] = "pearson"
+    sums: ClassVar[tuple[str, ...]] = (
+        "outputs",
+        "targets",
+        "squared_outputs",
+        "squared_targets",
+        "products",
+        "examples",
+    )
+
+    def check(self, loss: Loss) -> None:
+        """Require a loss that compares numbers."""
+        if not isinstance(loss, Elementwise):
+            raise ConfigError(
+                f"the metric {self.name} needs a loss for numbers, such as mean-squared-error, not"
+                f" {loss.name}"
+            )
+
+    def counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
+        """Sum outputs, targets, their squares and their products, of each output."""
+        del loss
+        outputs = output.flatten(1)
+        # Targets may lack the last dimension if there is one output.
+        targets = answer.y.reshape(outputs.shape)
+        columns = (outputs, targets, outputs * outputs, targets * targets, outputs * targets)
+        counts: dict[str, Tensor] = {}
+        for name, column in zip(self.sums[:-1], columns, strict=True):
+            counts[name] = column.sum(0)
+        return counts
+
+
+@dataclass(frozen=True)
 class Perplexity(Metric):
     """The exponential of the mean cross entropy, with its smoothing and weights."""
 
@@ -70,10 +128,15 @@ class Perplexity(Metric):
         """Require a cross entropy."""
         if not isinstance(loss, MaskedCrossEntropy):
             raise ConfigError(
-                f"the metric perplexity is for {MaskedCrossEntropy.name}, not for {loss.name}"
+                f"the metric perplexity needs the loss {MaskedCrossEntropy.name}, not {loss.name}"
             )
 
 
 METRICS: Mapping[str, type[Metric]] = MappingProxyType(
-    {Mae.name: Mae, Rmse.name: Rmse, Perplexity.name: Perplexity}
+    {
+        Mae.name: Mae,
+        Rmse.name: Rmse,
+        Pearson.name: Pearson,
+        Perplexity.name: Perplexity,
+    }
 )

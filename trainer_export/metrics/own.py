@@ -1,6 +1,7 @@
-"""Metrics that are functions of the user's file.
+"""Metrics that are functions in the user's file.
 
-A function returns numbers of each sample, which add up, and a rule makes the metric of their sums.
+A function returns numbers for each sample. They are summed, and a rule computes the metric from the
+sums.
 """
 
 import inspect
@@ -19,31 +20,36 @@ from trainer_export.losses.own import OwnLoss
 from trainer_export.metric import Metric
 from trainer_export.own_function import OwnFunction, one_of, record_of
 
-_PAIR = 2  # sums of the rules that make a quotient of two numbers
-_MOST_NUMBERS = 4096  # that a device may report of each sum
+_PAIR = 2  # sums of the rules that divide two numbers
+_MOST_NUMBERS = 4096  # largest size of a sum that a device may report
 
 
 @dataclass(frozen=True)
 class OwnMetric(OwnFunction, Metric):
     """A metric whose sums a function computes for each sample.
 
-    The rule is one that boards and server have.
+    Boards and server implement the rule.
     """
 
     kind: ClassVar[str] = "metric"
     join: ClassVar[str] = "sum"
 
     def check(self, loss: Loss) -> None:
-        """Accept every loss; whether its targets can be read shows when the metric is tried."""
+        """Accept every loss; the trial run of the metric checks whether it can read the targets."""
 
-    def each(self, loss: Loss, output: Any, answer: Answer) -> list[Tensor]:
+    def each(
+        self,
+        loss: Loss,
+        output: Any,
+        answer: Answer,
+    ) -> list[Tensor]:
         """Return the numbers that the rule takes, of each sample: float32 [batch, ...]."""
         targets = loss.targets(answer) if isinstance(loss, OwnLoss) else answer.y
         returned = self.call(output, targets)
         numbers = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         batch = answer.y.shape[0]
         if len(numbers) == 1 and len(self.sums) == _PAIR:
-            # A mean over the samples, which the second sum counts.
+            # A mean over the samples; the second sum counts them.
             first = self.require_each(numbers[0], batch)
             numbers.append(torch.ones_like(first, dtype=torch.float32))
         if len(numbers) != len(self.sums):
@@ -56,18 +62,28 @@ class OwnMetric(OwnFunction, Metric):
             converted.append(self.require_each(tensor, batch).to(torch.float32))
         return converted
 
-    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+    def counts(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> dict[str, Tensor]:
         """Sum its numbers over the samples."""
         counts: dict[str, Tensor] = {}
         for name, numbers in zip(self.sums, self.each(loss, output, answer), strict=True):
             counts[name] = numbers.sum(0)
         return counts
 
-    def try_out(self, loss: Loss, output: Tensor, answer: Answer) -> None:
-        """Require numbers of each sample alone, as many as the rule takes and boards may report."""
+    def try_out(
+        self,
+        loss: Loss,
+        output: Tensor,
+        answer: Answer,
+    ) -> None:
+        """Require numbers that depend only on their sample, and that rule and boards accept."""
         numbers = self.each(loss, output, answer)
         dimensions = 2
-        expected = "tensors [batch, classes], all alike"
+        expected = "tensors [batch, classes] of equal shape"
         if len(self.sums) == _PAIR:
             dimensions = 1
             expected = "numbers of samples [batch]"
@@ -77,7 +93,7 @@ class OwnMetric(OwnFunction, Metric):
             self.refuse(f"returned {', '.join(map(str, shapes))}", f"return {expected}")
         count = numbers[0][0].numel()
         if count > _MOST_NUMBERS:
-            self.refuse(f"has {count} numbers a sample", f"{_MOST_NUMBERS} are the most")
+            self.refuse(f"has {count} numbers per sample", f"return at most {_MOST_NUMBERS}")
         self.require_alone(
             numbers,
             lambda i: self.each(loss, one_of(output, i), Answer(answer.y[i : i + 1])),
@@ -85,24 +101,26 @@ class OwnMetric(OwnFunction, Metric):
 
 
 def metric(rule: str = "ratio") -> Callable[[Callable[..., Any]], type[OwnMetric]]:
-    """Make a function of (outputs, targets) a metric of the same name, which a recipe may name.
+    """Turn a function of (outputs, targets) into a metric with its name, for use in a recipe.
 
-    The function takes what the model returns for a batch, and the targets as the recipe's loss
-    takes them; it returns what the rule takes, for each sample. The rule is applied to the sums
-    over all samples of all boards.
+    The function takes the model's outputs for a batch, and the targets in the form of the recipe's
+    loss. It returns the inputs of the rule for each sample. The rule is applied to the sums over
+    all samples of all boards.
 
     Args:
         rule: ``ratio`` of two sums, or its ``root`` or ``exponential``: two tensors ``[batch]``,
-            the second of ones if it is left out; ``f1``, ``iou`` or ``matthews``: three tensors
-            ``[batch, classes]``: predicted rightly, predicted, and present.
+            where the second is ones by default; ``f1``, ``micro-f1``, ``iou`` or ``matthews``:
+            three tensors ``[batch, classes]``: predicted correctly, predicted, and present;
+            ``pearson``: six tensors ``[batch, outputs]``: outputs, targets, the squares of both,
+            their products, and ones.
 
     Raises:
-        ConfigError: if the function takes something else, or there is no such rule.
+        ConfigError: the function has other arguments, or there is no such rule.
     """
     if rule not in RULES:
         raise ConfigError(
-            f"no rule {rule!r} for a metric{did_you_mean(rule, RULES)}; there are "
-            f"{', '.join(RULES)}"
+            f"unknown rule {rule!r} of a metric{did_you_mean(rule, RULES)}; choose from"
+            f" {', '.join(RULES)}"
         )
     count = len(inspect.signature(RULES[rule]).parameters)
 

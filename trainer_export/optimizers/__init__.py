@@ -1,1 +1,1 @@
-"""Optimizers; a module registers its own in its table ``OPTIMIZERS``."""
+"""The optimizers; each module registers its optimizers in its table ``OPTIMIZERS``."""

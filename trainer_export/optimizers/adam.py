@@ -1,9 +1,9 @@
-"""Adam, and AdamW, which takes the weight decay out of the gradient.
+"""Adam, and AdamW, which decouples the weight decay from the gradient.
 
 Diederik Kingma, Jimmy Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015,
 https://arxiv.org/abs/1412.6980, algorithm 1. Ilya Loshchilov, Frank Hutter: "Decoupled Weight Decay
 Regularization", ICLR 2019, https://arxiv.org/abs/1711.05101, algorithm 2, whose decay is multiplied
-with the learning rate as in PyTorch.
+by the learning rate, as in PyTorch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ class Adam(Optimizer):
     counts_steps: ClassVar[bool] = True
     torch_class: ClassVar[type[Any]] = torch.optim.Adam
 
-    beta1: float = number(0.9, Range(below=1))  # share of the former mean of the gradient
-    beta2: float = number(0.999, Range(below=1))  # share of the former mean of its square
+    beta1: float = number(0.9, Range(below=1))  # decay rate of the mean of the gradient
+    beta2: float = number(0.999, Range(below=1))  # decay rate of the mean of its square
     eps: float = number(1e-8, Range(positive=True))  # added to the root of that mean
-    # added to the clipped gradient, times the parameter; 0 for none
+    # factor of the parameter, added to the clipped gradient; 0 for none
     weight_decay: float = number(0.0, Range())
 
     @property
@@ -41,18 +41,22 @@ class Adam(Optimizer):
         return State(_FIRST, underway=0.0), State(_SECOND, underway=1e-6)
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean gradient over the root of the mean square, without the bias to 0."""
+        """Return the mean gradient over the root of the mean square, both bias-corrected."""
         gradient = slot.gradient
         if self.weight_decay:
             gradient = gradient + slot.parameter * self.weight_decay
         return self._adapted(slot, gradient)
 
-    def _adapted(self, slot: Slot, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _adapted(
+        self,
+        slot: Slot,
+        gradient: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         if slot.step is None:
-            raise ValueError(f"{self.name} needs the number of the step")
+            raise ValueError(f"{self.name} needs the step number")
         first = slot.states[_FIRST] * self.beta1 + gradient * (1 - self.beta1)
         second = slot.states[_SECOND] * self.beta2 + gradient * gradient * (1 - self.beta2)
-        # The means start at zero; these are the shares that gradients have in them so far.
+        # The means start at zero; these are the total weights of gradients in them so far.
         first_share = 1 - torch.pow(self.beta1, slot.step)
         second_share = 1 - torch.pow(self.beta2, slot.step)
         mean = first / first_share
@@ -60,8 +64,12 @@ class Adam(Optimizer):
         direction = mean / (root + self.eps)
         return direction, {_FIRST: first, _SECOND: second}
 
-    def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Make a `torch.optim.Adam` or `torch.optim.AdamW`."""
+    def pytorch(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+    ) -> torch.optim.Optimizer:
+        """Create a `torch.optim.Adam` or `torch.optim.AdamW`."""
         settings = {
             "betas": (self.beta1, self.beta2),
             "eps": self.eps,
@@ -78,7 +86,7 @@ class AdamW(Adam):
     name: ClassVar[str] = "adamw"
     torch_class: ClassVar[type[Any]] = torch.optim.AdamW
 
-    # share of the parameter that a step takes away, times the learning rate; 0 for none
+    # share of the parameter that a step subtracts, times the learning rate; 0 for none
     weight_decay: float = number(0.01, Range())
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:

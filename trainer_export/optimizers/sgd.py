@@ -20,14 +20,13 @@ class Sgd(Optimizer):
     """SGD.
 
     Attributes:
-        momentum: of the gradient; 0 for none, then there is no state.
-        weight_decay: added to the clipped gradient, times the parameter; 0 for none.
-        nesterov: whether the step looks ahead by the momentum: Nesterov's, in the form of
-            Sutskever, Martens, Dahl, Hinton: "On the importance of initialization and momentum in
-            deep learning", ICML 2013.
+        momentum: momentum of the gradient; 0 for none, which needs no state.
+        weight_decay: factor of the parameter, added to the clipped gradient; 0 for none.
+        nesterov: whether to use Nesterov's momentum, in the form of Sutskever, Martens, Dahl,
+            Hinton: "On the importance of initialization and momentum in deep learning", ICML 2013.
 
     Raises:
-        ConfigError: if a number is out of its range, or Nesterov's momentum is 0.
+        ConfigError: a parameter is out of range, or Nesterov's momentum is 0.
     """
 
     name: ClassVar[str] = "sgd"
@@ -39,9 +38,7 @@ class Sgd(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nesterov and not self.momentum:
-            raise ConfigError(
-                "nesterov needs a momentum above 0; set momentum, or leave nesterov out"
-            )
+            raise ConfigError("nesterov needs a momentum above 0; set momentum, or omit nesterov")
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -49,7 +46,7 @@ class Sgd(Optimizer):
         return (State(_BUFFER),) if self.momentum else ()
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the gradient with its decay, plus the momentum of earlier ones."""
+        """Return the gradient with weight decay, plus the momentum of earlier gradients."""
         update = slot.gradient
         if self.weight_decay:
             update = update + slot.parameter * self.weight_decay
@@ -59,8 +56,12 @@ class Sgd(Optimizer):
         direction = update + buffer * self.momentum if self.nesterov else buffer
         return direction, {_BUFFER: buffer}
 
-    def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Make a `torch.optim.SGD`."""
+    def pytorch(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+    ) -> torch.optim.Optimizer:
+        """Create a `torch.optim.SGD`."""
         return torch.optim.SGD(
             parameters,
             lr=lr,

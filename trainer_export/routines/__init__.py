@@ -1,1 +1,1 @@
-"""The graphs of the routines that a task may ask for: how each is traced and checked."""
+"""The graphs of the routines of tasks: tracing and checking."""

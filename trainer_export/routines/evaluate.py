@@ -18,13 +18,17 @@ from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace
 
 
-def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
+def trace_eval(
+    model: nn.Module,
+    signature: Signature,
+    recipe: Recipe,
+) -> Trace:
     """Trace the sums of a batch, in the order of the loss's metrics.
 
     The program also returns the model's output, for `infer.infer_part`.
 
     Returns:
-        Inputs as of `trace_forward`, ``y`` and ``mask``.
+        The inputs are those of `trace_forward`, ``y`` and ``mask``.
     """
 
     def evaluate(output: Tensor, *answer_tensors: Tensor) -> list[Tensor]:
@@ -52,16 +56,22 @@ def check_eval(
     *,
     graph: str = "onnx/eval",
 ) -> CheckSpec:
-    """Compare the sums with PyTorch's of the module as written, which is not changed.
+    """Compare the sums with those of the original module in PyTorch, which is not changed.
 
     Raises:
-        ExportError: if a sum deviates.
+        ExportError: a sum deviates.
     """
     names = [metric.name for metric in recipe.loss.metrics]
 
     def expected(output: Tensor, y: Tensor) -> dict[str, Tensor]:
         answer = Answer(y, batches.mask())
-        sums = dict(zip(names, recipe.loss.pytorch_sums(output, answer), strict=True))
+        sums = dict(
+            zip(
+                names,
+                recipe.loss.pytorch_sums(output, answer),
+                strict=True,
+            )
+        )
         return sums | counts(recipe.metrics, recipe.loss, output, answer, by_pytorch=True)
 
     return check_forward(model, module, batches, graph, expected)

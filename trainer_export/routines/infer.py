@@ -12,7 +12,7 @@ from trainer_export.traced_program import Trace
 
 
 def infer_part(evaluation: Trace) -> Trace:
-    """Return the graph of the output of a batch, a part of `evaluate.trace_eval` of the model.
+    """Return the graph of a batch's output, a part of the model's `evaluate.trace_eval`.
 
     Its inputs are those of `trace_forward`.
     """

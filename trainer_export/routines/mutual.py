@@ -1,16 +1,15 @@
-"""Mutual learning: the loss of FML, by which a device's two models teach each other.
+"""Mutual learning: the loss of FML, with which a device's two models teach each other.
 
 Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu:
 "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765; specification 5.1 and 5.3. With
 p and q the softmax of the personal (own) and the meme (sent) logits, y the labels and B the batch:
 
-    L_personal = alpha * CE(p, y) + (1 - alpha) * KL(q || p)        gradient through p alone
-    L_meme     = beta  * CE(q, y) + (1 - beta)  * KL(p || q)        gradient through q alone
+    L_personal = alpha * CE(p, y) + (1 - alpha) * KL(q || p)        gradient only through p
+    L_meme     = beta  * CE(q, y) + (1 - beta)  * KL(p || q)        gradient only through q
     dL_personal/dz = (alpha * (p - onehot) + (1 - alpha) * (p - q)) / B, and likewise for the meme
 
-Both losses have one form, so one function serves both. The step is simultaneous (deep mutual
-learning as published elsewhere alternates); it is that of every pair, in
-`trainer_export.pair_step`.
+Both losses have one form, so one function computes both. The step is simultaneous, while published
+deep mutual learning alternates; `trainer_export.pair_step` implements it for all pairs.
 """
 
 from collections.abc import Mapping
@@ -20,24 +19,25 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from trainer_export.knob import Knob
 from trainer_export.losses.cross_entropy import (
     label_weights,
     one_hot,
     torch_cross_entropy,
 )
-from trainer_export.pair_step import Knob, PairRoutine
+from trainer_export.pair_step import PairRoutine
 
 
 @dataclass(frozen=True)
 class MutualParts:
-    """What a mutual loss is made of."""
+    """The parts of a mutual loss."""
 
-    cross_entropy: Tensor  # with the labels, mean over the batch, []
-    # from the other model's distribution, KL(other || own), mean over the batch, []
+    cross_entropy: Tensor  # cross entropy with the labels, mean over the batch, []
+    # divergence from the other model's distribution, KL(other || own), mean over the batch, []
     divergence: Tensor
     # softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits)
     own_softmax: Tensor
-    other_softmax: Tensor  # of the other logits, of the same shape
+    other_softmax: Tensor  # softmax of the other logits, of the same shape
 
 
 def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
@@ -46,8 +46,8 @@ def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
     Args:
         own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
         other: logits of the model that teaches, of the same shape; they are constants.
-        y: labels, int64 [batch] or [batch, tokens]; of several, a negative one leaves its place
-            out of both parts.
+        y: labels, int64 [batch] or [batch, tokens]; among several, a negative one excludes its
+            place from both parts.
     """
     log_own = torch.log_softmax(own, -1)
     log_other = torch.log_softmax(other.detach(), -1)
@@ -62,7 +62,7 @@ def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
 
 
 def _mean(losses: Tensor, y: Tensor) -> Tensor:
-    """Return the mean over the labels that count."""
+    """Return the mean over the labels that are not ignored."""
     weights = label_weights(y)
     return losses.mean() if weights is None else (losses * weights).sum()
 
@@ -79,8 +79,8 @@ def mutual_loss_and_logit_gradient(
         own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
         other: logits of the model that teaches, of the same shape; they are constants.
         y: labels, int64 [batch] or [batch, tokens].
-        trust: share of the labels in the loss, in [0, 1], a number or float []: alpha for the
-            personal model, beta for the meme. At 1 the other model does not matter.
+        trust: weight of the labels in the loss, in [0, 1], a number or float []: alpha for the
+            personal model, beta for the meme. At 1 the other model has no influence.
 
     Returns:
         The loss, float [], and the gradient with respect to `own`, of its shape.
@@ -94,8 +94,13 @@ def mutual_loss_and_logit_gradient(
     return loss, slope / own.shape[0] if weights is None else slope * weights[..., None]
 
 
-def _by_pytorch(own: Tensor, other: Tensor, y: Tensor, trust: float) -> Tensor:
-    """Compute the same loss by PyTorch's own losses, for the check."""
+def _by_pytorch(
+    own: Tensor,
+    other: Tensor,
+    y: Tensor,
+    trust: float,
+) -> Tensor:
+    """Compute the same loss with PyTorch's own losses, as the reference."""
     divergence = nn.functional.kl_div(
         torch.log_softmax(own, -1),
         torch.log_softmax(other, -1),
@@ -111,6 +116,6 @@ MUTUAL = PairRoutine(
     value_and_slope=mutual_loss_and_logit_gradient,
     pytorch=_by_pytorch,
 )
-"""The routine of FML: how much each model trusts the labels are its two numbers."""
+"""The routine of FML; its two knobs set how much each model trusts the labels."""
 
 PAIR_ROUTINES: Mapping[str, PairRoutine] = MappingProxyType({MUTUAL.name: MUTUAL})

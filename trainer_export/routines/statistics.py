@@ -14,7 +14,7 @@ from fleet_protocol.manifest import (
 )
 from trainer_export import model_inputs
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Worst, open_session, run_session
+from trainer_export.check import WorstDeviation, open_session, run_session
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace, trace_program
 
@@ -33,10 +33,17 @@ def trace_statistics(
     if not layers:
         return None
 
+    # Only what the norms saw is returned; the logits are dropped from the graph.
     def measure(*tensors: Tensor) -> list[Tensor]:
-        model_inputs.call_model(model, names, tensors[:-1], tensors[-1])
+        model_inputs.call_model(
+            model,
+            names,
+            tensors[:-1],
+            tensors[-1],
+        )
         statistics: list[Tensor] = []
         for _, norm in layers:
+            # Mean before variance of each norm, the order of `statistic_ports`.
             for value in (norm.last_mean, norm.last_var):
                 if value is not None:
                     statistics.append(value)
@@ -67,12 +74,12 @@ def check_statistics(
     """
     del recipe
     session = open_session(model)
-    worst = Worst()
+    worst = WorstDeviation()
     reference = model_inputs.prepared(module, "statistics")
     parameters: dict[str, NDArray[Any]] = {}
     for name, parameter in reference.named_parameters():
         parameters[parameter_input(name)] = parameter.detach().numpy()
-    for x, _ in batches.take(len(batches.sizes)):
+    for x, _ in batches.draw(len(batches.sizes)):
         worst.sizes.append(len(x))
         outputs = run_session(session, {**parameters, "x": x.numpy()})
         with torch.no_grad():
@@ -84,6 +91,7 @@ def check_statistics(
                 statistic_mean(path): norm.last_mean.numpy(),
                 statistic_variance(path): norm.last_var.numpy(),
             }
+            # Each on its own: `compare` judges small tensors by the largest of a call.
             for name, value in pair.items():
                 worst.compare(outputs, {name: value})
     return worst.report(graph, len(batches.sizes))

@@ -1,8 +1,8 @@
-"""Trace the training step, whole and in its two parts, and compare it with PyTorch.
+"""Traces the training step, as a whole and in two parts, and compares it with PyTorch.
 
 Forward pass, gradient and optimizer are one flat list of operators; the gradient is PyTorch's own,
 except where a layer is replaced by an operator with a gradient in closed form (see `operators`).
-What a layer draws at random in training (`models.zoo.dropout`) is an input of the graph.
+Random numbers of layers in training (`models.zoo.dropout`) are inputs of the graph.
 """
 
 import random
@@ -19,20 +19,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import (
     CheckSpec,
+    knob_input,
     next_name,
     noise_input,
     parameter_input,
     state_input,
 )
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Session, Worst, open_session, repeated, run_session
+from trainer_export.check import Session, WorstDeviation, open_session, repeated, run_session
 from trainer_export.graph import Port
 from trainer_export.loss import Answer
 from trainer_export.model_inputs import (
     Signature,
+    answer_of,
     batch_ports,
     call_model,
     check_output,
+    knob_ports,
     model_noise,
     noise_ports,
     output_ports,
@@ -55,10 +58,10 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
 
     Returns:
         Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``,
-        ``lr``, with a proximal term ``anchor.*`` and ``mu``, and to take a batch in pieces
-        ``share`` and ``last``; outputs ``loss`` and ``next.*``. What the signature names as its
-        base is an input only; any other frozen parameter (``requires_grad`` False) and its states
-        come out as they went in.
+        ``knob.*``, ``lr``, with a proximal term ``anchor.*`` and ``mu``, and with micro-batches
+        ``share`` and ``last``; outputs ``loss`` and ``next.*``. The base of the signature is only
+        an input; any other frozen parameter (``requires_grad`` False) and its states are returned
+        unchanged.
 
     Raises:
         ExportError: if the model cannot be traced with a dynamic batch, or all of it is frozen.
@@ -71,8 +74,8 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         base_shapes[name] = shapes.pop(name)
     if not any(model.get_parameter(name).requires_grad for name in shapes):
         raise ExportError(
-            "every parameter is frozen (requires_grad False), so there is nothing to train; free "
-            "some"
+            "every parameter is frozen (requires_grad False), so there is nothing to train; set"
+            " requires_grad = True for some"
         )
     step = _TrainingStep(model, signature, recipe, shapes, tuple(noise))
     changing = changing_ports(shapes, recipe)
@@ -81,6 +84,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         *parameter_ports(base_shapes),
         *batch_ports(signature, recipe.loss),
         *noise_ports(noise),
+        *knob_ports(recipe.loss),
         Port("lr", "float32", ()),
         *extra_ports(shapes, recipe),
     )
@@ -108,7 +112,7 @@ class _TrainingStep:
     model: nn.Module  # prepared for training
     signature: Signature
     recipe: Recipe
-    shapes: Mapping[str, Shape]  # of all parameters outside the base
+    shapes: Mapping[str, Shape]  # shapes of all parameters outside the base
     noise: tuple[str, ...]  # paths of the layers that need noise
 
     @property
@@ -121,7 +125,7 @@ class _TrainingStep:
         return places
 
     def run(self, *tensors: Tensor) -> list[Tensor]:
-        """Return the loss, and what takes the place of everything that a step changes."""
+        """Return the loss, and the new values of everything that a step changes."""
         inputs = self._split(tensors)
         free = self.free
         variables: list[Tensor] = []
@@ -135,8 +139,9 @@ class _TrainingStep:
         detached = tree_map(Tensor.detach, output)
         loss, slope = self.recipe.loss.value_and_slope(detached, inputs.answer)
         gradients = self._gradients(free_variables, output, slope)
-        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and
-        # momentum too; the proximal term depends on all of them that are not frozen.
+        # As in PyTorch, a parameter without influence on the loss is not changed, not even by
+        # weight decay and momentum; the proximal term depends on all parameters that are not
+        # frozen.
         used: dict[int, Tensor] = {}
         for place, gradient in zip(free, gradients, strict=True):
             if gradient is not None:
@@ -151,34 +156,35 @@ class _TrainingStep:
             len(self.signature.base),
             len(batch_ports(self.signature, self.recipe.loss)),
             len(self.noise),
+            len(self.recipe.loss.knobs),
         )
         groups: list[Sequence[Tensor]] = []
         start = 0
         for count in counts:
             groups.append(tensors[start : start + count])
             start += count
-        changing, base, batch, noise = groups
+        changing, base, batch, noise, knobs = groups
         lr, *extras = tensors[start:]
         return _StepInputs(
             changing=changing,
             base=base,
             x=batch[0],
-            answer=Answer(*batch[1:]),
+            answer=answer_of(self.recipe.loss, batch[1:], knobs),
             noise=dict(zip(self.noise, noise, strict=True)),
             lr=lr,
             extras=extras,
         )
 
     def _forward(self, inputs: _StepInputs, variables: Sequence[Tensor]) -> Any:
-        """Run the model, which may draw no random numbers beside its noise."""
+        """Run the model, which must not draw random numbers besides its noise."""
         before = _random_states()
         names = [*self.shapes, *self.signature.base]
         output = call_model(self.model, names, [*variables, *inputs.base], inputs.x, inputs.noise)
         if _random_states() != before:
             raise ExportError(
-                "the model draws random numbers of Python or NumPy in training, and the graph "
-                "would keep those of one step; let a NoiseLayer of models.zoo.dropout draw them: "
-                "its uniform(x) becomes an input of the graph"
+                "the model draws random numbers with Python or NumPy in training, and the graph"
+                " would contain the numbers of one step; draw them with a NoiseLayer of"
+                " models.zoo.dropout: its uniform(x) becomes an input of the graph"
             )
         check_output(output, self.signature)
         return output
@@ -186,8 +192,9 @@ class _TrainingStep:
     def _gradients(
         self, variables: Sequence[Tensor], output: Any, slope: Any
     ) -> Sequence[Tensor | None]:
-        """Differentiate the loss, of a known slope, through the model."""
-        # A head that the loss does not use has no slope, nor has one of frozen parameters alone.
+        """Propagate the gradient of the loss with respect to the outputs through the model."""
+        # A head without influence on the loss has no gradient, nor does one with only frozen
+        # parameters.
         heads: list[tuple[Tensor, Tensor]] = []
         for head, head_slope in zip(tree_leaves(output), tree_leaves(slope), strict=True):
             if head_slope is not None and head.requires_grad:
@@ -225,7 +232,8 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     It is for runtimes that differentiate the graph themselves.
 
     Returns:
-        Inputs ``param.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``; outputs
+        Inputs ``param.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``, ``knob.*``;
+        outputs
         ``loss`` and ``logits``.
     """
     noise = model_noise(model, signature)
@@ -236,23 +244,26 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     def loss(*tensors: Tensor) -> list[Tensor]:
         parameters = tensors[: len(names)]
         x, *following = tensors[len(names) :]
-        answer = Answer(*following[: len(batch) - 1])
-        drawn = dict(zip(noise, following[len(batch) - 1 :], strict=True))
+        targets = following[: len(batch) - 1]
+        drawn_end = len(targets) + len(noise)
+        drawn = dict(zip(noise, following[len(targets) : drawn_end], strict=True))
+        answer = answer_of(recipe.loss, targets, following[drawn_end:])
         output = call_model(model, names, parameters, x, drawn)
         check_output(output, signature)
         return [recipe.loss.value(output, answer), *tree_leaves(output)]
 
-    inputs = (*parameter_ports(_shapes(model)), *batch, *noise_ports(noise))
+    knobs = knob_ports(recipe.loss)
+    inputs = (*parameter_ports(_shapes(model)), *batch, *noise_ports(noise), *knobs)
     outputs = (Port("loss", "float32", ()), *output_ports(signature))
     return trace_program("loss", loss, inputs, outputs, signature.known)
 
 
 def trace_optimizer(shapes: Mapping[str, Shape], recipe: Recipe, free: Sequence[str]) -> Trace:
-    """Trace clipping and optimizer alone.
+    """Trace only clipping and optimizer.
 
     Args:
-        shapes: of all parameters outside the base.
-        recipe: has the optimizer.
+        shapes: shapes of all parameters outside the base.
+        recipe: the recipe.
         free: names of the parameters that are not frozen.
 
     Returns:
@@ -288,15 +299,15 @@ def check_train(
     *,
     graph: str = "onnx/train",
 ) -> CheckSpec:
-    """Train with PyTorch, and let the graph take each step from where PyTorch stands.
+    """Train with PyTorch, and run the graph from PyTorch's state for each step.
 
-    All that comes out is compared. The module is as its author wrote it, and not changed.
+    All outputs are compared. The module is the original one, and is not changed.
 
     Returns:
         The figures of the first run within the limit.
 
     Raises:
-        ExportError: if a tensor deviates in all runs; it is named.
+        ExportError: a tensor deviates in all runs; the message names it.
     """
     check = _TrainCheck(
         open_session(model),
@@ -311,7 +322,7 @@ def check_train(
 
 @dataclass(frozen=True)
 class _Batch:
-    """What one step is checked with."""
+    """The inputs of the check of one step."""
 
     x: Tensor
     answer: Answer
@@ -321,7 +332,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _TrainCheck:
-    """A graph of a training step beside PyTorch."""
+    """A graph of a training step and its PyTorch reference."""
 
     session: Session
     graph: str
@@ -331,20 +342,23 @@ class _TrainCheck:
     noise_shapes: Mapping[str, Shape]
 
     def run(self, batches: SizedBatches, exact: bool) -> CheckSpec:
-        """Check some steps, if `exact` with steps of PyTorch in float64 to compare with as well."""
-        worst = Worst()
+        """Check some steps; with `exact`, also compare with PyTorch's steps in float64."""
+        worst = WorstDeviation()
         reference = Reference(self.module, self.recipe, base=self.base, underway=True)
-        for number, (x, y) in enumerate(batches.take(batches.steps)):
+        for number, (x, y) in enumerate(batches.draw(batches.steps)):
             worst.sizes.append(len(y))
             mask = batches.mask()
             noise = batches.noise(self.noise_shapes, len(y), number)
-            self._check_step(reference, _Batch(x, Answer(y, mask), mask, noise), worst, exact)
+            answer = Answer(y, mask, knobs=self.recipe.loss.checked_numbers())
+            self._check_step(reference, _Batch(x, answer, mask, noise), worst, exact)
         return worst.report(self.graph, batches.steps)
 
-    def _check_step(self, reference: Reference, batch: _Batch, worst: Worst, exact: bool) -> None:
+    def _check_step(
+        self, reference: Reference, batch: _Batch, worst: WorstDeviation, exact: bool
+    ) -> None:
         """Take one step with the graph and with PyTorch."""
         step_inputs = (batch.x, batch.answer, batch.noise)
-        # The graph runs first, and the twin is copied, while the reference is where both begin.
+        # Graph and copy first, while the reference still has the common initial state.
         outputs = run_session(self.session, self._feed(reference, batch))
         twin = in_float64(reference, *step_inputs) if exact else None
         worst.compare(outputs, {"loss": reference.step(*step_inputs)})
@@ -358,7 +372,7 @@ class _TrainCheck:
             worst.compare(next_values, expected, exact_value, kind(""))
 
     def _feed(self, reference: Reference, batch: _Batch) -> dict[str, NDArray[Any]]:
-        """Return the inputs of the graph from where PyTorch stands."""
+        """Return the inputs of the graph from PyTorch's state."""
         parameters, states = reference.snapshot()
         feed: dict[str, NDArray[Any]] = {}
         for name, value in parameters.items():
@@ -373,7 +387,9 @@ class _TrainCheck:
         numbers = {"lr": LEARNING_RATE, "mu": MU, "share": 1.0, "last": 1.0}
         for name, number in numbers.items():
             feed[name] = np.array(number, np.float32)
-        # States that PyTorch does not have are sums of gradients, which begin at 0.
+        for name, setting in batch.answer.knobs.items():
+            feed[knob_input(name)] = np.array(setting, np.float32)
+        # States that PyTorch lacks are sums of gradients, which start at 0.
         specs = self.recipe.state_specs({name: value.shape for name, value in parameters.items()})
         for spec in specs:
             if spec.name not in states:

@@ -1,10 +1,10 @@
-"""How a store of an older version becomes one of this version.
+"""The migrations that upgrade a store of an older version.
 
-Run by `broker_server.store.opening`.
+`broker_server.store.opening` runs them.
 
 To change the schema: store a fixture of the present version (see
 ``tests/broker_server/fixtures/README.md``), change the record and the ``SCHEMA_VERSION`` of
-`broker_server.store.schema`, and add ``versions/v<number>_<what>.py`` whose ``upgrade`` does the
-same to a database that exists. A test compares the two. What a column holds as JSON belongs to the
-schema as well: a key that is renamed or no longer known needs a version that rewrites the rows.
+`broker_server.store.schema`, and add ``versions/v<number>_<what>.py`` whose ``upgrade`` makes the
+same change to an existing database. A test compares the two. The JSON in a column belongs to the
+schema as well: if a key is renamed or removed, a migration must rewrite the rows.
 """

@@ -1,7 +1,7 @@
 """Read-only views of a store for `shoal status`, `devices`, `rounds` and `log`.
 
-`to_json_values` gives each the form that ``--json`` prints. A question about a run that is not
-there, or by a beginning that several ids have, raises a ConfigError.
+`to_json_values` gives each the form that ``--json`` prints. A query for a run that does not exist,
+or for an ambiguous beginning of an id, raises a ConfigError.
 """
 
 from broker_server.store.queries.device_views import devices as devices
@@ -14,6 +14,7 @@ from broker_server.store.queries.run_views import find_run as find_run
 from broker_server.store.queries.run_views import is_served as is_served
 from broker_server.store.queries.run_views import log as log
 from broker_server.store.queries.run_views import runs as runs
+from broker_server.store.queries.run_views import simulation_settings as simulation_settings
 from broker_server.store.queries.run_views import status as status
 from broker_server.store.queries.views import Comparison as Comparison
 from broker_server.store.queries.views import DeviceView as DeviceView

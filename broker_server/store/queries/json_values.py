@@ -1,4 +1,4 @@
-"""Turn records and views of a store into JSON values, and settings into a flat mapping."""
+"""Turns records and views of a store into JSON values, and settings into a flat mapping."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -24,6 +24,7 @@ def to_json_values(value: Any) -> Any:
         return [to_json_values(entry) for entry in value]
     if is_dataclass(value):
         return _record_values(value)
+    # Other values are JSON values already.
     return str(value) if isinstance(value, Path) else value
 
 
@@ -42,7 +43,7 @@ def flat_settings(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
     Args:
         value: a setting, or a table of settings.
-        key: the key of the table, empty for the outermost.
+        key: the key of the table; empty for the outermost.
     """
     if not isinstance(value, dict):
         yield key, value

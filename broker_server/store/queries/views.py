@@ -1,4 +1,4 @@
-"""What `shoal status`, `devices`, `rounds`, `runs` and `compare` show, as frozen values."""
+"""The frozen values that `shoal status`, `devices`, `rounds`, `runs` and `compare` show."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,30 +10,37 @@ from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.messages import Evaluation
 
 SIMULATED_FLEET = "simulation"
-"""Name of the fleet in the store of a simulation."""
+"""Name of the fleet in the store of a simulation; a fleet of boards may have it, too."""
+SIMULATION_SETTINGS = "config.json"
+"""File of a simulation's settings, in the folder around its store."""
 
 
 @dataclass(frozen=True)
 class StatusView:
-    """The store at a glance.
+    """An overview of the store.
 
     Attributes:
-        run: the run shown, None if there was none yet.
-        round: its newest round.
-        rounds: rounds wanted.
+        run: the displayed run; None before the first run.
+        round: newest round of the displayed run.
+        closed: number of closed rounds.
+        rounds: number of configured rounds.
+        version: number of the newest global version.
         evaluation: newest evaluation of the global model.
-        online: devices that are connected, as last stored.
-        devices: devices that were ever seen.
-        refusals: how often messages were refused in the run, by reason.
-        insecure: whether it went over a network although nothing was signed.
-        epsilon: epsilon of a device's part in it so far, None where it is not known.
+        online: number of connected devices, as last stored.
+        devices: number of devices that ever connected.
+        refusals: number of refused messages in the run, by reason.
+        insecure: whether the run used a network without signatures.
+        epsilon: privacy loss (epsilon) of a device's participation in the run so far; None if it is
+            unknown.
         runs: every run of the store, newest first.
-        as_of: when this was read, in seconds since the epoch.
-        served: whether a server or a simulation works on the store; None where the file system does
-            not tell.
-        seconds_left: until the run's last round ends, as its newest rounds went; None unless it is
-            going on.
-        repeated: how many of its versions repeat an earlier one, each in the place of a round.
+        as_of: when this record was read, in seconds since the epoch.
+        served: whether a server or a simulation is using the store; None if the file system does
+            not support the check.
+        seconds_left: estimated seconds until the run's last round ends, based on its newest rounds;
+            None unless the run is in progress.
+        repeated: number of versions of the run that repeat an earlier version, each in place of a
+            round.
+        simulated: whether the run belongs to a simulation.
     """
 
     run: RunRecord | None
@@ -52,18 +59,15 @@ class StatusView:
     served: bool | None = None
     seconds_left: float | None = None
     repeated: int = 0
+    simulated: bool = False
 
     @property
     def is_deserted(self) -> bool:
-        """Whether the run should be going on, and no server works on it."""
+        """Whether the run should be in progress, but no server is running it."""
+        # None means that nobody knows, so nothing is reported.
         if self.run is None or self.served is not False:
             return False
         return self.run.ended_at is None
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the run is a simulation's."""
-        return self.run is not None and self.run.fleet == SIMULATED_FLEET
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,13 @@ class RunView:
     """A run in a list.
 
     Attributes:
-        rounds: rounds wanted.
-        versions: number of the newest, of the one it repeats, and of the one that was promoted.
+        strategy: name of the strategy.
+        closed: number of closed rounds.
+        rounds: number of configured rounds.
+        versions: numbers of the newest version, of the version that it repeats, and of the promoted
+            version.
         evaluation: newest evaluation of the global model.
-        seconds: how long it took, or has taken.
+        seconds: duration of the run in seconds, so far or in total.
     """
 
     run: RunRecord
@@ -91,18 +98,26 @@ class DeviceView:
     """A device with its part in a run.
 
     Attributes:
-        tier: tier of its newest training task.
-        phase: phase of its newest training task.
-        merged: number of its updates that are in a global version.
-        missed: rounds that closed or were abandoned without it.
-        refused: how often the server refused a message of it, or it refused a task.
-        train_seconds: mean over its updates.
-        fetch_seconds: mean over its updates.
-        resident_bytes: the largest it reported.
-        examples: training samples, as last reported.
-        evaluation: on its own held-out samples, if it keeps any, as in `TaskMetrics`.
-        reason: why it takes no part, or took none in the newest round; empty where it does.
-        remedy: what helps; empty where nothing needs to be done, or the reason says it.
+        tier: tier of the device's newest training task.
+        phase: phase of the device's newest training task.
+        merged: number of the device's updates that are in a global version.
+        missed: number of rounds that closed or were abandoned without the device.
+        refused: how often the server refused a message of the device, or the device refused a task.
+        train_seconds: mean training time of the device's updates, in seconds.
+        fetch_seconds: mean time from the offer until the weights were on the device's disk, in
+            seconds.
+        resident_bytes: largest peak memory that the device reported, in bytes.
+        examples: number of training samples, as last reported.
+        evaluation: evaluation on the device's own held-out samples, if there are any, as in
+            `TaskMetrics`.
+        shared_evaluation: evaluation on the device's held-out samples without its private parts, as
+            in `TaskMetrics`.
+        reason: why the device does not take part, or did not take part in the newest round; empty
+            if it takes part.
+        remedy: what to do about it; empty if nothing needs to be done, or if the reason contains
+            the remedy.
+        served: whether a server or a simulation is using the store (see `StatusView`). If none is,
+            ``device.online`` shows the device's state at the time when the server stopped.
     """
 
     device: DeviceRecord
@@ -116,8 +131,15 @@ class DeviceView:
     resident_bytes: int | None
     examples: int | None
     evaluation: Evaluation | None
+    shared_evaluation: Evaluation | None
     reason: str
     remedy: str
+    served: bool | None = None
+
+    @property
+    def is_online(self) -> bool:
+        """Return whether the device is connected, as far as a server that works knows."""
+        return self.device.online and self.served is not False
 
 
 @dataclass(frozen=True)
@@ -126,16 +148,19 @@ class RoundView:
 
     Attributes:
         phases: number of training tasks in each phase.
-        seconds: from the first offers to its end.
-        tasks: its training tasks, by device.
-        device_accuracy: mean over devices of their accuracies on their own held-out samples; None
-            if none reports one.
-        device_range: the lowest and the highest of them.
-        device_metrics: the recipe's metrics over the held-out samples of all devices together.
-        sent_bytes: size of the weights that its devices were offered; devices that share a plan are
-            sent one copy.
-        received_bytes: size of the updates that came.
-        epsilon: as in `StatusView`, up to here.
+        clipped: number of updates that were scaled down to the bound on their norm.
+        too_far: number of updates that were refused because their norm exceeded the bound.
+        seconds: seconds from the first offers to the end of the round.
+        tasks: training tasks of the round, by device.
+        device_accuracy: mean of the devices' accuracies on their own held-out samples; None if no
+            device reports one.
+        device_range: lowest and highest of the devices' accuracies on their own held-out samples.
+        device_metrics: values of the recipe's metrics over the held-out samples of all devices
+            together.
+        sent_bytes: size in bytes of the weights that the server offered to the round's devices;
+            devices that share a plan receive the same copy.
+        received_bytes: size in bytes of the updates that arrived.
+        epsilon: privacy loss (epsilon) of a device's participation in the run up to this round.
     """
 
     round: RoundRecord
@@ -148,6 +173,8 @@ class RoundView:
     sent_bytes: int = 0
     received_bytes: int = 0
     epsilon: float | None = None
+    clipped: int = 0
+    too_far: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,9 +182,10 @@ class Comparison:
     """Two runs side by side.
 
     Attributes:
-        runs: their ids.
-        settings: by dotted key, the values of settings that differ.
-        accuracies: by number of the version, their accuracies; None where one was not judged.
+        runs: ids of the two runs.
+        settings: the values of settings that differ, by dotted key.
+        accuracies: accuracies of the two runs by version number; None for a version without an
+            evaluation.
     """
 
     runs: tuple[str, str]

@@ -1,4 +1,4 @@
-"""What every state of the agent is: an object that lives from entry to exit and posts events."""
+"""The base of the agent's states: an object that lives from entry to exit and posts events."""
 
 from device_runtime.agent.context import Context
 from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
@@ -10,11 +10,11 @@ NEVER = float("inf")
 
 
 class DeviceState:
-    """A state that does nothing; the others override what concerns them.
+    """A state that does nothing; subclasses override the methods that they need.
 
     Attributes:
         ctx: what all states share.
-        wake_at: ``time.monotonic()`` when the loop calls `on_wake`.
+        wake_at: ``time.monotonic()`` at which the loop calls `on_wake`.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -22,18 +22,19 @@ class DeviceState:
         self.wake_at = NEVER
 
     def enter(self) -> None:
-        """Act; may post events."""
+        """Begin the state's work; may post events."""
 
     def leave(self) -> None:
-        """Let go of what belongs to the state alone."""
+        """Release what belongs only to this state."""
 
-    def on_chunk(self, digest: str, frame: bytes) -> None:
-        """Decline a chunk of a blob, for which nobody waits here."""
-        del frame  # whatever it holds
+    def on_chunk(self, digest: str, frame: bytes, arrived_at: float) -> None:
+        """Decline a chunk of a blob that this state does not wait for."""
+        del frame  # whatever the chunk holds
+        del arrived_at
         self.ctx.uplink.decline_chunk(digest)
 
     def on_message(self, message: ServerMessage) -> None:
-        """Answer a step of a secure sum; anything else is late here, or a repetition."""
+        """Answer a step of a secure sum; any other message is late here, or a repetition."""
         task = self.ctx.need_task()
         member = task.member
         if not isinstance(message, Sum) or member is None:
@@ -54,13 +55,13 @@ class DeviceState:
             self.ctx.send(Shares, **answer)
 
     def on_refused(self, refused: Refused) -> None:
-        """Handle a message or subscription that the broker refuses; the link has logged it."""
+        """Handle the broker's refusal of a message or subscription; the link has logged it."""
 
     def on_repeat(self) -> None:
-        """Answer the server, which asks how the task in hand stands."""
+        """Answer the server's question about the progress of the current task."""
 
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
         """Handle a report of the worker thread."""
 
     def on_wake(self) -> None:
-        """Act now that ``wake_at`` has come."""
+        """Act when ``wake_at`` has come."""

@@ -1,4 +1,4 @@
-"""What the states of the agent share that collect blobs."""
+"""The base of the agent's states that collect blobs."""
 
 import time
 from collections.abc import Callable, Collection
@@ -15,7 +15,7 @@ from fleet_protocol.transport import Refused
 
 
 class Collecting(DeviceState):
-    """Collects blobs; its subclasses know what for, and go on in `_proceed`."""
+    """Collects blobs; subclasses define their purpose, and continue in `_proceed`."""
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
@@ -33,11 +33,11 @@ class Collecting(DeviceState):
         self._fetch.close()
 
     @override
-    def on_chunk(self, digest: str, frame: bytes) -> None:
+    def on_chunk(self, digest: str, frame: bytes, arrived_at: float) -> None:
         if self._fetch.waits_for(digest):
-            self._guarded(lambda: self._receive_chunk(digest, frame))
+            self._guarded(lambda: self._receive_chunk(digest, frame, arrived_at))
         else:
-            super().on_chunk(digest, frame)
+            super().on_chunk(digest, frame, arrived_at)
 
     @override
     def on_refused(self, refused: Refused) -> None:
@@ -48,21 +48,21 @@ class Collecting(DeviceState):
 
     @override
     def on_wake(self) -> None:
-        # Requests would pile up at the link, and all be sent when the broker is back.
+        # Requests would pile up in the link, and all be sent when the broker is reachable again.
         if not self.ctx.uplink.need_link().connected:
             self.wake_at = time.monotonic() + self.ctx.services.config.repair_seconds
             return
         count = self._fetch.repair(time.monotonic())
-        self.ctx.services.journal.info(f"asked again for {count} blobs")
+        self.ctx.services.journal.info(f"requested {count} blobs again")
         self.wake_at = self._fetch.repair_at
 
     def _proceed(self) -> None:
-        """Go on, now that another blob is there."""
+        """Continue after another blob is complete."""
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Do something that writes blobs; an error ends what they were for.
+        """Run an action that writes blobs; an error ends the task or the release.
 
-        When the disk is full, what no task uses is deleted, and the action tried once more.
+        If the disk is full, blobs that no task uses are deleted, and the action is tried once more.
         """
         try:
             try:
@@ -74,11 +74,11 @@ class Collecting(DeviceState):
             self.ctx.fail(error)
 
     def _make_room(self, error: StorageError) -> None:
-        """Delete older blobs, once; what is no matter of room is raised again."""
+        """Delete older blobs, once; an error that is not about disk space is raised again."""
         reason, _detail = refusal_of(error)
         if self._made_room or reason is not RefusalReason.NO_SPACE:
             raise error
-        # Once in a state: a disk that is full again has nothing more to give.
+        # Only once in a state: if the disk is full again, nothing is left to delete.
         self._made_room = True
         freed = self.ctx.services.cache.evict(self.ctx.blobs_in_use(), everything=True)
         self.ctx.services.journal.warning(f"{error}; freed {freed} bytes of older blobs")
@@ -86,14 +86,14 @@ class Collecting(DeviceState):
     def _send_request(self, digest: str, ranges: Ranges) -> None:
         self.ctx.send(NeedChunks, digest=digest, ranges=ranges)
 
-    def _receive_chunk(self, digest: str, frame: bytes) -> None:
+    def _receive_chunk(self, digest: str, frame: bytes, arrived_at: float) -> None:  # noqa: ARG002
         if self._fetch.receive_chunk(digest, frame, time.monotonic()):
             self.ctx.services.journal.info(f"fetched {digest[:12]}")
             self._proceed()
         self.wake_at = self._fetch.repair_at
 
     def _collect(self, *refs: BlobRef, asked: Collection[str] = ()) -> None:
-        """Ask for blobs, but for those whose digests are `asked` already, and go on."""
+        """Request blobs, except those whose digests are in `asked`, and continue."""
         self._fetch.want(refs, time.monotonic(), asked)
         self.wake_at = self._fetch.repair_at
         self._proceed()

@@ -1,4 +1,4 @@
-"""The states of the agent in which its worker thread turns weights into an update."""
+"""The states of the agent in which its worker thread computes an update from the weights."""
 
 import re
 import time
@@ -18,25 +18,31 @@ from device_runtime.training.agreed_data import AgreedData
 from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.compute import compute, time_step
 from device_runtime.training.current_data import DataSeen, on_current_data
-from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
+from device_runtime.training.hooks import (
+    ChosenProvider,
+    EpochReport,
+    Hooks,
+    SelfTested,
+    TaskStopped,
+)
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.data.label_order import check_own_labels
 from fleet_protocol.errors import DataError, StorageError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Progress
 
-# The errors of onnxruntime have no kinds; these words are in those about memory.
+# onnxruntime's errors have no classes; these words occur in those about memory.
 _OUT_OF_MEMORY = re.compile("bad.alloc|[Ff]ailed to allocate memory")
-# A tiny model finishes thousands of epochs a second; the server need not hear of each.
+# A tiny model finishes thousands of epochs a second; the server does not need each of them.
 _PROGRESS_SECONDS = 1.0
 
 
 class _Computing(DeviceState):
-    """A job in the worker thread turns the weights into an update.
+    """A job in the worker thread computes an update from the weights.
 
     Attributes:
-        phase: what the task record says meanwhile.
-        compute: what the worker thread does.
+        phase: recorded in the task record meanwhile.
+        compute: the function for the worker thread.
     """
 
     phase = "training"
@@ -63,19 +69,20 @@ class _Computing(DeviceState):
             agreed = ctx.services.agreement.apply(setup.data, task.offer)
             if not task.offer.stays:  # otherwise the board may define its own labels
                 check_own_labels(agreed.samples, manifest)
-            # On disk first: if it kills the agent, the restart knows what was too large.
+            # First on disk: if the computation kills the agent, the restart knows what was too
+            # large.
             ctx.save(phase=self.phase, load=load)
         except (DataError, StorageError) as error:
             ctx.fail(error)
             return
         ctx.announce_state()
         if task.record.crashes and setup.accelerators is not None:
-            self._on_report(Settled(CPU, "the agent died in this task"))
+            self._on_report(ChosenProvider(CPU, "the agent died in this task"))
             setup = replace(setup, accelerators=None)
         self._start(self._work(task, manifest), replace(setup, data=agreed.samples), agreed)
 
     def _work(self, task: TaskInHand, manifest: Manifest) -> Task:
-        """Return the task in the form that training works on."""
+        """Return the task in the form that training uses."""
         offer = task.offer
         choice = task.record.choice
         return Task(
@@ -98,7 +105,7 @@ class _Computing(DeviceState):
         agreed: AgreedData,
     ) -> None:
         """Start the job."""
-        # It removes both from these lists, so that memory does not hold the old samples beside
+        # The job removes both from these lists, so that memory does not hold the old samples beside
         # those that are read again.
         ready_setup = [setup]
         ready_data = [agreed]
@@ -147,15 +154,15 @@ class _Computing(DeviceState):
         out_of_memory = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error))
         if load is not None and out_of_memory:
             self.ctx.services.memory.record_death(load, proven=True)
-            error.__traceback__ = None  # its frames hold what the task had taken
+            error.__traceback__ = None  # its frames hold the job's data
         if not isinstance(error, TaskStopped):
             self.ctx.fail(error)
 
     def _finish(self, result: Any) -> Event:
-        """Keep what was computed, and return what has happened by that.
+        """Save what was computed, and return the resulting event.
 
         Raises:
-            StorageError: it cannot be kept.
+            StorageError: it cannot be saved.
         """
         ctx = self.ctx
         record = ctx.need_task().record
@@ -169,6 +176,8 @@ class _Computing(DeviceState):
             f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, "
             f"loss={metrics.train_loss}"
         )
+        if record.efficiency is not None:
+            metrics = metrics.model_copy(update={"efficiency": record.efficiency})
         ctx.save(phase="uploading", update=result.update, masked=False, metrics=metrics)
         return Event.COMPUTED
 
@@ -177,8 +186,8 @@ class _Computing(DeviceState):
             digest = self.ctx.need_task().record.choice.artifact_set.digest
             self.ctx.services.cache.mark_tested(digest, report.name)
             self.ctx.services.journal.info(f"self-test passed: {report.name}")
-        elif isinstance(report, Settled):
-            self._losses.clear()  # what has begun on something else begins anew
+        elif isinstance(report, ChosenProvider):
+            self._losses.clear()  # a task that began on another provider begins again
             self.ctx.measurements.provider = f"{report.provider} ({report.why})"
             self.ctx.services.journal.info(f"trains on {self.ctx.measurements.provider}")
         elif isinstance(report, DataSeen):
@@ -189,7 +198,7 @@ class _Computing(DeviceState):
     def _on_epoch(self, report: EpochReport) -> None:
         is_first = self._last_report is None
         self._last_report = report
-        # Every epoch has all samples, so the mean of these losses is that of all steps.
+        # Every epoch uses all samples, so the mean of these losses is that of all steps.
         self._losses.append(report.loss)
         due = time.monotonic() - self._progress_at >= _PROGRESS_SECONDS
         if is_first or due or report.epoch == report.epochs:
@@ -202,7 +211,7 @@ class _Computing(DeviceState):
     def _adopt_data(self, seen: DataSeen) -> None:
         """Use the samples of changed files from now on.
 
-        The raw ones, as another contract may need more of them.
+        The samples before conversion, because another contract may need more of them.
         """
         ctx = self.ctx
         ctx.services.agreement.renew(seen.data)
@@ -229,12 +238,13 @@ class Sizing(_Computing):
     def _finish(self, result: Any) -> Event:
         ctx = self.ctx
         record = ctx.need_task().record
-        link = ctx.measurements.link_bytes_per_second
-        tier = choose_tier(record, ctx.services.config, ctx.need_setup(), link, result)
+        link = ctx.measurements.link.sending_speed
+        decision = choose_tier(record, ctx.services.config, ctx.need_setup(), link, result)
         ctx.services.journal.info(
-            f"chose tier={tier}: {result:.4f} s a step of {record.tier}, {link or 0:.0f} B/s"
+            f"chose tier={decision.tier}: {result:.4f} s a step of {record.tier},"
+            f" {link or 0:.0f} B/s"
         )
-        ctx.save(phase="fetching", tier=tier, chosen=True)
+        ctx.save(phase="fetching", tier=decision.tier, chosen=True, efficiency=decision.efficiency)
         return Event.SIZED
 
     @override
@@ -244,6 +254,6 @@ class Sizing(_Computing):
 
 
 class Measuring(_Computing):
-    """The pass of a statistics task."""
+    """The forward pass of a statistics task."""
 
     phase = "measuring"

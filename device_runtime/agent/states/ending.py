@@ -1,4 +1,4 @@
-"""The states of the agent in which a task ends, and in which it ends itself."""
+"""The states of the agent in which a task ends, and in which the agent ends."""
 
 from typing_extensions import override
 
@@ -12,7 +12,7 @@ _JOIN_SECONDS = 5.0
 
 
 class _Ending(DeviceState):
-    """Forgets the task; blobs worth keeping stay."""
+    """Forgets the task; blobs that later tasks may use stay."""
 
     @override
     def enter(self) -> None:
@@ -20,8 +20,8 @@ class _Ending(DeviceState):
         task = ctx.need_task()
         ctx.services.worker.cancel()
         update = task.record.update
-        # The record first: a crash after it leaves files that nobody needs, and not a task without
-        # its files.
+        # The record first: a crash after that leaves unused files instead of a task without its
+        # files.
         ctx.services.store.clear()
         ctx.task = None
         ctx.failure = None
@@ -32,15 +32,16 @@ class _Ending(DeviceState):
         if sets_before and not ctx.services.cache.index.sets:
             size = ctx.services.config.max_cache_bytes
             ctx.services.journal.warning(
-                f"max_cache_bytes = {size} is less than one set takes: it is fetched for every task"
+                f"max_cache_bytes = {size} is smaller than one artifact set, which is "
+                "therefore downloaded for every task"
             )
         ctx.post(Event.CLEARED)
 
 
 class Refusing(_Ending):
-    """Tells the server why the task ends here.
+    """Sends the server the reason for which the task ends on this board.
 
-    A crash between message and forgetting repeats the task after the restart, and with it the
+    A crash between the message and the deletion repeats the task after the restart, and with it the
     refusal.
     """
 
@@ -56,16 +57,16 @@ class Refusing(_Ending):
 
 
 class Dropping(_Ending):
-    """Forgets the task without a word: it is merged, or nobody wants it any more."""
+    """Forgets the task without a message: it is merged, or no longer wanted."""
 
 
 class Stopped(DeviceState):
-    """Ends the worker, notes that this was no crash, and says good-bye."""
+    """Stops the worker, records that this was not a crash, and sends the farewell."""
 
     @override
     def enter(self) -> None:
         ctx = self.ctx
-        # It ends between two steps; a step may take longer than anybody waits.
+        # The worker ends between two steps, and a step may take longer than the wait.
         ctx.services.worker.cancel()
         if not ctx.services.worker.join(_JOIN_SECONDS):
             ctx.services.journal.warning(

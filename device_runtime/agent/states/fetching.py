@@ -1,4 +1,4 @@
-"""The state of the agent that collects what a task needs."""
+"""The state of the agent that fetches the blobs of a task."""
 
 import time
 from collections.abc import Mapping
@@ -7,10 +7,11 @@ from typing_extensions import override
 
 from device_runtime.agent.choosing import able_choices, weights_to_measure
 from device_runtime.agent.context import Context
+from device_runtime.agent.link_speed import TransferTimer
 from device_runtime.agent.machine import Event
 from device_runtime.agent.states.collecting import Collecting
 from device_runtime.agent.task_in_hand import TaskInHand, blob_refs
-from device_runtime.training.measuring import INFER, STATS
+from device_runtime.training.measuring import graphs_of_prediction
 from device_runtime.training.routines import routine_of
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.manifest import Manifest, parse_manifest
@@ -18,19 +19,25 @@ from fleet_protocol.messages import BlobRef
 
 
 class Fetching(Collecting):
-    """Collects the manifest, the graphs this board needs of it, and the weights."""
+    """Fetches the manifest, the graphs of it that this board needs, and the weights.
+
+    A board that chooses its sub-model then fetches weights without other traffic, to time the link.
+    """
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
-        self._graphs: tuple[str, ...] | None = None  # known as soon as the manifest is there
+        self._graphs: tuple[str, ...] | None = None  # known once the manifest is on disk
         self._began = time.monotonic()
+        self._timed = ""  # digest of the weights that are timed
+        self._timer = TransferTimer(self._began)
+        self._probed = False  # whether the weights that time the link were asked for
 
     @override
     def enter(self) -> None:
         ctx = self.ctx
         task = ctx.need_task()
         try:
-            # On disk first, so that a restart knows what may have been begun.
+            # First on disk, so that a restart knows what may have begun.
             ctx.save(phase="fetching", update=None, metrics=None)
         except StorageError as error:
             ctx.fail(error)
@@ -39,10 +46,8 @@ class Fetching(Collecting):
         choice = task.record.choice
         offered = {"artifact_set": choice.artifact_set, "weights": choice.weights}
         refs = {ref.digest: ref for ref in offered.values()}
-        if not task.record.chosen:
-            choices = able_choices(task.offer, ctx.services.config, ctx.need_setup())
-            telling = weights_to_measure(choices)
-            refs[telling.digest] = telling
+        self._timed = choice.weights.digest
+        self._probed = task.record.chosen
         lacks: dict[str, str] = {}
         for name, ref in offered.items():
             if not ctx.services.blobs.begun(ref.digest):
@@ -50,13 +55,13 @@ class Fetching(Collecting):
         self._guarded(lambda: self._accept_and_collect(refs, lacks))
 
     def _accept_and_collect(self, refs: Mapping[str, BlobRef], lacks: Mapping[str, str]) -> None:
-        """Accept the task, and collect its blobs.
+        """Accept the task, and fetch its blobs.
 
         Args:
-            refs: what is needed first, by digest.
-            lacks: digests of what is not here, by the name that the accept has for it.
+            refs: the blobs needed first, by digest.
+            lacks: digests of missing blobs, by their name in the accept message.
         """
-        # Subscribed to before they are asked for, since their chunks may come at once.
+        # Subscribe before requesting, because chunks may arrive immediately.
         for digest in lacks.values():
             self.ctx.uplink.subscribe_blob(digest)
         self.ctx.accept(tuple(lacks))
@@ -68,16 +73,45 @@ class Fetching(Collecting):
 
     @override
     def _proceed(self) -> None:
-        """Go on when the manifest, or everything, is there."""
+        """Continue when the manifest, or everything, is on disk."""
         task = self.ctx.need_task()
         if self._graphs is None:
             if not self._fetch.waits_for(task.record.choice.artifact_set.digest):
                 self._collect_graphs(task)
-        elif self._fetch.complete and not self.ctx.events:
+        elif self._fetch.complete and not self.ctx.events and not self._collect_probe(task):
             self._finish(task, self._graphs)
 
+    def _collect_probe(self, task: TaskInHand) -> bool:
+        """Fetch the weights that time the link of a board that chooses its sub-model.
+
+        Returns:
+            Whether they were requested; False if all weights that the board may choose are on disk.
+        """
+        if self._probed:
+            return False
+        self._probed = True
+        ctx = self.ctx
+        choices = able_choices(task.offer, ctx.services.config, ctx.need_setup())
+        probe = weights_to_measure(
+            choices, lambda digest: ctx.services.blobs.path(digest).is_file()
+        )
+        if probe is None:
+            return False
+        ctx.measurements.link.note_download(self._timer.speed())
+        self._timed = probe.digest
+        self._timer = TransferTimer(time.monotonic())
+        self._collect(probe)
+        return True
+
+    @override
+    def _receive_chunk(self, digest: str, frame: bytes, arrived_at: float) -> None:
+        # Chunks of other blobs count, too, because they use the link during the timed transfer.
+        if self._fetch.waits_for(self._timed) and (digest == self._timed or self._timer.runs):
+            self._timer.note(len(frame), arrived_at)
+        super()._receive_chunk(digest, frame, arrived_at)
+
     def _collect_graphs(self, task: TaskInHand) -> None:
-        """Read the manifest, and collect the graphs that this board needs of the set."""
+        """Read the manifest, and fetch the graphs of the set that this board needs."""
         ctx = self.ctx
         choice = task.record.choice
         manifest = parse_manifest(ctx.services.blobs.read(choice.artifact_set.digest))
@@ -85,7 +119,7 @@ class Fetching(Collecting):
         if manifest.tier != choice.tier:
             raise RefusedError(
                 RefusalReason.MALFORMED,
-                f"the offer says tier {choice.tier}, its manifest {manifest.tier}",
+                f"the offer names tier {choice.tier}, and its manifest tier {manifest.tier}",
             )
         self._require_memory(task, manifest)
         task.manifest = manifest
@@ -102,23 +136,22 @@ class Fetching(Collecting):
             raise RefusedError(RefusalReason.UNSUPPORTED, too_large.explanation)
 
     def _needed_graphs(self, task: TaskInHand, manifest: Manifest) -> tuple[str, ...]:
-        """Return the keys of the graphs of the routine, and of those that predict, each once."""
+        """Return the keys of the routine's graphs and of those that predict, without repetition."""
         graphs = list(routine_of(task.offer).graphs(manifest, self.ctx.need_setup()))
         if self.ctx.services.config.predict:
-            graphs += [key for key in (STATS, INFER) if key in manifest.graphs]
+            graphs += graphs_of_prediction(manifest)
         return tuple(dict.fromkeys(graphs))
 
     def _finish(self, task: TaskInHand, graphs: tuple[str, ...]) -> None:
-        """Note what was fetched and how fast, and say what comes next."""
+        """Record the size and speed of the download, and return the next event."""
         ctx = self.ctx
         now = time.monotonic()
         seconds = now - self._began
         task.fetch_seconds = now - task.started
-        if self._fetch.received_bytes and seconds > 0:
-            ctx.measurements.link_bytes_per_second = self._fetch.received_bytes / seconds
+        ctx.measurements.link.note_download(self._timer.speed())
         choice = task.record.choice
         digests = [spec.digest for spec in task.files(graphs)]
-        # What `shoal device predict` says of the model that it predicts with.
+        # `shoal device predict` names these with the model that it uses.
         newest = {
             **task.offer.model_dump(include={"run", "round", "version"}),
             "tier": choice.tier,

@@ -21,22 +21,22 @@ from fleet_protocol.messages import BlobRef
 if TYPE_CHECKING:
     from fleet_protocol.identity.release import Release
 
-# After so long a board that is asked for nothing tries again what was too large for it.
+# After so many seconds without a task the board tries again what was too large for it.
 _REST_SECONDS = 600.0
-_PAUSED_SECONDS = 10.0  # after which a release may be fetched again, if the conditions hold
+_PAUSED_SECONDS = 10.0  # after which a release may be fetched again if the conditions hold
 
 
 class Idle(Collecting):
-    """Waits for an offer; one may have come while the last task was dropped.
+    """Waits for an offer; one may have arrived while the last task was dropped.
 
-    Of a release of artifact sets it fetches the manifest, then what a training task needs, and
+    For a release of artifact sets it fetches the manifest, then the files of a training task, and
     takes a step in another process.
     """
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self._release_number = 0  # of the release that is fetched
-        self._files: tuple[BlobRef, ...] = ()  # of its artifact set, once the manifest is there
+        self._files: tuple[BlobRef, ...] = ()  # of its artifact set, once the manifest is on disk
         self._rest_ends_at = 0.0
 
     @override
@@ -49,7 +49,7 @@ class Idle(Collecting):
         ctx = self.ctx
         ctx.services.journal.follow(None)
         if ctx.services.config.conditions.new_data is not None:
-            ctx.check_conditions()  # the task that has ended may have been what there was data for
+            ctx.check_conditions()  # the task that has just ended may have used up the new data
         ctx.announce_state()
         self._rest_ends_at = time.monotonic() + _REST_SECONDS
         offer = ctx.pending_offer
@@ -96,7 +96,7 @@ class Idle(Collecting):
         self.ctx.post(Event.STOP)
 
     def _stage(self, release: "Release", ref: BlobRef) -> None:
-        """Fetch what the manifest of an artifact set names, or try it when that is there.
+        """Fetch the files that an artifact set's manifest names; test the set once they are there.
 
         Raises:
             RefusedError: the manifest is of another tier, or the set is too large for this board.
@@ -106,9 +106,10 @@ class Idle(Collecting):
         if release.sets.get(manifest.tier) != ref:
             raise RefusedError(
                 RefusalReason.MALFORMED,
-                f"the manifest of tier {manifest.tier} is another tier's",
+                f"the release names another manifest for tier {manifest.tier}",
             )
-        # Again when the files are there, as other programs may have taken memory meanwhile.
+        # Checked again when the files are on disk, because other programs may have taken memory
+        # meanwhile.
         self._require_memory(manifest)
         graphs = ROUTINES["train"].graphs(manifest, self.ctx.need_setup())
         if not self._files:
@@ -120,7 +121,7 @@ class Idle(Collecting):
             def test(_job: Job) -> tuple[int, str]:
                 return release.number, set_test(path, root, graphs)
 
-            # In another process: a set that takes it down must not take the agent down.
+            # In another process: a set that exhausts the memory must not take the agent down.
             services.worker.start("a set", test)
 
     def _require_memory(self, manifest: Manifest) -> None:
@@ -150,7 +151,7 @@ class Idle(Collecting):
 
     @override
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
-        """Note whether the artifact set has passed its test in the other process."""
+        """Record whether the artifact set has passed its test in the other process."""
         ctx = self.ctx
         wanted = ctx.releases.wanted
         if isinstance(event, WorkFailed):
@@ -164,7 +165,7 @@ class Idle(Collecting):
         if not why_not:
             ctx.services.cache.add_staged(ref.digest, ctx.staged)
         outcome = "unfit" if why_not else "passed"
-        with contextlib.suppress(StorageError):  # it is tried again when it comes again
+        with contextlib.suppress(StorageError):  # it is tried again when the server sends it again
             ctx.releases.move(outcome, release.number, why_not, sets=True)
         ctx.services.journal.info(f"artifact sets: {ctx.releases.sets}")
         ctx.staged = ()

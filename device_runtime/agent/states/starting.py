@@ -1,4 +1,4 @@
-"""The states of the agent before it waits for offers: it loads, probes and connects."""
+"""The states of the agent before it waits for offers: loading, probing and connecting."""
 
 import contextlib
 import time
@@ -28,13 +28,13 @@ from fleet_protocol.errors import (
 from fleet_protocol.transport import Transport, open_transport
 
 _SESSION_EXPIRY_SECONDS = 3600
-_LAST_WORD_SECONDS = 10.0  # for a fleet to hear why a board cannot start
+_LAST_WORD_SECONDS = 10.0  # time to report to the fleet why a board cannot start
 
 
 class Starting(DeviceState):
-    """Reads the data and settles the backend.
+    """Reads the data and chooses the backend.
 
-    What is wrong with either ends the process, and the fleet hears it.
+    If either fails, the process ends and reports the reason to the fleet.
     """
 
     @override
@@ -42,6 +42,7 @@ class Starting(DeviceState):
         try:
             self._prepare()
         except (ConfigError, DataError) as error:
+            # An operator who sees only the fleet would otherwise see a board that never appears.
             self._tell_fleet(error)
             raise
         self.ctx.post(Event.LOADED)
@@ -49,6 +50,7 @@ class Starting(DeviceState):
     def _prepare(self) -> None:
         ctx = self.ctx
         config = ctx.services.config
+        # Before data is read, which may take minutes.
         check_system()
         for doubt in (clock_doubt(), config.ended()):
             if doubt:
@@ -64,11 +66,14 @@ class Starting(DeviceState):
             own_model=_own_model(config),
             folder=config.state_dir,
             accelerators=config.accelerators(),
+            kept_outputs=config.kept_outputs(),
         )
         left_out = f" (left out: {data.facts.left_out_text})" if data.facts.left_out else ""
         ctx.services.journal.info(
             f"data {data.source}: {len(data)} samples{left_out}; backend {backend}"
         )
+        # A board whose runtime is broken still joins, so that the fleet shows why it does not
+        # train.
         ctx.measurements.unable = self_test(config.state_dir, backend)
         if ctx.measurements.unable:
             ctx.services.journal.error(
@@ -76,20 +81,23 @@ class Starting(DeviceState):
             )
 
     def _tell_fleet(self, error: Exception) -> None:
-        """Tell the fleet why this board cannot start; its log says it in any case."""
+        """Report to the fleet why this board cannot start; the log has it in any case."""
         ctx = self.ctx
         config = ctx.services.config
         ctx.measurements.unable = single_line(str(error))
-        ctx.services.journal.error(f"{error}; the fleet is told, if the broker is there")
+        ctx.services.journal.error(
+            f"{error}; the board reports this to the fleet if it can reach the broker"
+        )
         with contextlib.suppress(ShoalError):
             link = _connect(ctx, min(_LAST_WORD_SECONDS, config.connect_timeout_seconds))
             profile = ctx.measurements.profile(config, 0, ctx.services.memory, ctx.releases)
             ctx.uplink.publish_status(None, profile)
+            # The process ends next; without this the message would stay in a buffer.
             link.drain(time.monotonic() + _LAST_WORD_SECONDS)
 
 
 class Probing(DeviceState):
-    """Measures the board, connects, and goes on with a task that is on disk."""
+    """Measures the board, connects, and resumes a task that is on disk."""
 
     @override
     def enter(self) -> None:
@@ -97,8 +105,10 @@ class Probing(DeviceState):
         config = ctx.services.config
         ctx.check_conditions()
         link = _connect(ctx, config.connect_timeout_seconds)
+        # Before the board announces itself, or its first offer could be lost.
         link.subscribe(ctx.uplink.topics.task(config.device))
         ctx.services.journal.info(f"connected to {link.address}")
+        # A damaged record costs the task, not the board: it asks for a new one.
         record, problem = ctx.services.store.load()
         if problem:
             ctx.services.journal.warning(problem)
@@ -111,9 +121,10 @@ class Probing(DeviceState):
         ctx.post(event)
 
     def _resume(self, record: StoredTask) -> None:
-        """Make the record the task in hand, what led here counted on disk first."""
+        """Make the record the current task, after counting the crash or outage on disk."""
         ctx = self.ctx
         boot = boot_id()
+        # Another boot means that power failed; the same boot means that the process died.
         outage = not record.settled and record.boot != boot
         crash = not record.settled and record.boot == boot
         crashes = record.crashes + crash
@@ -128,8 +139,9 @@ class Probing(DeviceState):
                 resumed=True,
             )
         )
+        # From here on, lines of the journal name the task.
         ctx.services.journal.follow(record.offer)
-        # A power cut says nothing of memory; a death in the midst of computing may.
+        # A power cut says nothing about memory; a death during a computation may.
         if record.load is not None and record.phase == record.load.phase and crash:
             ctx.services.memory.record_death(record.load)
         ctx.services.journal.info(
@@ -142,9 +154,9 @@ class Probing(DeviceState):
 
 
 def _own_model(config: DeviceConfig) -> OwnModel | None:
-    """Return the board's own model, None where it has none.
+    """Return the board's own model; None if it has none.
 
-    A set that is not whole ends the process here, not in the first round.
+    An incomplete set ends the process here instead of in the first round.
     """
     settings = config.own_model
     if settings is None:
@@ -158,7 +170,7 @@ def _connect(ctx: Context, seconds: float) -> Transport:
     """Measure the board, and open its link.
 
     Raises:
-        TransportError: the broker cannot be reached within so many seconds.
+        TransportError: the broker cannot be reached within `connect_timeout_seconds`.
     """
     config = ctx.services.config
     ctx.measurements.board = probe(config.conditions.sysfs)
@@ -180,7 +192,6 @@ def _connect(ctx: Context, seconds: float) -> Transport:
 def _why_poisoned(record: StoredTask) -> str:
     if record.outages > record.crashes:
         return (
-            f"this board started anew {record.outages} times in this task "
-            "(is its supply strong enough?)"
+            f"this board restarted {record.outages} times during this task (check its power supply)"
         )
-    return f"this task took the agent down {record.crashes} times"
+    return f"this task crashed the agent {record.crashes} times"

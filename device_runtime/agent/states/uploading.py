@@ -1,4 +1,4 @@
-"""The state of the agent in which a finished update goes to the server."""
+"""The state of the agent that sends an update until the server has it."""
 
 import time
 
@@ -8,7 +8,7 @@ from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
 from device_runtime.agent.refusals import refused_error
 from device_runtime.agent.states.base import NEVER, DeviceState
-from device_runtime.agent.upload import Upload, send_chunks
+from device_runtime.agent.upload import SentChunks, Upload, send_chunks
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.hooks import TaskStopped
 from device_runtime.training.update import mask
@@ -37,14 +37,15 @@ from fleet_protocol.transport import Refused
 
 
 class Uploading(DeviceState):
-    """Sends the update and announces it until the server has it.
+    """Sends the update and announces it until the server acknowledges it.
 
-    One that goes into a secure sum is masked before.
+    An update that goes into a secure sum is masked first.
     """
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         task = ctx.need_task()
+        # From the record on disk, which says whether a mask has been added before a restart.
         self._unmasked = task.member is not None and not task.record.masked
 
     @override
@@ -55,8 +56,8 @@ class Uploading(DeviceState):
             raise RuntimeError("the device uploads without an update; this is a bug")
         ctx.announce_state()
         if task.record.masked:
-            # The state masks after it has been entered, so this is a restart. A second mask would
-            # spoil the sum: the server takes off what belongs to one set of keys.
+            # The agent masks after it enters this state, so this is a restart. A second mask would
+            # spoil the sum: the server removes the masks of one set of keys.
             ctx.fail(
                 RefusedError(
                     RefusalReason.FAILED,
@@ -66,10 +67,10 @@ class Uploading(DeviceState):
                 )
             )
         elif self._unmasked:
-            ctx.accept()  # after a restart with other keys than before
+            ctx.accept()  # after a restart, with keys that differ from the previous ones
             self._mask_and_send()
         elif task.resumed:
-            # The server may have all of it already; Done makes it say what it misses.
+            # The server may have all of it already; after Done it names the chunks that it lacks.
             self._announce()
         else:
             self._send(((0, task.record.update.chunks),))
@@ -79,7 +80,7 @@ class Uploading(DeviceState):
         self.ctx.services.worker.cancel()
 
     def _mask_and_send(self) -> None:
-        """Mask the update and send it, if the members of its sum are known; else wait."""
+        """Mask the update and send it if the members of its sum are known; otherwise wait."""
         ctx = self.ctx
         task = ctx.need_task()
         update = task.record.update
@@ -88,7 +89,7 @@ class Uploading(DeviceState):
             return
         try:
             masked = mask(ctx.services.blobs, update, member)
-            # On disk before the update without masks goes.
+            # Saved on disk before the unmasked update is deleted.
             ctx.save(update=masked, masked=True)
             ctx.services.blobs.remove(update.digest)
         except ShoalError as error:
@@ -98,7 +99,7 @@ class Uploading(DeviceState):
         self._send(((0, update.chunks),))
 
     def _send(self, ranges: Ranges, *, again: bool = False) -> None:
-        """Send chunks in the worker thread, which announces the update when they are out."""
+        """Send chunks in the worker thread, which announces the update after the last one."""
         ctx = self.ctx
         task = ctx.need_task()
         update = task.record.update
@@ -108,9 +109,10 @@ class Uploading(DeviceState):
         link = ctx.uplink.need_link()
         topics = ctx.uplink.topics
         upload = Upload(update, ranges, lambda index: topics.upload(task_id, index), again)
+        # The worker reports the end; until then an announcement would only name missing chunks.
         self.wake_at = NEVER
 
-        def send(job: Job) -> int:
+        def send(job: Job) -> SentChunks:
             return send_chunks(link, ctx.services.blobs, upload, stopped=job.stopped)
 
         ctx.services.worker.start("uploading", send)
@@ -142,8 +144,10 @@ class Uploading(DeviceState):
 
     @override
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
-        if isinstance(event, WorkDone):
-            self.ctx.services.journal.info(f"sent {event.result} chunks")
+        if isinstance(event, WorkDone) and isinstance(event.result, SentChunks):
+            # Before the announcement, with which the device may already report the speed.
+            self.ctx.measurements.link.note_upload(event.result.speed)
+            self.ctx.services.journal.info(f"sent {event.result.count} chunks")
             self._announce()
         elif isinstance(event, WorkFailed) and isinstance(event.error, BrokerRefusedError):
             self._send_smaller()
@@ -163,11 +167,13 @@ class Uploading(DeviceState):
             return
         if refused.code != PACKET_TOO_LARGE:
             ctx.fail(refused_error(refused))
-        elif refused.packet_bytes <= _payload_bytes(update) + PACKET_ROOM:  # else cut before
+        elif (
+            refused.packet_bytes <= _payload_bytes(update) + PACKET_ROOM
+        ):  # otherwise the update has been cut into smaller chunks before
             self._send_smaller()
 
     def _send_smaller(self) -> None:
-        """Cut the update into smaller chunks than the broker has refused, and send them."""
+        """Cut the update into chunks smaller than the broker has refused, and send them."""
         ctx = self.ctx
         update = ctx.need_task().record.update
         if update is None:
@@ -179,14 +185,14 @@ class Uploading(DeviceState):
             ctx.fail(
                 RefusedError(
                     RefusalReason.TOO_LARGE_FOR_BROKER,
-                    f"the broker at {link.address} takes no packet with {payload_bytes:,} bytes of "
-                    f"an update of {update.size:,} {explain(PACKET_TOO_LARGE)}",
+                    f"the broker at {link.address} accepts no packet with {payload_bytes:,} "
+                    f"bytes of an update of {update.size:,} bytes {explain(PACKET_TOO_LARGE)}",
                 )
             )
             return
         ctx.services.journal.warning(
-            f"the broker takes no chunks of {payload_bytes:,} bytes; the update goes in chunks of "
-            f"{smaller:,}"
+            f"the broker refuses chunks of {payload_bytes:,} bytes; sending the update in "
+            f"chunks of {smaller:,} bytes"
         )
         try:
             ctx.save(update=update.model_copy(update={"chunk_bytes": smaller}))
@@ -214,15 +220,16 @@ class Uploading(DeviceState):
                 self._mask_and_send()
 
     def _send_missing(self, ranges: Ranges) -> None:
-        """Send what the server misses.
+        """Send the chunks that the server lacks.
 
-        While chunks are being sent it answers an earlier Done; another follows when they are out.
+        While chunks are being sent, the server answers an earlier Done; another Done follows after
+        the last chunk.
         """
         if self.ctx.services.worker.current is None:
-            self.ctx.services.journal.info(f"the server misses chunks {ranges}")
+            self.ctx.services.journal.info(f"the server lacks chunks {ranges}")
             self._send(ranges, again=True)
 
 
 def _payload_bytes(update: BlobRef) -> int:
-    """Return the bytes of the largest chunk of an update."""
+    """Return the size in bytes of the largest chunk of an update."""
     return min(update.chunk_bytes, update.size)

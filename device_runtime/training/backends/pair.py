@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.backends.swapping import Sized, StepTensors, SwappingStep
+from device_runtime.training.backends.swapping import StepTensors, SwappingStep, TensorDescription
 from fleet_protocol.manifest import noise_input, parameter_input, state_input
 from fleet_protocol.pair_manifest import SIDES, PairManifest, Side, loss_name, side_name
 
@@ -22,9 +22,9 @@ class PairSession:
     """Both models of a pair with their optimizer states.
 
     Args:
-        manifest: of the pair.
+        manifest: manifest of the pair.
         graph: file of the step.
-        threads: of an operator; with 0 it takes every core.
+        threads: threads of an operator; 0 uses every core.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class PairSession:
         threads: int = 1,
     ) -> None:
         self._manifest = manifest
-        moving: dict[str, Sized] = {}
+        moving: dict[str, TensorDescription] = {}
         for side in SIDES:
             for parameter in manifest.side(side).parameters:
                 moving[_parameter(side, parameter.name)] = parameter
@@ -58,12 +58,14 @@ class PairSession:
         """Load new parameters for one of the models.
 
         Args:
-            side: which model.
+            side: the model to load into.
             weights: parameter name to float32 array of its local shape.
-            states: of the optimizer by name, which the device's own model keeps from round to
-                round; None for the initial ones, as the model that is sent has them in every round.
+            states: states of the optimizer by name, which the device keeps for its own model from
+                round to round; None for the initial ones, which the model from the fleet gets in
+                every round.
         """
-        # Into the arrays that the bindings know; another type is a bug and not to be converted.
+        # Written into the arrays that the bindings use; another type is a bug, so nothing is
+        # converted.
         current = self._step.current
         manifest = self._manifest.side(side)
         for parameter in manifest.parameters:
@@ -83,18 +85,19 @@ class PairSession:
         scalars: Mapping[str, float],
         noise: Mapping[str, Array] | None = None,
     ) -> tuple[float, ...]:
-        """Train both models on one batch; neither sees the other's new weights.
+        """Train both models on one batch; each sees the other's weights from before the step.
 
         Args:
             x: samples ``[B, ...]``.
             y: labels ``[B]``, or ``[B, T]`` with a label per token, int64.
-            scalars: inputs of one number each: ``lr``, the step size of both, and what else the
-                graph takes.
+            scalars: inputs of one number each: ``lr``, the learning rate of both, and the graph's
+                other settings.
             noise: ``<side>.<layer>`` to float32 ``[B, ...]`` for every entry of the pair's
                 ``noise``; see `device_runtime.training.schedule.draw_noise`.
 
         Returns:
-            Losses of the two models before the step, in the order of `SIDES`, means over the batch.
+            Losses of the two models before the step, in the order of `SIDES`, as means over the
+                batch.
         """
         feeds: dict[str, Array] = {}
         for name, number in scalars.items():
@@ -106,16 +109,16 @@ class PairSession:
         return tuple(self._step.run(feeds))
 
     def parameters(self, side: Side) -> Tensors:
-        """Return the parameters of a model now, in manifest order.
+        """Return the current parameters of a model, in manifest order.
 
-        They are views that the next step but one overwrites.
+        They are views, which the next step but one overwrites.
         """
         current = self._step.current
         specs = self._manifest.side(side).parameters
         return {spec.name: current[_parameter(side, spec.name)] for spec in specs}
 
     def states(self, side: Side) -> Tensors:
-        """Return the optimizer states of a model now, by name; views, as of `parameters`."""
+        """Return the current optimizer states of a model by name; views, as in `parameters`."""
         current = self._step.current
         specs = self._manifest.side(side).states
         return {spec.name: current[_state(side, spec.name)] for spec in specs}

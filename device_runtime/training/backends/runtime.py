@@ -1,6 +1,6 @@
-"""Sessions of onnxruntime with the settings that a board needs.
+"""Opens onnxruntime sessions with settings that suit a board.
 
-Importing it costs 20 MB, so an idle agent waits.
+Importing onnxruntime costs 20 MB, so an idle agent does not do it.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from fleet_protocol.manifest import GraphSpec
 CPU = "CPU"
 """The provider that every runtime has."""
 
-_PROVIDER = "ExecutionProvider"  # the end of every provider's name
-# float32, as the graph says, not ten bits of it
+_PROVIDER = "ExecutionProvider"  # suffix of every provider's name
+# float32 as in the graph, instead of ten bits of mantissa
 _OPTIONS = MappingProxyType({"CUDA": {"use_tf32": "0"}})
 _ARENA_BYTES = 64 * 1024 * 1024
 _MADV_DONTNEED = 4  # from Linux' mman.h
@@ -31,18 +31,20 @@ _MAPPED = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) .* (/.+\.so[.\d]*)\n(?:[A-Z].*\n)*?Anonymous: +(\d+) kB$",
     re.MULTILINE,
 )
-_PATTERN_BYTES = 8 * 1024 * 1024  # a block for a larger step is felt beside what the arena holds
-# A free piece that is larger than needed by more than this is cut; 128 MB is the default.
+# a block for a larger step is noticeable beside the memory of the arena
+_PATTERN_BYTES = 8 * 1024 * 1024
+# A free piece is split if it is larger than needed by more than this; onnxruntime's default is 128
+# MB.
 _DEAD_BYTES = 64 * 1024
 
 
 def load_runtime() -> Any:
-    """Import ``onnxruntime``, whichever package provides it, without torch or onnx.
+    """Import ``onnxruntime`` from whichever package provides it, without torch or onnx.
 
     Raises:
-        ConfigError: no such package is installed, or two.
+        ConfigError: no such package is installed, or two are.
     """
-    forget_loading("before onnxruntime")  # which takes 25 MB itself
+    forget_loading("before onnxruntime")  # which uses 25 MB itself
     return onnx_runtime.load_runtime(
         "no onnxruntime on this board: pip install 'shoal[device]' (or 'shoal[device-training]')"
     )
@@ -50,11 +52,11 @@ def load_runtime() -> Any:
 
 @functools.cache
 def forget_loading(_moment: str) -> None:
-    """Unmap, once at a moment, what of libraries was read to load them.
+    """Unmap parts of libraries that were read only to load them; one thread at a time.
 
-    What is used is mapped again by its first use. Only pages that are as in the file go, by what
-    Linux says. A library that another thread loads just now stays: what is written of it is mapped
-    last.
+    Parts in use are mapped again at their next use. Only pages that equal the file are unmapped,
+    according to Linux. A library that another thread is loading is skipped: its writable part is
+    mapped last.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         madvise = ctypes.CDLL(None).madvise
@@ -62,7 +64,7 @@ def forget_loading(_moment: str) -> None:
         for _library, mapped in itertools.groupby(mappings, lambda mapping: mapping[3]):
             *read, written = mapped
             if written[2] != b"rw-p":
-                continue  # it is being loaded just now
+                continue  # another thread is loading it
             for start, end, rights, _file, own in read:
                 if rights.startswith(b"r-") and own == b"0":
                     first = int(start, 16)
@@ -72,11 +74,11 @@ def forget_loading(_moment: str) -> None:
 
 @functools.cache
 def _shared_arena() -> bool:
-    """Register one arena for all sessions; return False where the runtime has no such thing.
+    """Register one arena for all sessions; return False if the runtime does not support that.
 
-    Its first region is large enough for the intermediate tensors of most tiers: they are then cut
-    out of one piece, where regions that grow by doubling fragment. Only pages that are touched
-    count as resident.
+    Its first region is large enough for the intermediate tensors of most tiers: they are then
+    allocated in one piece, whereas regions that grow by doubling fragment. Only pages that were
+    touched count as resident.
     """
     runtime = load_runtime()
     try:
@@ -94,7 +96,7 @@ def _shared_arena() -> bool:
             }
         )
         runtime.create_and_register_allocator(memory, arena)
-    # Its errors have no base: an older runtime, or one that has an arena already.
+    # Its errors have no common base class: an older runtime, or one that has an arena already.
     except Exception:  # noqa: BLE001
         return False
     return True
@@ -112,27 +114,28 @@ def open_session(  # noqa: PLR0913  (options by keyword)
 ) -> Any:
     """Check a graph, and open it with the settings that need the least memory at full speed.
 
-    A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with them (onnxruntime
-    1.31.1, x86-64), 8 MB higher with an arena per session, 50 MB higher with memory patterns, which
-    only a step of a known and small peak has; without any arena it is 9 MB lower and two to three
-    times slower.
+    With these settings a device that trains ``conv`` at width 1, batch 32, peaks at 156 MB
+    (onnxruntime 1.31.1, x86-64). It peaks 8 MB higher with one arena per session, and 50 MB higher
+    with memory patterns, which are used only for steps with a known small peak. Without an arena it
+    peaks 9 MB lower and is two to three times slower.
 
     Args:
         graph: its file.
-        specs: the graphs of the manifest, which it must be one of.
-        threads: of an operator; with 0 it takes every core.
-        leaves: whether its outputs leave the board; they must then tell nothing of single samples,
-            see `check_graph`.
-        as_written: run as the exporter wrote it. It opens in a third of the time: for a training
-            step the runtime looks long, and finds nothing that is faster.
-        peak_bytes: of its memory, None where it is not known.
-        provider: of onnxruntime; the CPU computes what another one lacks.
+        specs: the graphs of the manifest; the file must be one of them.
+        threads: threads of an operator; 0 uses every core.
+        leaves: whether its outputs leave the board; they must then reveal nothing about single
+            samples, see `check_graph`.
+        as_written: run the graph as the exporter wrote it. It then opens in a third of the time:
+            for a training step the runtime searches long for optimizations and finds none that is
+            faster.
+        peak_bytes: peak memory of the graph; None if it is unknown.
+        provider: provider of onnxruntime; the CPU runs operators that the provider lacks.
 
     Returns:
         An ``onnxruntime.InferenceSession``.
 
     Raises:
-        RefusedError: the graph is not what the manifest says, or not one that a board runs; see
+        RefusedError: the graph differs from the manifest, or a board must not run it; see
             `fleet_protocol.graphs`.
         BlobError: the file cannot be read.
     """
@@ -142,7 +145,7 @@ def open_session(  # noqa: PLR0913  (options by keyword)
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
             check_graph(data, specs, leaves_board=leaves)
-    except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise BlobError(f"cannot read graph {graph}: {error}") from error
     options = _session_options(
         threads,
@@ -155,34 +158,35 @@ def open_session(  # noqa: PLR0913  (options by keyword)
 
 
 def _session_options(threads: int, *, as_written: bool, peak_bytes: int | None) -> Any:
-    """Return the settings of a session; arguments as of `open_session`."""
+    """Return the settings of a session; arguments as in `open_session`."""
     runtime = load_runtime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     if _shared_arena():
         options.add_session_config_entry("session.use_env_allocators", "1")
-    # A pattern is one block for all intermediate tensors of a batch size, kept beside what the
-    # arena already holds. A small step takes a tenth less with it, because the arena is asked once
+    # A pattern is one block for all intermediate tensors of a batch size, kept beside the arena's
+    # memory. A small step takes a tenth less time with it, because it allocates from the arena once
     # instead of for every tensor.
     options.enable_mem_pattern = peak_bytes is not None and peak_bytes <= _PATTERN_BYTES
-    # Planning which tensor may lie where another lay takes up to half of the opening, growing
-    # faster than the graph. The arena gives out what was freed anyway: steps take as long, to the
-    # same bits, and peaks are no higher.
+    # Planning the reuse of tensors' memory takes up to half of the opening time, and grows faster
+    # than the graph. The arena reuses freed memory anyway: steps take as long, give the same bits,
+    # and peak no higher.
     options.enable_mem_reuse = False
-    # The order of the file, which the exporter chose for memory; the default order delays weight
-    # gradients to the end.
+    # The order of the file, which the exporter chose to save memory; the default order delays
+    # weight gradients to the end.
     options.execution_order = runtime.ExecutionOrder.PRIORITY_BASED
     if as_written:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    # Idle worker threads that spin take the core from the rest of the board.
+    # It would also print the errors of a graph, which are exceptions.
+    options.log_severity_level = 4
+    # Idle worker threads that spin take the core from other programs on the board.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
 
 def offered() -> tuple[str, ...]:
-    """Return the execution providers of the installed runtime, without the end of their names."""
+    """Return the execution providers of the installed runtime, without their suffix."""
     return tuple(name.removesuffix(_PROVIDER) for name in load_runtime().get_available_providers())
 
 
@@ -190,7 +194,7 @@ def make_session(graph: Path, options: Any, provider: str) -> Any:
     """Open an ``InferenceSession`` on a provider.
 
     Raises:
-        Exception: of any kind, where that cannot be; left to itself the runtime takes the CPU then.
+        Exception: of any kind, if that fails; by default the runtime would silently use the CPU.
     """
     names = dict.fromkeys((provider, CPU))  # each once
     chosen = [(name + _PROVIDER, _OPTIONS.get(name, {})) for name in names]
@@ -201,5 +205,5 @@ def make_session(graph: Path, options: Any, provider: str) -> Any:
         enable_fallback=0,
     )
     if provider + _PROVIDER not in session.get_providers():
-        raise RuntimeError("onnxruntime could not load it, and has said why on standard error")
+        raise RuntimeError("onnxruntime could not load it; the reason is on standard error")
     return session

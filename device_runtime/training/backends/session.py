@@ -1,28 +1,38 @@
-"""Graphs with their tensors in place: one class trains with either step, one only reads."""
+"""A training step whose tensors stay in place; one class trains with either step."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.backends.runtime import CPU, open_session
+from device_runtime.training.backends.forward import ForwardSession
+from device_runtime.training.backends.lower_part import LowerGraph, LowerPart
+from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.backends.swapping import StepTensors, SwappingStep
+from device_runtime.training.kept_outputs import SampleUse
+from device_runtime.training.knobs import knob_numbers
 from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.graph_parts import ABOVE, BELOW
 from fleet_protocol.manifest import (
     Manifest,
+    ParameterSpec,
     anchor_input,
+    knob_input,
     noise_input,
     parameter_input,
     state_input,
-    statistic_mean,
-    statistic_variance,
 )
-from fleet_protocol.metrics import summed_outputs
 from fleet_protocol.targets import Targets, counted
 
 Array = NDArray[Any]
+
+
+def step_in_parts(backend: str, manifest: Manifest) -> bool:
+    """Return whether a set has the training step of a backend in two parts, too."""
+    return backend == "onnx" and {ABOVE, BELOW} <= manifest.graphs.keys()
 
 
 def step_graph_key(backend: str, manifest: Manifest) -> str | None:
@@ -30,7 +40,7 @@ def step_graph_key(backend: str, manifest: Manifest) -> str | None:
 
     Returns:
         Key in ``manifest.graphs``, or None if the set has no step for this backend.
-        onnxruntime-training takes the portable step where the set has no step of its own.
+        onnxruntime-training runs the portable step if the set has no step for it.
     """
     wanted = ("ort-training/step", "onnx/train") if backend == "ort-training" else ("onnx/train",)
     return next((key for key in wanted if key in manifest.graphs), None)
@@ -40,14 +50,15 @@ class TrainSession:
     """A training step with its parameters and states.
 
     Args:
-        manifest: of the artifact set.
+        manifest: manifest of the artifact set.
         graph: file of the step.
-        threads: of an operator; with 0 it takes every core.
-        base: the frozen tensors of the manifest, by name; read where they lie and never copied.
-        provider: of onnxruntime; it may name threads of its own, as ``CPU:4`` does.
+        threads: threads of an operator; 0 uses every core.
+        base: the frozen tensors of the manifest, by name; read in place and never copied.
+        provider: provider of onnxruntime; it may include a thread count, as in ``CPU:4``.
+        lower: graph of the layers below, if the step is the part above them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (options by keyword)
         self,
         manifest: Manifest,
         graph: Path,
@@ -55,38 +66,56 @@ class TrainSession:
         threads: int = 1,
         base: Mapping[str, Array] | None = None,
         provider: str = CPU,
+        lower: LowerGraph | None = None,
     ) -> None:
         self._manifest = manifest
         provider, _, own_threads = provider.partition(":")
+        threads = int(own_threads) if own_threads else threads
         self._step = SwappingStep(
             graph,
             manifest.graphs.values(),
             _step_tensors(manifest, base or {}),
             peak_bytes=manifest.peak_memory_bytes,
-            threads=int(own_threads) if own_threads else threads,
+            threads=threads,
             provider=provider,
         )
+        self._lower: LowerPart | None = None
+        if lower is not None:
+            frozen = dict(self._step.frozen)
+            for name, array in (base or {}).items():
+                frozen[parameter_input(name)] = array
+            self._lower = LowerPart(
+                manifest,
+                lower,
+                frozen,
+                threads=threads,
+                provider=provider,
+            )
         self._piece_size: int | None = None
+        self._held: dict[str, Array] = {}
+        self.turn_knobs(None)
 
     def reset(self) -> dict[str, NDArray[np.float32]]:
-        """Start again: the optimizer from its initial states, the parameters from new weights.
+        """Reset the optimizer to its initial states, and return buffers for new weights.
 
         Returns:
-            Parameter name to the array that the next step reads, for the caller to write into.
+            Parameter name to the array that the next step reads; the caller writes into it.
         """
-        # In place: the bindings of the step know these arrays.
+        # A simulation trains one device after the other in a session: nothing of the last is held.
+        self._held = {}
+        # In place: the step's bindings point to these arrays.
         for state in self._manifest.states:
             self._step.current[state_input(state.name)].fill(state.initial)
         return self.parameters()
 
     def load_states(self, states: Mapping[str, Array]) -> None:
-        """Go on with what an optimizer left, or without any with what is there.
+        """Restore an optimizer's states, or without any keep the present ones.
 
         Args:
             states: all states by name, or none.
 
         Raises:
-            RefusedError: they are those of another recipe.
+            RefusedError: they belong to another recipe.
         """
         if not states:
             return
@@ -95,14 +124,29 @@ class TrainSession:
             if value is None or (value.shape, value.dtype.name) != (spec.shape, spec.dtype):
                 raise RefusedError(
                     RefusalReason.UNSUPPORTED,
-                    f"what the optimizer kept of the run has no {spec.name} of shape "
+                    f"the optimizer states kept in this run have no {spec.name} of shape "
                     f"{list(spec.shape)}: the artifacts of {self._manifest.arch} "
                     f"{self._manifest.tier} changed during the run; start a new run",
                 )
             np.copyto(self._step.current[state_input(spec.name)], value)
 
+    def hold(self, names: Collection[str]) -> None:
+        """Keep some parameters as they are now, whatever the next steps do.
+
+        The states of an optimizer that belong to them still change.
+
+        Args:
+            names: names of parameters; none lets all of them move.
+        """
+        current = self.parameters()
+        self._held = {}
+        for name in names:
+            # No step changes what the tier does not train.
+            if name not in self._manifest.frozen:
+                self._held[name] = current[name].copy()
+
     def split_batches(self, size: int | None) -> None:
-        """Compute no more than so many samples at once from now on, still one step a batch.
+        """Limit the samples that are computed at once from now on; a batch is still one step.
 
         Args:
             size: samples of a piece; None for whole batches.
@@ -113,20 +157,29 @@ class TrainSession:
         if size is not None and not self._manifest.recipe.accumulate:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"artifact set {self._manifest.arch} {self._manifest.tier} takes whole batches, "
-                f"and micro_batch = {size}; "
-                "export it again with accumulate = true in [model.recipe]",
+                f"artifact set {self._manifest.arch} {self._manifest.tier} supports only "
+                f"whole batches, but micro_batch = {size}; export it again with accumulate = "
+                "true in [model.recipe]",
             )
         self._piece_size = size
 
+    def turn_knobs(self, numbers: Mapping[str, float] | None) -> None:
+        """Set the numbers of the loss for all following steps.
+
+        Args:
+            numbers: those that the task sets; see `knob_numbers`, also for its errors.
+        """
+        for name, number in knob_numbers(self._manifest, numbers).items():
+            self._step.set(knob_input(name), number)
+
     def anchor(self, mu: float) -> None:
-        """Pull the parameters towards what they are now, until the next call (FedProx).
+        """Pull the parameters towards their present values until the next call (FedProx).
 
         Args:
             mu: strength of the pull; 0 for none.
 
         Raises:
-            RefusedError: a proximal term is wanted that the set was not exported with.
+            RefusedError: a proximal term is required, but the set was exported without one.
         """
         anchors = self._step.fixed
         if mu and not anchors:
@@ -135,7 +188,7 @@ class TrainSession:
                 f"artifact set {self._manifest.arch} {self._manifest.tier} has no proximal term, "
                 f"which mu = {mu:g} of FedProx needs; export it again with a proximal recipe",
             )
-        # Copied, as the parameters move and the anchor stays.
+        # Copied, because the parameters change and the anchor does not.
         for name, value in self.parameters().items():
             if anchor_input(name) in anchors:
                 np.copyto(anchors[anchor_input(name)], value)
@@ -146,11 +199,11 @@ class TrainSession:
 
         Args:
             weights: parameter name to float32 array of its local shape. With a proximal term in the
-                recipe they are also what the parameters are pulled towards until the next call.
+                recipe they are also the anchor until the next call.
             mu: strength of the proximal term; 0 for none.
 
         Raises:
-            RefusedError: a proximal term is wanted that the set was not exported with.
+            RefusedError: a proximal term is required, but the set was exported without one.
         """
         for name, array in self.reset().items():
             np.copyto(array, weights[name], casting="no")
@@ -179,10 +232,42 @@ class TrainSession:
         for layer, numbers in (noise or {}).items():
             feeds[noise_input(layer)] = numbers
         if self._piece_size and self._piece_size < len(y):
-            return self._step_in_pieces(feeds, mask, self._piece_size)
-        self._step.set("share", 1.0)
-        self._step.set("last", 1.0)
-        return self._step.run({**feeds, "mask": mask})[0]
+            loss = self._step_in_pieces(feeds, mask, self._piece_size)
+        else:
+            self._step.set("share", 1.0)
+            self._step.set("last", 1.0)
+            loss = self._run({**feeds, "mask": mask})
+        self._put_back_held()
+        return loss
+
+    def _run(self, feeds: dict[str, Array]) -> float:
+        """Run the graphs of the step once; return the loss."""
+        if self._lower is not None:
+            feeds.update(self._lower.values(feeds["x"]))
+        return self._step.run(feeds)[0]
+
+    def keeping(
+        self, batch: int, samples: int, *, again: bool, is_random: bool
+    ) -> AbstractContextManager[None]:
+        """Return a context for a training, in which outputs of frozen layers may be kept.
+
+        Args:
+            batch: samples of a step.
+            samples: number of training samples.
+            again: whether a sample is used more than once.
+            is_random: whether samples change at random.
+        """
+        if self._lower is None:
+            return nullcontext()
+        size = min(self._piece_size or batch, batch, samples)
+        return self._lower.keeping(SampleUse(size, samples, again, is_random))
+
+    def _put_back_held(self) -> None:
+        # The graph moves every parameter. To copy a few back costs less than a second graph on disk
+        # and in memory.
+        current = self._step.current
+        for name, value in self._held.items():
+            np.copyto(current[parameter_input(name)], value)
 
     def _step_in_pieces(
         self,
@@ -200,106 +285,36 @@ class TrainSession:
             self._step.set("share", share)
             self._step.set("last", piece.stop >= len(y))
             piece_feeds = {name: value[piece] for name, value in feeds.items()}
-            piece_loss = self._step.run({**piece_feeds, "mask": mask})[0]
-            # A piece without a label that counts adds nothing, whatever its loss is.
+            piece_loss = self._run({**piece_feeds, "mask": mask})
+            # A piece without a label that counts adds nothing, whatever its loss.
             loss += piece_loss * share if share else 0.0
         return loss
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """Return the parameters now, in manifest order; views that the next step may overwrite."""
-        current = self._step.current
+        """Return the current parameters in manifest order; the next step may overwrite them."""
+        current = {**self._step.current, **self._step.frozen}
         return {
             spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters
         }
 
     def states(self) -> dict[str, Array]:
-        """Return the optimizer's states now, by name; views, as of `parameters`."""
+        """Return the optimizer's current states by name; views, as in `parameters`."""
         current = self._step.current
         return {spec.name: current[state_input(spec.name)] for spec in self._manifest.states}
 
     def addresses(self) -> dict[str, int]:
-        """Return where each current parameter and state lies in memory, and each frozen tensor.
+        """Return the memory addresses of each current parameter and state, and each frozen tensor.
 
         Parameters and states alternate between two places, unless the manifest allows them to stay.
         """
         return self._step.addresses()
 
 
-class ForwardSession:
-    """A graph that reads parameters and changes nothing: evaluation or batch norm statistics.
-
-    Args:
-        manifest: of the artifact set.
-        graph: its file.
-        parameters: by name, the frozen ones of the manifest's base among them.
-        threads: of an operator; with 0 it takes every core.
-    """
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        graph: Path,
-        parameters: Mapping[str, Array],
-        *,
-        threads: int = 1,
-    ) -> None:
-        self._manifest = manifest
-        # Not as written: of a forward pass the runtime may fuse operators.
-        self._session = open_session(graph, manifest.graphs.values(), threads=threads)
-        self._inputs = {spec.name for spec in self._session.get_inputs()}
-        self.load(parameters)
-
-    def load(self, parameters: Mapping[str, Array]) -> None:
-        """Read other parameters, float32 by name, from now on; in place, not copied."""
-        names = [spec.name for spec in self._manifest.parameters]
-        names += [spec.name for spec in self._manifest.base]
-        self._fixed = {parameter_input(name): parameters[name] for name in names}
-
-    def _run(self, outputs: list[str], feeds: Mapping[str, Array]) -> list[Array]:
-        inputs = {**self._fixed, **feeds}
-        # An exporter may drop an input that the graph does not use.
-        taken = {name: value for name, value in inputs.items() if name in self._inputs}
-        result: list[Array] = self._session.run(outputs, taken)
-        return result
-
-    def evaluate(
-        self,
-        x: Array,
-        y: Array,
-        mask: Array,
-        statistics: Mapping[str, Array] | None = None,
-    ) -> dict[str, NDArray[np.float64]]:
-        """Return sums of loss and metrics over one batch.
-
-        They have the names of `fleet_protocol.metrics.summed_outputs`.
-
-        Args:
-            x: samples ``[B, ...]``.
-            y: targets ``[B, ...]``, as the loss takes them.
-            mask: ``[classes]`` float32.
-            statistics: ``stat.<norm>.mean`` and ``.var`` of every static batch norm.
-        """
-        names = list(summed_outputs(self._manifest.recipe))
-        sums = self._run(names, {"x": x, "y": y, "mask": mask, **(statistics or {})})
-        return {name: value.astype(np.float64) for name, value in zip(names, sums, strict=True)}
-
-    def statistics(self, x: Array) -> dict[str, NDArray[np.float32]]:
-        """Return mean and unbiased variance of every static batch norm on one batch ``[B, ...]``.
-
-        Returns:
-            ``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels.
-        """
-        names: list[str] = []
-        for spec in self._manifest.statistics:
-            names += [statistic_mean(spec.name), statistic_variance(spec.name)]
-        return dict(zip(names, self._run(names, {"x": x}), strict=True))
-
-
 class Sessions:
-    """Opens the graphs of a task, steps on a provider.
+    """Opens the graphs of a task, the steps on a provider.
 
-    A board opens each anew, for memory; a simulation, which trains one tier for many devices, may
-    keep them. With 0 threads an operator takes every core.
+    A board opens each graph again to save memory; a simulation, which trains one tier for many
+    devices, may keep them open. With 0 threads an operator uses every core.
     """
 
     def __init__(self, threads: int = 1, provider: str = CPU) -> None:
@@ -311,6 +326,7 @@ class Sessions:
         manifest: Manifest,
         graph: Path,
         base: Mapping[str, Array],
+        lower: LowerGraph | None = None,
     ) -> TrainSession:
         """Open a step graph; the caller loads weights."""
         return TrainSession(
@@ -319,6 +335,7 @@ class Sessions:
             threads=self.threads,
             base=base,
             provider=self.provider,
+            lower=lower,
         )
 
     def forward(
@@ -327,13 +344,17 @@ class Sessions:
         graph: Path,
         parameters: Mapping[str, Array],
     ) -> ForwardSession:
-        """Open a graph that changes nothing."""
+        """Open a graph that only reads parameters."""
         return ForwardSession(manifest, graph, parameters, threads=self.threads)
 
 
 def _step_tensors(manifest: Manifest, base: Mapping[str, Array]) -> StepTensors:
     """Return the tensors of a training step that stay in memory."""
-    parameters = {parameter_input(spec.name): spec for spec in manifest.parameters}
+    parameters = {parameter_input(spec.name): spec for spec in manifest.trained}
+    frozen: dict[str, ParameterSpec] = {}
+    for spec in manifest.parameters:
+        if spec.name in manifest.frozen:
+            frozen[parameter_input(spec.name)] = spec
     states = {state_input(spec.name): spec for spec in manifest.states}
     in_place: set[str] = set()
     if manifest.states_in_place:
@@ -343,8 +364,9 @@ def _step_tensors(manifest: Manifest, base: Mapping[str, Array]) -> StepTensors:
     return StepTensors(
         moving={**parameters, **states},
         scalars=("loss",),
-        fixed={anchor_input(spec.name): spec for spec in manifest.parameters},
-        settings=("lr", "mu", "share", "last"),
+        frozen=frozen,
+        fixed={anchor_input(spec.name): spec for spec in manifest.trained},
+        settings=("lr", "mu", "share", "last", *map(knob_input, manifest.recipe.loss.knobs)),
         in_place=frozenset(in_place),
         borrowed={parameter_input(name): array for name, array in base.items()},
     )

@@ -1,7 +1,7 @@
 """A step graph whose tensors stay in place: it reads one set of buffers and writes the other.
 
-Then they swap. Both bindings are made once, so a step copies no parameter, allocates none, and
-binds only what is another array than two steps ago.
+The two sets swap after each step. Both bindings are made once, so a step copies and allocates no
+parameter, and binds only inputs whose array differs from that of two steps ago.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,8 +21,8 @@ OrtValues = dict[str, Any]
 _T = TypeVar("_T")
 
 
-class Sized(Protocol):
-    """What is known of a tensor before it is there; every entry of a manifest is one."""
+class TensorDescription(Protocol):
+    """Description of a tensor before it is allocated; every entry of a manifest is one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,37 +38,38 @@ class StepTensors:
     """The tensors of a step graph that stay in memory.
 
     Attributes:
-        moving: those that a step changes, by graph input; the outputs are `next_name` of these.
+        moving: tensors that a step changes, by graph input; the outputs are their `next_name`.
         scalars: outputs of one number each, which a step returns.
-        fixed: inputs that no step changes, by graph input; those the graph lacks are left out.
-        settings: inputs of one number each, float32, which `SwappingStep.set` writes; those the
-            graph lacks as well.
-        in_place: of the tensors that a step changes, those whose next value may be written over
-            them.
-        borrowed: inputs that are in memory already, by graph input; read where they are.
+        frozen: parameters that no step changes, by graph input; also those that the graph lacks.
+        fixed: inputs that no step changes, by graph input; those that the graph lacks are left out.
+        settings: inputs of one number each, float32, which `SwappingStep.set` writes; those that
+            the graph lacks are left out.
+        in_place: those tensors that a step changes whose next value may overwrite them.
+        borrowed: inputs that are in memory already, by graph input; they are read in place.
     """
 
-    moving: Mapping[str, Sized]
+    moving: Mapping[str, TensorDescription]
     scalars: tuple[str, ...]
-    fixed: Mapping[str, Sized] = field(default_factory=dict)
+    frozen: Mapping[str, TensorDescription] = field(default_factory=dict)
+    fixed: Mapping[str, TensorDescription] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     in_place: frozenset[str] = frozenset()
     borrowed: Mapping[str, Array] = field(default_factory=dict)
 
 
 class SwappingStep:
-    """A step graph with those of its tensors that stay in memory.
+    """A step graph with the tensors that stay in memory.
 
     Args:
         graph: its file.
-        specs: the graphs of the manifest, which it must be one of.
-        tensors: those that stay.
-        peak_bytes: of its memory, as the manifest says.
-        threads: of an operator; with 0 it takes every core.
-        provider: of onnxruntime.
+        specs: the graphs of the manifest; the file must be one of them.
+        tensors: those that stay in memory.
+        peak_bytes: its peak memory, from the manifest.
+        threads: threads of an operator; 0 uses every core.
+        provider: provider of onnxruntime.
 
     Raises:
-        RefusedError: the graph is not one that a board runs.
+        RefusedError: a board must not run the graph.
     """
 
     def __init__(  # noqa: PLR0913  (options by keyword)
@@ -95,6 +96,7 @@ class SwappingStep:
         self._scalars = {name: np.zeros(shapes[name], np.float32) for name in tensors.scalars}
         settings = [name for name in tensors.settings if name in self._inputs]
         self._settings = {name: np.zeros((), np.float32) for name in settings}
+        self._frozen = _zeros(tensors.frozen)
         self._fixed = _zeros(self._taken(tensors.fixed))
         self._borrowed = self._taken(tensors.borrowed)
         first = _zeros(tensors.moving)
@@ -104,15 +106,16 @@ class SwappingStep:
         self._buffers: tuple[Arrays, Arrays] = (first, second)
         # An OrtValue made from an array shares its memory; the arrays above keep it alive.
         self._values = (_ort_values(first), _ort_values(second))
-        self._fixed_values = _ort_values({**self._fixed, **self._borrowed, **self._settings})
+        unchanged = {**self._taken(self._frozen), **self._fixed, **self._borrowed}
+        self._fixed_values = _ort_values({**unchanged, **self._settings})
         self._scalar_values = _ort_values(self._scalars)
         self._bindings = (self._bind(0), self._bind(1))
-        self._bound: tuple[Arrays, Arrays] = ({}, {})  # what was fed last, by binding
+        self._bound: tuple[Arrays, Arrays] = ({}, {})  # the arrays that were fed last, by binding
         self._current = 0
         self._shares_memory = provider == CPU
 
     def _taken(self, tensors: Mapping[str, _T]) -> dict[str, _T]:
-        """Return those of some tensors that the graph has an input for."""
+        """Return the tensors that are inputs of the graph."""
         return {name: tensor for name, tensor in tensors.items() if name in self._inputs}
 
     def _bind(self, source: int) -> Any:
@@ -130,23 +133,28 @@ class SwappingStep:
 
     @property
     def current(self) -> Arrays:
-        """The changing tensors now, by graph input; to read and write until the next step."""
+        """The current changing tensors by graph input; read and write them until the next step."""
         return self._buffers[self._current]
 
     @property
+    def frozen(self) -> Arrays:
+        """The parameters that no step changes, by graph input; may be written in place."""
+        return self._frozen
+
+    @property
     def fixed(self) -> Arrays:
-        """The tensors that no step changes, by graph input; to write in place."""
+        """The tensors that no step changes, by graph input; may be written in place."""
         return self._fixed
 
     def addresses(self) -> dict[str, int]:
-        """Return where the runtime reads changing and borrowed tensors now, by graph input."""
+        """Return where the runtime now reads changing and borrowed tensors, by graph input."""
         addresses = {name: array.ctypes.data for name, array in self.current.items()}
         for name in self._borrowed:
             addresses[name] = self._fixed_values[name].data_ptr()
         return addresses
 
     def set(self, name: str, number: float) -> None:
-        """Give one of the settings its value, for all steps until it is given another."""
+        """Set the value of a setting for all following steps."""
         if name in self._settings:
             self._settings[name][()] = number
 
@@ -154,9 +162,9 @@ class SwappingStep:
         """Take one step; return the scalars, in order.
 
         Args:
-            feeds: all other inputs; one that the graph lacks is left out, because an exporter may
-                drop an input that the step does not use. An array that was fed before may have
-                other numbers in it now.
+            feeds: all other inputs; those that the graph lacks are left out, because an exporter
+                may drop an input that the step does not use. An array that was fed before may
+                contain other numbers now.
         """
         binding = self._bindings[self._current]
         bound = self._bound[self._current]
@@ -164,7 +172,8 @@ class SwappingStep:
             bound.clear()
             self._copy_again(binding)
         for name, value in feeds.items():
-            # What is not contiguous the runtime copies, so it is bound anew in every step.
+            # The runtime copies an array that is not contiguous, so it is bound again in every
+            # step.
             is_bound = bound.get(name) is value and value.flags.c_contiguous
             if not is_bound and name in self._inputs:
                 binding.bind_cpu_input(name, value)
@@ -174,16 +183,16 @@ class SwappingStep:
         return [float(array.item()) for array in self._scalars.values()]
 
     def _copy_again(self, binding: Any) -> None:
-        """Bind the changing tensors of a provider with a memory of its own.
+        """Bind the changing tensors of a provider that has its own memory.
 
-        A binding copies into that when it is made, and never again.
+        A binding copies into that memory once, when it is made.
         """
         changing = {**self._values[self._current], **self._fixed_values}
         for name in self._inputs & changing.keys() - self._borrowed.keys():
             binding.bind_ortvalue_input(name, changing[name])
 
 
-def _zeros(tensors: Mapping[str, Sized]) -> Arrays:
+def _zeros(tensors: Mapping[str, TensorDescription]) -> Arrays:
     return {name: np.zeros(sized.shape, sized.dtype) for name, sized in tensors.items()}
 
 

@@ -1,6 +1,6 @@
-"""How a device chooses its tier, by the rule that an offer names.
+"""Chooses a device's tier by the rule that an offer names.
 
-A new rule is one file and one row here.
+A new rule needs one file and one row here.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from device_runtime.training.choosers import whalefl
-from device_runtime.training.choosers.rule import Rule, Situation
+from device_runtime.training.choosers.rule import Decision, Rule, Situation
 from device_runtime.training.own_settings import read_settings
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions
 
-__all__ = ["RULES", "Rule", "Situation", "TierChooser", "chooser_of"]
+__all__ = ["RULES", "Decision", "Rule", "Situation", "TierChooser", "chooser_of"]
 
 RULES: Mapping[str, Rule[Any, Any]] = MappingProxyType(
     {rule.name: rule for rule in (whalefl.RULE,)}
@@ -24,13 +24,13 @@ RULES: Mapping[str, Rule[Any, Any]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class TierChooser:
-    """A rule with the settings of an offer. What it remembers is a value that the caller keeps."""
+    """A rule with an offer's settings. Its memory is a value that the caller keeps."""
 
     rule: Rule[Any, Any]
     settings: FrozenModel
 
-    def choose(self, memory: FrozenModel | None, situation: Situation) -> str:
-        """Return one of the situation's tiers for the coming round.
+    def choose(self, memory: FrozenModel | None, situation: Situation) -> Decision:
+        """Decide for one of the situation's tiers in the coming round.
 
         The memory is None before the first round.
         """
@@ -42,16 +42,16 @@ class TierChooser:
         number: int,
         loss: float,
     ) -> FrozenModel:
-        """Return the memory after a round, from that before it, which is None before the first."""
+        """Return the memory after a round, from that before it (None before the first)."""
         learnt: FrozenModel = self.rule.learn(self.settings, memory, number, loss)
         return learnt
 
 
 def chooser_of(instructions: Instructions) -> TierChooser | None:
-    """Return how a task lets a device choose its tier, if it does.
+    """Return the rule by which a task lets a device choose its tier, if it does.
 
     Raises:
-        RefusedError: this board does not know the rule or its settings.
+        RefusedError: this board does not support the rule or its settings.
     """
     chooser = instructions.chooser
     if chooser is None:
@@ -60,7 +60,7 @@ def chooser_of(instructions: Instructions) -> TierChooser | None:
     if rule is None:
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"no rule {chooser.rule!r} to choose a tier by (there is {', '.join(RULES)}); "
-            "update Shoal on this board",
+            f"this board has no rule {chooser.rule!r} for choosing a tier (it has "
+            f"{', '.join(RULES)}); update Shoal on this board",
         )
     return TierChooser(rule, read_settings(rule.settings, chooser.settings, f"chooser {rule.name}"))

@@ -1,21 +1,21 @@
-"""Adaptive sizing: how wide a sub-model to train, from times and losses of the device itself.
+"""Adaptive sizing: chooses the width of a sub-model from times and losses of the device itself.
 
 The formulas of https://arxiv.org/abs/2405.00885, specification section 4; its equations 3 to 8 are
 reconstructed.
 
 At the start of a round, `choose` weighs the system efficiency SE (how fast link and processor are
-now) with the training efficiency TE (whether the loss has stalled):
+now) against the training efficiency TE (whether the loss has stalled):
 
     SE = 1 / T_cm + 1 / T_cp                or  1 / (T_cm + T_cp)
     U  = SE * sign(TE) * |TE|^gamma         or  SE + sign(TE) * |TE|^gamma
     Un = U / Theta, kept in [0, 1]          width by the cuts 0.8, 0.6, 0.4, 0.2;
                                             never more than the device's maximum
 
-After the round, `observe` takes its mean loss L into account: if it changed by at most delta since
-the round before, TE rises by beta while L >= alpha * target (training has stalled early: a larger
-model helps) and falls by beta after.
+After the round, `observe` uses its mean loss L: if L changed by at most delta since the previous
+round, TE rises by beta while L >= alpha * target (training has stalled early: a larger model helps)
+and falls by beta after.
 
-The progress between rounds is a frozen value with a JSON form, so that it survives a restart.
+The state between rounds is a frozen value with a JSON form, so that it survives a restart.
 """
 
 import math
@@ -26,13 +26,13 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.sizing import Combination, Efficiency, SizingConstants
 
 CUTS = ((0.8, 1.0), (0.6, 0.5), (0.4, 0.25), (0.2, 0.125))
-"""Least normalised utility of each width; the lower edge belongs to the width."""
+"""Least normalised utility of each width; the lower bound is inclusive."""
 
 _NARROWEST = 0.0625
 
 
 class Progress(FrozenModel):
-    """What the device carries from round to round.
+    """The state that the device carries from round to round.
 
     Attributes:
         rounds: number of rounds whose loss was observed.
@@ -46,7 +46,7 @@ class Progress(FrozenModel):
 
 
 class Choice(FrozenModel):
-    """What the device decided for one round, and why.
+    """The device's decision for one round, and how it came about.
 
     Attributes:
         system_efficiency: SE.
@@ -54,7 +54,7 @@ class Choice(FrozenModel):
         utility: U.
         normalised: Un, in [0, 1].
         wanted: width before the cap.
-        width: after it.
+        width: after the cap.
     """
 
     system_efficiency: float
@@ -76,11 +76,11 @@ def choose(
     """Choose the width of a round.
 
     Args:
-        state: what earlier rounds have shown.
+        state: after the earlier rounds.
         settings: constants of the method.
         transmit_seconds: T_cm, as measured now.
         compute_seconds: T_cp, as measured now.
-        maximum: widest that the device may train.
+        maximum: greatest width that the device may train.
 
     Raises:
         ConfigError: a time is not positive.
@@ -103,10 +103,10 @@ def choose(
 
 
 def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress:
-    """Return the record for the next round, from the mean loss of all steps of a finished one.
+    """Return the state for the next round, from the mean loss over all steps of this one.
 
-    The training efficiency changes from the second observed loss on; one that is not finite leaves
-    it as it was.
+    The training efficiency changes from the second observed loss on; a loss that is not finite does
+    not change it.
     """
     if not math.isfinite(loss):
         return state
@@ -122,7 +122,7 @@ def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress
 
 
 def system_efficiency(transmit_seconds: float, compute_seconds: float, form: Efficiency) -> float:
-    """Return SE of T_cm and T_cp, equation 3; a time that is not positive is a ConfigError."""
+    """Return SE of T_cm and T_cp, equation 3; raise ConfigError if a time is not positive."""
     if not (transmit_seconds > 0 and compute_seconds > 0):
         raise ConfigError(
             f"adaptive sizing needs positive times, not {transmit_seconds} s to send "
@@ -152,11 +152,19 @@ def normalise(value: float, theta: float) -> float:
 
 
 def quantise(share: float) -> float:
-    """Return the width that a normalised utility stands for, equation 8."""
+    """Return the width for a normalised utility, equation 8."""
     return next((width for cut, width in CUTS if share >= cut), _NARROWEST)
 
 
+def level(share: float, count: int) -> int:
+    """Return the level of a normalised utility among equally many steps, from 0 for the smallest.
+
+    With five levels the bounds are `CUTS`, those of equation 8.
+    """
+    return sum(share >= place / count for place in range(1, count))
+
+
 def fit(width: float, offered: Sequence[float]) -> float:
-    """Return the offered width nearest to the wanted one, from below where there is one."""
+    """Return the offered width nearest to the wanted one, preferably not above it."""
     narrower = [candidate for candidate in offered if candidate <= width]
     return max(narrower) if narrower else min(offered)

@@ -1,4 +1,4 @@
-"""What a rule for the choice of a tier remembers between rounds, on disk."""
+"""Saves what a rule for choosing a tier remembers between rounds."""
 
 import contextlib
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from fleet_protocol.frozen import FrozenModel
 
 
 class _StoredMemory(FrozenModel):
-    """The file; it belongs to a run, and another one starts afresh."""
+    """The file's content; it belongs to one run, and another run begins with none."""
 
     version: Literal[1] = 1
     rule: str
@@ -29,10 +29,10 @@ class ChooserMemory:
         self.path = folder / "chooser.json"
 
     def load(self, run: str, chooser: TierChooser) -> FrozenModel | None:
-        """Return what a rule remembers of a run; None if there is nothing that can be read."""
+        """Return what a rule remembers of a run; None if nothing can be read."""
         with contextlib.suppress(OSError, ValidationError):
             stored = _StoredMemory.model_validate_json(self.path.read_bytes())
-            # What one run has taught says nothing of another model.
+            # The memory of one run does not apply to another model.
             if (stored.run, stored.rule) == (run, chooser.rule.name):
                 memory: FrozenModel = chooser.rule.memory.model_validate(stored.memory)
                 return memory
@@ -46,7 +46,7 @@ class ChooserMemory:
     ) -> None:
         """Replace the memory atomically.
 
-        Where the disk is full, the next round goes without this one.
+        If the disk is full, the next round does without this one.
         """
         stored = _StoredMemory(
             rule=chooser.rule.name,

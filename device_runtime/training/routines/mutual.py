@@ -4,10 +4,10 @@ Tao Shen et al.: "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.1
 5.3 and 5.4.
 
 The copy (the meme) is the ``sent`` model of a pair, the personal one is its ``own``. If the fleet
-shares only a trunk, the rest of the meme (the adaptor) stays here too; a pair that brings an
-adaptor of its own gives it any shape, so that the board may have other labels than the fleet's
-model. The board keeps the personal model, its optimizer's states and the adaptor from round to
-round. Training itself is `device_runtime.training.pair_training`.
+shares only a trunk, the adaptor (the other parameters of the meme) stays on the board, too; a pair
+that includes an adaptor may give it any shape, so that the board may have other labels than the
+fleet's model. The board keeps the personal model, its optimizer's states and the adaptor from round
+to round. `device_runtime.training.pair_training` does the training.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ from fleet_protocol.pair_manifest import PairManifest
 NAME = "mutual"
 
 Tensors = dict[str, NDArray[Any]]
-# In front of names in the files between rounds, beside MODEL for the personal model's parameters.
+# Prefix of names in the files between rounds; MODEL is that of the personal model's parameters.
 _STATE = "state/"
 _ADAPTOR = "adaptor/"
 
@@ -47,8 +47,8 @@ class MutualSettings(FrozenModel):
     """How much the two models trust the labels in one round (specification 5.1).
 
     Attributes:
-        alpha: of the personal model; the rest is trust in the meme.
-        beta: of the meme; the rest is trust in the personal model.
+        alpha: weight of the labels for the personal model; the remainder is the weight of the meme.
+        beta: weight of the labels for the meme; the remainder is the weight of the personal model.
     """
 
     alpha: float = Field(default=0.5, ge=0, le=1)
@@ -57,7 +57,7 @@ class MutualSettings(FrozenModel):
 
 @dataclass(frozen=True)
 class _Pair:
-    """The board's pair, and which parameters of its meme stay here."""
+    """The board's pair, and the parameters of its meme that stay on the board."""
 
     model: OwnModel
     manifest: PairManifest
@@ -94,13 +94,13 @@ def _run(task: Task, setup: DeviceSetup, hooks: Hooks) -> Result:
     sent = session.parameters("sent")
     evaluation = _evaluate(task, setup, pair, own, hooks)
     _keep(task, pair, session)
-    # Copies, since the session writes over its arrays.
+    # Copies, because the session overwrites its arrays.
     update = {name: np.array(value) for name, value in sent.items() if name not in pair.adaptor}
     return Result(update, result.steps, result.seconds, result.losses["own"], None, evaluation)
 
 
 def _keep(task: Task, pair: _Pair, session: PairSession) -> None:
-    """Keep what the next round starts from: personal model, its optimizer's states, adaptor."""
+    """Save what the next round starts from: personal model, its optimizer's states, adaptor."""
     sent = session.parameters("sent")
     kept: Tensors = {}
     for name, value in session.parameters("own").items():
@@ -113,7 +113,7 @@ def _keep(task: Task, pair: _Pair, session: PairSession) -> None:
 
 
 def _load_pair(model: OwnModel, task: Task) -> _Pair:
-    """Load the board's pair; what its meme shares must be what the offer shares."""
+    """Load the board's pair; its meme must share the same parameters as the offer."""
     pair = model.manifest()
     stays = frozenset(task.instructions.stays)
     if pair.routine != NAME:
@@ -122,7 +122,7 @@ def _load_pair(model: OwnModel, task: Task) -> _Pair:
             f"the set {model.folder} is for the routine {pair.routine}, not for {NAME}",
         )
     if pair.adaptor is None:
-        # The meme then starts wholly from what is sent, so all of it must fit.
+        # The meme then starts from the sent weights only, so all of them must fit.
         adaptor = stays
         offered = _specs(task.manifest, but=frozenset())
         mine = _specs(pair.sent, but=frozenset())
@@ -147,7 +147,7 @@ def _load_pair(model: OwnModel, task: Task) -> _Pair:
 
 
 def _specs(manifest: Manifest, but: frozenset[str]) -> dict[str, ParameterSpec]:
-    """Return the parameters of a model by name, but some."""
+    """Return the parameters of a model by name, except some."""
     return {spec.name: spec for spec in manifest.parameters if spec.name not in but}
 
 
@@ -156,7 +156,7 @@ def _shape(spec: ParameterSpec | None) -> tuple[Any, ...]:
 
 
 def _words(spec: ParameterSpec | None, compared: ParameterSpec | None) -> str:
-    """Return what a parameter is, as far as the one it is compared with differs."""
+    """Return the properties of a parameter that differ from the one it is compared with."""
     if spec is None:
         return "not shared"
     shape = f"{spec.dtype} {list(spec.shape)}"
@@ -166,14 +166,14 @@ def _words(spec: ParameterSpec | None, compared: ParameterSpec | None) -> str:
 
 
 def _kept_states(pair: _Pair, kept: KeptRound | None) -> Tensors | None:
-    """Return the personal model's optimizer states as the last round left them; None for none."""
+    """Return the personal model's optimizer states from the last round; None if there are none."""
     if kept is None:
         return None
     return kept.under(_STATE, {spec.name: spec for spec in pair.manifest.own.states})
 
 
 def _meme_weights(pair: _Pair, sent: Mapping[str, NDArray[Any]], kept: KeptRound | None) -> Tensors:
-    """Return the meme as it was sent, but for its adaptor; its optimizer starts afresh."""
+    """Return the meme as it was sent, except its adaptor; its optimizer starts afresh."""
     weights = dict(sent)
     if kept is not None:
         parameters = pair.manifest.sent.parameters
@@ -200,7 +200,7 @@ def _evaluate(
     return judge(open_graph, manifest, task.schedule(setup), samples, hooks)
 
 
-# Of the set that is offered it needs no graphs: those of the pair are on the board.
+# It needs no graphs of the offered set: those of the pair are on the board.
 ROUTINE = Routine(
     NAME,
     phase="training",
@@ -208,4 +208,7 @@ ROUTINE = Routine(
     graphs=lambda _manifest, _setup: (),
     run=_run,
     join=_join,
+    own_model=True,
+    # Specification 5.2: the plain mean of the memes keeps the numbers of samples private.
+    tells_samples=False,
 )

@@ -1,6 +1,6 @@
-"""What a routine is: what a task may ask of a device.
+"""The interface of a routine, which is a kind of task.
 
-Each routine is a file of its own, which a row of the registry names.
+Each routine is a separate file, which a row of the registry names.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,24 +17,25 @@ from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Evaluation, Instructions
 
 Phase = Literal["training", "measuring"]
-"""Which state of the agent works on a routine."""
+"""The state of the agent that works on a routine."""
 
 
 class NoSettings(FrozenModel):
-    """The settings of a routine that has none of its own."""
+    """The settings of a routine that has no settings."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a routine ends with.
+    """The result of a routine.
 
     Attributes:
-        tensors: of the update, by name.
-        batches: number of batches processed; steps, in training.
-        seconds: time of the work alone.
-        loss: mean of the last epoch; None where nothing is trained.
-        mean_loss: of all steps, where it is known.
-        evaluation: on the board's held-out samples, when it keeps any.
+        tensors: tensors of the update, by name.
+        batches: number of batches processed; in training, of steps.
+        seconds: time of the computation only.
+        loss: mean of the last epoch; None if nothing is trained.
+        mean_loss: over all steps, if it is known.
+        evaluation: on the board's held-out samples, if it keeps any.
+        shared_evaluation: the same of the model without what only this board has.
     """
 
     tensors: Mapping[str, NDArray[Any]]
@@ -43,6 +44,7 @@ class Result:
     loss: float | None = None
     mean_loss: float | None = None
     evaluation: Evaluation | None = None
+    shared_evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,17 @@ class Routine:
     """How one routine works.
 
     Attributes:
-        name: as in offers.
-        phase: the state of the agent that works on it. The board's limits of width and depth count
-            for training; what measures makes forward passes alone.
-        settings: schema of the settings that an offer has for it.
-        graphs: keys of the graphs of an artifact set that it needs on a board, raising RefusedError
-            where the set lacks one.
-        run: does a task.
-        join: raises RefusedError, before anything is fetched, where a board cannot do what is
-            asked.
+        name: name of the routine in offers.
+        phase: the state of the agent that works on it. The board's limits of width and depth apply
+            to training; measuring makes only forward passes.
+        settings: schema of the routine's settings in an offer.
+        graphs: returns the keys of the graphs of an artifact set that it needs on a board, or
+            raises RefusedError if the set lacks one.
+        run: runs a task.
+        join: raises RefusedError, before anything is fetched, if a board does not support the task.
+        own_model: whether it trains a model that the board brings, beside the one that is sent.
+        tells_samples: whether the server learns how many samples and batches the board has trained
+            on; not so where every update counts alike, so that nobody needs the number.
     """
 
     name: str
@@ -67,6 +71,8 @@ class Routine:
     graphs: Callable[[Manifest, DeviceSetup], tuple[str, ...]]
     run: Callable[[Task, DeviceSetup, Hooks], Result]
     join: Callable[[Instructions, DeviceSetup], None] = lambda _instructions, _bench: None
+    own_model: bool = False
+    tells_samples: bool = True
 
 
 def missing_graph(manifest: Manifest, purpose: str) -> RefusedError:

@@ -1,6 +1,6 @@
-"""The routine ``statistics``: one pass over the samples for the batch norms of the sent model.
+"""The routine ``statistics``: one forward pass that measures the batch norms of the sent model.
 
-Specification 1.6.
+See specification 1.6.
 """
 
 import time

@@ -1,8 +1,8 @@
-"""The commands, one module each: its name is the command's, and its docstring the help.
+"""The commands, one module each: the module's name is the command, its docstring is the help.
 
-What runs is the module's function of that name with an underscore before it, or where there are
-several its ``app``.
+The command runs the module's function of that name with an underscore before it, or the module's
+``app`` if there are several functions.
 
-A module is imported when its command is used or its own help is asked for, so it may import typer
-and rich and what is as light; what needs an extra is imported where it is called, inside ``needs``.
+A module is imported when its command runs or prints its help, so it may import only light packages
+such as typer and rich. Code that needs an extra is imported where it is called, inside ``needs``.
 """

@@ -1,4 +1,4 @@
-"""Show what to do next about a run, with the evidence.
+"""Show what to do next about a run, and why.
 
 Example: shoal advice --watch
 """

@@ -1,4 +1,4 @@
-"""Write a store to one signed file; its server may keep running.
+"""Write a store to one signed file; the store's server may keep running.
 
 Example: shoal backup store store.zip
 """
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import HERE, AsJson, FleetFolder
-from shoal.cli.console import print_json, say
+from shoal.cli.console import print_json, print_text
 from shoal.extras import needs
 
 
@@ -31,6 +31,7 @@ def _backup(
     if as_json:
         print_json({"path": str(file), "blobs": blobs, "bytes": size, "signed_by": signed_by})
         return
-    say(f"saved {store} with {blobs} blobs in {file}, signed by {' and '.join(signed_by)}")
+    print_text(f"saved {store} with {blobs} blobs in {file}, signed by {' and '.join(signed_by)}")
+    # `restore` refuses a backup above these bounds unless its options raise them.
     if blobs > MOST_FILES or size > MOST_BYTES:
-        say(f"the backup is large: restore it with --most-files {blobs} --most-bytes {size}")
+        print_text(f"the backup is large: restore it with --most-files {blobs} --most-bytes {size}")

@@ -17,25 +17,32 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 _OPTIONS = {
     "devices": typer.Option(
-        min=1, help="Light devices, which speak the protocol but do not train."
+        min=1, help="Number of light devices, which use the protocol but do not train."
     ),
-    "rounds": typer.Option(min=2, help="Rounds; the first warms up and is not counted."),
+    "rounds": typer.Option(
+        min=2, help="Number of rounds; the first round is a warm-up, which is not counted."
+    ),
     "payload_bytes": typer.Option(
-        "--payload", min=1024, help="Bytes of an update, and of the weights sent."
+        "--payload", min=1024, help="Size in bytes of an update, and of the weights that are sent."
     ),
-    "broker": typer.Option(help="mosquitto, embedded, or mqtt://host:port of a running one."),
-    "port": typer.Option(help="Port of a broker that is started."),
-    "processes": typer.Option(min=1, help="Processes that hold the devices."),
+    "broker": typer.Option(
+        help="Broker: mosquitto, embedded, or mqtt://host:port of a running broker."
+    ),
+    "port": typer.Option(help="Port of the broker that the command starts."),
+    "processes": typer.Option(min=1, help="Number of processes that simulate the devices."),
     "deadline_seconds": typer.Option(
-        "--deadline", min=1, help="Seconds until a round closes without the missing."
+        "--deadline", min=1, help="Seconds until a round closes without the missing devices."
     ),
     "receivers": typer.Option(
-        min=0, help="Processes that take updates for the server; 0: it does so."
+        min=0,
+        help="Number of processes that receive updates for the server; with 0, the server"
+        " receives them.",
     ),
     "folder": typer.Option(help="Folder for the store."),
 }
 
 
+# Without a callback, typer would leave out the name of the only command.
 @app.callback(help=__doc__)
 def _bench() -> None: ...
 
@@ -48,7 +55,7 @@ class _Options(FleetBench):
 @app.command("fleet")
 @grouped(_Options, _OPTIONS)
 def _fleet(options: _Options) -> None:
-    """Measure rounds of many light devices, beside a bare exchange of the same bytes.
+    """Time rounds with many light devices, and a bare exchange of the same number of bytes.
 
     Example: shoal bench fleet --devices 200 --rounds 5
     """
@@ -64,8 +71,8 @@ def _fleet(options: _Options) -> None:
         f"{figures.round_seconds / figures.paho_seconds:.2f}"
     )
     print(
-        f"{figures.devices} devices, {figures.update_bytes} bytes each, {figures.merged} of "
-        f"{figures.asked} merged"
+        f"{figures.devices} devices, {figures.update_bytes} bytes each, {figures.merged} of"
+        f" {figures.asked} updates merged"
     )
     print(f"round           {figures.round_seconds:8.2f} s    {beside}")
     print(

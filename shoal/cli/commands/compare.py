@@ -1,7 +1,7 @@
-"""Show runs side by side: settings that differ, and the score of each version.
+"""Compare runs: list the settings that differ, and the score of each version.
 
-Name a run by its id or the beginning of it, by `newest`, by the folder of a store or of a
-simulation (its newest run), or by FOLDER:RUN.
+Give each run by its name, its id, a prefix of the id, or `newest`. The folder of a store or a
+simulation stands for its newest run, and FOLDER:RUN for a run in a folder.
 
 Example: shoal compare runs/fedavg runs/fedrolex --plot methods.png
 """
@@ -16,11 +16,13 @@ from shoal.extras import needs
 
 
 def _compare(
-    runs: Annotated[list[str], typer.Argument(help="Runs, stores or folders of simulations.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Runs, folders of stores, or folders of simulations.")
+    ],
     store: StoreFolder,
     url: PageUrl = "",
     plot: Annotated[
-        Path | None, typer.Option(help="Write the curves to this file, .png, .svg or .pdf.")
+        Path | None, typer.Option(help="Write the curves to this .png, .svg or .pdf file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,6 +33,7 @@ def _compare(
     if plot is not None:
         with needs("simulate"):
             from shoal.cli.comparison_plot import plot_runs, require_format
+        # Refused before anything is printed.
         require_format(plot)
     with compared_runs(runs, store, url) as compared:
         if as_json:

@@ -20,22 +20,31 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Options:
     data: Annotated[
-        str, typer.Option(help="digits, or mnist from the folder SHOAL_DATA names.")
+        str, typer.Option(help="Data set: digits, or mnist from the folder in SHOAL_DATA.")
     ] = "digits"
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the configured one.")] = None
-    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
-    devices: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the preset's.")] = None
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the preset's.")] = (
+        None
+    )
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, instead of the preset's.")] = (
+        None
+    )
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Devices, instead of the preset's.")
+    ] = None
     widths: Annotated[
-        str | None, typer.Option(help="Instead of the preset's, for example 1,0.5,1/8.")
+        str | None,
+        typer.Option(help="Widths of the tiers, instead of the preset's, for example 1,0.5,1/8."),
     ] = None
     baselines: Annotated[
-        bool | None, typer.Option(help="Also run AllSmall and Exclusive, or do not.")
+        bool | None, typer.Option(help="Also run the baselines AllSmall and Exclusive.")
     ] = None
     broker: Annotated[
-        str, typer.Option(help="embedded, or mqtt://host:port of a running broker.")
+        str, typer.Option(help="Broker: embedded, or mqtt://host:port of a running broker.")
     ] = "embedded"
-    config: Annotated[Path | None, typer.Option(help="A file like shoal/cli/demo.toml.")] = None
+    config: Annotated[
+        Path | None, typer.Option(help="Preset file, in the form of shoal/cli/demo.toml.")
+    ] = None
     runs: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs")
 
 
@@ -61,11 +70,13 @@ def _changed(demos: "DemoConfig", options: _Options) -> "Preset":
     choices = {"digits": demos.digits, "mnist": demos.mnist}
     if options.data not in choices:
         raise ConfigError(f"--data: no demo {options.data!r}; there are {', '.join(choices)}")
+    # An option that is not given leaves the preset's value.
     changes: dict[str, Any] = {
         name: value
         for name in ("rounds", "epochs", "devices", "baselines")
         if (value := getattr(options, name)) is not None
     }
     if options.widths is not None:
+        # The widest first, as `Preset.width_of` needs them.
         changes["widths"] = tuple(sorted(parse_floats("--widths", options.widths), reverse=True))
     return choices[options.data].model_copy(update=changes)

@@ -1,4 +1,4 @@
-"""Run the agent on this board, diagnose it, predict with its model, or measure training.
+"""Run the agent on this board, diagnose the board, use its model, or measure training.
 
 Example: shoal device run
 """
@@ -14,9 +14,9 @@ from shoal.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-DeviceFile = Annotated[Path, typer.Option("--config", help="The board's configuration.")]
+DeviceFile = Annotated[Path, typer.Option("--config", help="Configuration file of the board.")]
 Enrolment = Annotated[
-    Path | None, typer.Option(help="The file that `shoal enroll` wrote for this board.")
+    Path | None, typer.Option(help="Enrolment file that `shoal enroll` wrote for this board.")
 ]
 
 
@@ -29,12 +29,12 @@ def _run(
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Log each event in its own line."),
+        typer.Option("--verbose", "-v", help="Log each event on its own line."),
     ] = False,
 ) -> None:
-    """Connect to the fleet's broker and train tasks of the server, until stopped.
+    """Connect to the fleet's broker and do training tasks for the server until stopped.
 
-    On a terminal one line shows the current state; elsewhere the agent logs each event to standard
+    On a terminal, one line shows the current state; otherwise the agent logs each event to standard
     error.
 
     Example: shoal device run --config device.toml
@@ -45,17 +45,27 @@ def _run(
 
     with shown("shoal.device", quiet=quiet, lines=verbose):
         code = run_device(config, enrolment)
+    # Behind the block, which removes the status line.
     sys.exit(code)
 
 
 @app.command("predict")
 def _predict(
-    data: Annotated[Path, typer.Option(help="The samples: .npz, .npy, .csv or an image.")],
+    data: Annotated[Path, typer.Option(help="Samples: a .npz, .npy or .csv file, or an image.")],
     config: DeviceFile = DEVICE_FILE,
     enrolment: Enrolment = None,
     as_json: AsJson = False,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=1.0,
+            help="Leave a model with exits at the first exit whose largest share is at least"
+            " this number.",
+        ),
+    ] = None,
 ) -> None:
-    """Predict samples with this board's model: its own, or the newest that the fleet sent.
+    """Predict samples with this board's personal model, or else with the fleet's newest model.
 
     No network is needed.
 
@@ -64,7 +74,49 @@ def _predict(
     with needs("device"):
         from device_runtime.main import predict_file
 
-    sys.exit(predict_file(config, data, enrolment, as_json=as_json))
+    code = predict_file(config, data, enrolment, as_json=as_json, confidence=confidence)
+    sys.exit(code)
+
+
+@app.command("exits")
+def _exits(
+    config: DeviceFile = DEVICE_FILE,
+    enrolment: Enrolment = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what early exits cost and save, on this board's held-out samples.
+
+    Each line has a value for `shoal device predict --confidence`, the accuracy, and the time per
+    sample. For each exit, it also has the share of samples that leave there, and their accuracy.
+
+    Example: shoal device exits
+    """
+    with needs("device"):
+        from device_runtime.main import print_exits
+
+    sys.exit(print_exits(config, enrolment, as_json=as_json))
+
+
+@app.command("export-weights")
+def _export_weights(
+    config: DeviceFile = DEVICE_FILE,
+    enrolment: Enrolment = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("weights.safetensors"),
+    fleet_only: Annotated[
+        bool,
+        typer.Option("--fleet-only", help="Omit this board's private parts."),
+    ] = False,
+) -> None:
+    """Write this board's model as safetensors, including the private parts that no server has.
+
+    No network is needed, and nothing is sent.
+
+    Example: shoal device export-weights --out board.safetensors
+    """
+    with needs("device"):
+        from device_runtime.main import export_board_weights
+
+    sys.exit(export_board_weights(config, out, enrolment, fleet_only=fleet_only))
 
 
 @app.command("doctor")
@@ -73,9 +125,9 @@ def _doctor(
     enrolment: Enrolment = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine everything that can keep this board from training, and name the remedies.
+    """Check everything that can prevent this board from training, and name the remedies.
 
-    The exit code is 0, or that of the first failure.
+    The exit code is 0, or the exit code of the first failure.
 
     Example: shoal device doctor
     """
@@ -86,6 +138,7 @@ def _doctor(
 
     console = output_console()
     findings = []
+    # Printed as they arrive, because some checks take seconds.
     for finding in examine(config, enrolment):
         findings.append(finding)
         if not as_json:
@@ -98,6 +151,7 @@ def _doctor(
             console.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
     if as_json:
         print_json([asdict(finding) for finding in findings])
+    # The first failure is usually the cause of the later ones.
     sys.exit(next((finding.exit_code for finding in findings if finding.level == "failed"), 0))
 
 
@@ -106,15 +160,16 @@ def _bench(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="Artifact sets, as `shoal export` writes them; by default a small one."
+            help="Folder of artifact sets that `shoal export` wrote; by default, a small"
+            " built-in model."
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 10,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the cost of training on this board, with a row in Markdown for each artifact set.
+    """Measure the cost of training on this board, and print a Markdown row for each artifact set.
 
-    Times are processor times of one thread, except `wall`. The command needs no network.
+    Times are processor times of one thread, except for `wall`. No network is needed.
 
     Example: shoal device bench artifacts/conv
     """
@@ -122,24 +177,28 @@ def _bench(
 
     with needs("device"):
         from device_runtime.bench import SMALL, board_line, costs
-    from shoal.cli.console import print_json, say
+    from shoal.cli.console import print_json, print_text
 
+    # A generator: rows appear while the next set is measured, as a board may take minutes for each.
     measured_costs = costs(folder or SMALL, batch)
     if as_json:
         print_json([{"board": board_line(), **asdict(cost)} for cost in measured_costs])
         return
     for number, cost in enumerate(measured_costs):
+        # The headings come with the first row, so that none stand above an error.
         if not number:
-            say(f"{board_line()}\n")
-            say(
+            print_text(f"{board_line()}\n")
+            print_text(
                 "| set | batch | step, ms (quartiles) | wall, ms | opens, ms | again, ms | start, "
                 "s | MB | loss |"
             )
-            say("|---|---|---|---|---|---|---|---|---|")
+            print_text("|---|---|---|---|---|---|---|---|---|")
         step = (
             f"{cost.step_ms:.3f} ({cost.step_low_ms:.3f} to {cost.step_high_ms:.3f}) | "
             f"{cost.wall_ms:.3f}"
         )
         start = f"{cost.opens_ms:.1f} | {cost.opens_again_ms:.1f} | {cost.first_step_seconds:.2f}"
         name = f"{cost.arch} {cost.tier}"
-        say(f"| {name} | {cost.batch} | {step} | {start} | {cost.peak_mb:.0f} | {cost.loss:.4f} |")
+        print_text(
+            f"| {name} | {cost.batch} | {step} | {start} | {cost.peak_mb:.0f} | {cost.loss:.4f} |"
+        )

@@ -1,4 +1,4 @@
-"""List all devices that a server has seen, release one from quarantine, or let one predict.
+"""List the devices of a server, release a device from quarantine, or get a device's predictions.
 
 Example: shoal devices --watch
 """
@@ -17,7 +17,7 @@ from shoal.cli.common import (
     RunId,
     StoreFolder,
 )
-from shoal.cli.console import say
+from shoal.cli.console import print_text
 from shoal.cli.listing import view_command
 from shoal.extras import needs
 
@@ -48,23 +48,28 @@ def _release(
     with needs("server"):
         from shoal.sources import open_source
 
+    # The only command of this group that changes the store.
     with open_source(store, url, read_only=False) as source:
         run_id = source.act("release", run or "", device=name)
-    say(f"{name} is asked again from the next round of run {run_id}")
+    print_text(f"{name} is released; run {run_id} may select it again in its next round")
 
 
 @app.command("predict")
 def _predict(
     name: Annotated[str, typer.Argument(help="Id of the device.")],
-    data: Annotated[Path, typer.Option(help="The samples: .npy, or .json of nested lists.")],
+    data: Annotated[
+        Path, typer.Option(help="Samples: a .npy file, or a .json file of nested lists.")
+    ],
     config: FleetFile = FLEET_FILE,
     broker: BrokerUrl = None,
-    seconds: Annotated[float, typer.Option(min=1, max=300, help="To wait for the board.")] = 30.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=300, help="Seconds to wait for the board.")
+    ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Predict samples with a board's model, over the fleet's broker.
 
-    The predict table of the board's device.toml must allow it.
+    The predict table of the board's device.toml must allow requests over MQTT.
 
     Example: shoal devices predict attic --data samples.npy
     """

@@ -1,4 +1,4 @@
-"""Add a device to a fleet: write its secret file, and a configuration to begin with.
+"""Add a device to a fleet: write the device's secret file, and an initial configuration.
 
 Example: shoal enroll attic
 """
@@ -10,7 +10,7 @@ import typer
 
 from fleet_protocol.errors import StorageError
 from shoal.cli.common import HERE, FleetFolder
-from shoal.cli.console import say
+from shoal.cli.console import print_text
 from shoal.extras import needs
 
 _DEVICE_TOML = """\
@@ -18,11 +18,11 @@ _DEVICE_TOML = """\
 # docs/reference/device.toml.md lists all settings.
 state_dir = "state"
 
-# Fleet, name and broker are in this file, which is a secret.
+# This file holds fleet, name, broker and key. Keep it secret.
 [identity]
 file = "{enrolment}"
 
-# This board's own samples; docs/data.md lists the other kinds: csv, images, npy and functions.
+# The samples of this board; docs/data.md lists the other kinds: csv, images, npy and functions.
 [data]
 kind = "npz"
 path = "data.npz"  # with the arrays x and y
@@ -30,7 +30,7 @@ path = "data.npz"  # with the arrays x and y
 
 
 def _write_device_file(enrolment: Path, name: str) -> Path:
-    """Write a configuration to begin with beside an enrolment; one that is there is kept."""
+    """Write an initial configuration beside an enrolment; an existing one is kept."""
     path = enrolment.with_suffix(".toml")
     if not path.exists():
         try:
@@ -43,11 +43,11 @@ def _write_device_file(enrolment: Path, name: str) -> Path:
 def _enroll(
     name: Annotated[
         str,
-        typer.Argument(help="Id of the device; `server` gives the server a new key."),
+        typer.Argument(help="Id of the device; `server` creates a new key for the server."),
     ],
     folder: FleetFolder = HERE,
     days: Annotated[
-        int, typer.Option(min=0, max=36_500, help="Days until it expires; 0 for never.")
+        int, typer.Option(min=0, max=36_500, help="Days until the enrolment expires; 0 for never.")
     ] = 0,
 ) -> None:
     with needs("server"):
@@ -55,17 +55,23 @@ def _enroll(
         from broker_server.service.own_brokers import what_to_copy
         from broker_server.service.topic_rights import SERVER
 
+    # Looked for before the new enrolment replaces it.
     before = (folder / "devices" / f"{name}.enrolment").exists()
     path = renew_server(folder) if name == SERVER else enroll(folder, name, days=days)
     if name == SERVER:
-        say(f"{path}: the server has a new key; restart it")
+        print_text(f"{path}: the server has a new key; restart it")
         if what_to_copy(folder):
-            say(what_to_copy(folder))
+            print_text(what_to_copy(folder))
         return
     device_file = _write_device_file(path, name)
-    say(f"{path}: copy it to the board; it is a secret")
-    say(f"{device_file}: copy it there as device.toml, with the place of the board's data")
-    say("on the board, in the folder of both: shoal device doctor, then shoal device run")
-    say(what_to_copy(folder) or "the broker of a server that is up lets it in within seconds")
+    print_text(f"{path}: copy it to the board; it is a secret")
+    print_text(
+        f"{device_file}: set the path of the board's data in it, and copy it to the board as"
+        " device.toml"
+    )
+    print_text(
+        "on the board, in the folder of both files: shoal device doctor, then shoal device run"
+    )
+    print_text(what_to_copy(folder) or "a running server's broker admits the device within seconds")
     if before:
-        say("the enrolment that this device had counts for nothing any more")
+        print_text("the previous enrolment of this device is no longer valid")

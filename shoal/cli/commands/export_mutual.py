@@ -1,4 +1,4 @@
-"""Export the step in which two models teach each other (FML), check it, and publish one set.
+"""Export and check the step in which two models teach each other (FML), as one artifact set.
 
 The exporter compares each graph with PyTorch.
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.common import AsJson, ModelsFile, Settings
-from shoal.cli.console import bytes_text, error_console, print_json, print_rows, say
+from shoal.cli.console import bytes_text, error_console, print_json, print_rows, print_text
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
@@ -26,7 +26,8 @@ class _Options:
     meme: Annotated[
         str,
         typer.Option(
-            help="Architecture of the fleet's model, or of what shares its trunk.",
+            help="Architecture of the fleet's model (the meme), or of a model that shares its"
+            " trunk.",
             rich_help_panel="Model",
         ),
     ]
@@ -40,45 +41,58 @@ class _Options:
         Settings,
         typer.Option(
             "--set",
-            help="Setting of both, for example input_shape=1,28,28 or classes=10.",
+            help="Setting of both models, for example input_shape=1,28,28 or classes=10.",
             rich_help_panel="Model",
         ),
     ] = None
     meme_settings: Annotated[
         Settings,
         typer.Option(
-            "--meme-set", help="Setting of only the fleet's model.", rich_help_panel="Model"
+            "--meme-set",
+            help="Setting that applies only to the fleet's model.",
+            rich_help_panel="Model",
         ),
     ] = None
     personal_settings: Annotated[
         Settings,
         typer.Option(
-            "--personal-set", help="Setting of only the personal model.", rich_help_panel="Model"
+            "--personal-set",
+            help="Setting that applies only to the personal model.",
+            rich_help_panel="Model",
         ),
     ] = None
     meme_width: Annotated[
         float,
         typer.Option(
-            help="Width of the fleet's model; FML trains the whole of it.", rich_help_panel="Tiers"
+            help="Width of the fleet's model. Every device trains it at this width; FML has no"
+            " sub-models.",
+            rich_help_panel="Tiers",
         ),
     ] = 1.0
     meme_depth: Annotated[
         int | None,
-        typer.Option(help="Its depth in blocks; by default all.", rich_help_panel="Tiers"),
+        typer.Option(
+            help="Depth of the fleet's model in blocks; by default, all blocks.",
+            rich_help_panel="Tiers",
+        ),
     ] = None
     personal_width: Annotated[
         float, typer.Option(help="Width of the personal model.", rich_help_panel="Tiers")
     ] = 1.0
     personal_depth: Annotated[
         int | None,
-        typer.Option(help="Its depth in blocks; by default all.", rich_help_panel="Tiers"),
+        typer.Option(
+            help="Depth of the personal model in blocks; by default, all blocks.",
+            rich_help_panel="Tiers",
+        ),
     ] = None
+    # Options carry the paper's words for its parts; the code calls them sent and own.
     adaptor: Annotated[
         str,
         typer.Option(
-            help="Parts of the meme that start and stay on the board, for example head: blocks or "
-            "modules by path. "
-            "Needed where they have another shape than in the fleet's model.",
+            help="Parts of the meme that stay on the board: blocks, or modules by path, for"
+            " example head. Needed if the shape of these parts differs from their shape in"
+            " the fleet's model.",
             rich_help_panel="Model",
         ),
     ] = ""
@@ -88,7 +102,8 @@ class _Options:
     name: Annotated[
         str,
         typer.Option(
-            help="Folder under it, whose former sets are replaced; by default MEME+PERSONAL.",
+            help="Subfolder for the sets, by default MEME+PERSONAL; previous sets in this folder"
+            " are replaced.",
             rich_help_panel="Model",
         ),
     ] = ""
@@ -103,13 +118,15 @@ class _Options:
     clip_norm: Annotated[
         float,
         typer.Option(
-            help="Bound of each model's gradient norm; 0 for none.", rich_help_panel="Recipe"
+            help="Clip each model's gradient norm to this; 0 for no clipping.",
+            rich_help_panel="Recipe",
         ),
     ] = 1.0
     seed: Annotated[
         int,
         typer.Option(
-            help="Seed of the first weights of personal model and adaptor.", rich_help_panel="Start"
+            help="Seed of the initial weights of the personal model and the adaptor.",
+            rich_help_panel="Start",
         ),
     ] = 0
     as_json: AsJson = False
@@ -133,6 +150,8 @@ def _export_mutual(options: _Options) -> None:
 
     def model(arch: str, settings: dict[str, Any], width: float, depth: int | None) -> PairModel:
         architecture = registry.get(arch)
+        # A model's own setting has priority over that of both.
+        # Checked here, so that an unknown setting names the option and not the exporter.
         complete = architecture.settings({**shared, **settings})
         tier = infer_layout(architecture, complete).tier(width, depth)
         return PairModel(architecture, tier, complete)
@@ -144,6 +163,7 @@ def _export_mutual(options: _Options) -> None:
         options.personal, personal_settings, options.personal_width, options.personal_depth
     )
     adaptor = [name.strip() for name in options.adaptor.split(",")]
+    # Without the option, the only name is empty.
     pair = Pair(meme, personal, tuple(name for name in adaptor if name))
     sgd = Sgd(momentum=options.momentum, weight_decay=options.weight_decay)
     recipe = Recipe(sgd, clip_norm=options.clip_norm or None)
@@ -164,14 +184,14 @@ def _export_mutual(options: _Options) -> None:
         print_json({"set": str(report.folder), **figures, "worst_deviation": deviation})
         return
     print_rows(f"mutual set {report.folder}", _rows(figures), empty="nothing was exported")
-    say(
+    print_text(
         "copy this folder to the board and name it in its device.toml: [own_model] set = "
         f'"{report.folder}"'
     )
 
 
 def _figures(manifest: "PairManifest") -> dict[str, Any]:
-    """Return the figures of a set: of each model, and of the step that trains both."""
+    """Return the figures of each model of a set, and of the step that trains both."""
     from fleet_protocol.pair_manifest import SIDES
 
     step = {
@@ -182,6 +202,7 @@ def _figures(manifest: "PairManifest") -> dict[str, Any]:
     }
     adaptor = () if manifest.adaptor is None else manifest.adaptor.parameters
     return {
+        # Keys as in the options; programs read them.
         "personal": _model(manifest.own),
         "meme": _model(manifest.sent),
         "step": step,
@@ -202,14 +223,15 @@ def _model(manifest: "Manifest") -> dict[str, Any]:
 
 def _rows(figures: dict[str, Any]) -> list[dict[str, str]]:
     """Return a row for each model and one for the step that trains both."""
-    meme_title = "meme, sent and averaged"
+    meme_title = "meme (sent and averaged)"
     if figures["adaptor"]:
         meme_title += f" without {', '.join(figures['adaptor'])}"
-    titles = {"meme": meme_title, "personal": "personal, stays", "step": "the step of both"}
+    titles = {"meme": meme_title, "personal": "personal, stays", "step": "joint step"}
     rows = []
     for key, title in titles.items():
         model = figures[key]
         memory = ""
+        # Only the joint step trains.
         if key == "step":
             memory = bytes_text(model["peak_memory_bytes"])
         rows.append(
@@ -220,7 +242,7 @@ def _rows(figures: dict[str, Any]) -> list[dict[str, str]]:
                 "parameters": f"{model['parameters']:,}",
                 "graphs": bytes_text(model["graph_bytes"]),
                 "peak training memory": memory,
-                "worst deviation": f"{model['worst_deviation']:.1e}",
+                "largest deviation": f"{model['worst_deviation']:.1e}",
             }
         )
     return rows

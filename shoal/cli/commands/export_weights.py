@@ -1,4 +1,7 @@
-"""Write a global version to a file, and print the lines of Python that load it.
+"""Write a global version to a file or folder, and print the lines of Python that load it.
+
+The format transformers writes a folder for from_pretrained, with merged adapters. The format peft
+writes the adapters.
 
 Example: shoal export-weights --best --format torch --out model.pt
 """
@@ -21,23 +24,32 @@ class _Options:
     url: PageUrl = ""
     run: RunId = None
     version: Annotated[
-        int | None, typer.Option(min=0, help="Global version; by default the newest.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Number of the global version; by default, the promoted version or, without"
+            " one, the newest version.",
+        ),
     ] = None
-    best: Annotated[bool, typer.Option("--best", help="The version that was judged best.")] = False
+    best: Annotated[
+        bool, typer.Option("--best", help="Use the version with the best evaluation.")
+    ] = False
     tier: Annotated[
         str | None,
-        typer.Option(help="Tier such as w0.50-d2; by default the whole model."),
+        typer.Option(help="Tier, such as w0.50-d2; by default, the whole model."),
     ] = None
     artifacts: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the exported sets, for a restored store; by default the run's."
+            help="Folder of the exported sets, for a restored store; by default, the folder in"
+            " the run's configuration."
         ),
     ] = None
-    out: Annotated[Path | None, typer.Option(help="File to write.")] = None
-    file_format: Annotated[Literal["safetensors", "torch", "onnx"], typer.Option("--format")] = (
-        "safetensors"
-    )
+    out: Annotated[Path | None, typer.Option(help="File or folder to write.")] = None
+    file_format: Annotated[
+        Literal["safetensors", "torch", "onnx", "transformers", "peft"],
+        typer.Option("--format", help="Format; transformers and peft write folders."),
+    ] = "safetensors"
     as_json: AsJson = False
 
 
@@ -46,19 +58,19 @@ def _export_weights(options: _Options) -> None:
     with needs("server"):
         from broker_server.store import queries
         from shoal.cli.views.versions import choose_version
-        from shoal.downloads import SUFFIXES, save
+        from shoal.downloads import SUFFIXES, Selection, save
         from shoal.sources import open_source
 
-    from shoal.cli.console import error_console, print_json, say
+    from shoal.cli.console import error_console, print_json, print_text
 
     if options.best and options.version is not None:
-        raise ConfigError("--best and --version both say which version; give one of the two")
-    path = options.out or Path(f"weights.{SUFFIXES[options.file_format]}")
-    of = {"format": options.file_format} | ({} if options.tier is None else {"tier": options.tier})
+        raise ConfigError("--best and --version both select a version; give only one of them")
+    path = options.out or Path(f"weights{SUFFIXES.get(options.file_format, '')}")
     with open_source(options.store, options.url) as source:
         run, version = choose_version(source, options.run or "", best=options.best)
         number = version if options.version is None else options.version
-        download = save(source, run, number, of, path, options.artifacts)
+        selection = Selection(run.id, number, options.tier, options.file_format)
+        download = save(source, run, selection, path, options.artifacts)
     record = download.record
     if options.as_json:
         described = queries.to_json_values(record)
@@ -72,10 +84,10 @@ def _export_weights(options: _Options) -> None:
         )
         return
     accuracy = "" if record.evaluation is None else f", {record.evaluation.text()}"
-    say(f"version {record.number} of run {record.run}{accuracy}: {path}")
+    print_text(f"version {record.number} of run {run.shown}{accuracy}: {path}")
     if download.note:
         error_console().print(
             f"note: {download.note}", markup=False, highlight=False, soft_wrap=True
         )
     for line in download.lines:
-        say(f"  {line}")
+        print_text(f"  {line}")

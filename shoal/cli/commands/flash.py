@@ -1,4 +1,4 @@
-"""Make boards from one flash.toml: an image, a bundle, a Debian package, or a first start.
+"""Prepare boards from one flash.toml: an image, a bundle, a Debian package, or a card's first boot.
 
 Example: shoal flash image --config flash.toml --to /dev/sdb
 """
@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from fleet_protocol.errors import visible
 from fleet_protocol.identity.enrolment import write_secret
-from shoal.cli.console import bytes_text, error_console, say
+from shoal.cli.console import bytes_text, error_console, print_text
 from shoal.cli.grouped import grouped
 from shoal.flash.batch import Batch, seed_all
 from shoal.flash.bundle import bundle, pack_runtime
@@ -22,48 +22,61 @@ from shoal.flash.writer import Disk
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
-Config = Annotated[Path, typer.Option(help="Description of the board, flash.toml.")]
-Out = Annotated[Path | None, typer.Option(help="File to write; by default named after the board.")]
-_WHEELS_HELP = "Folder to keep wheels in; by default in the user's cache."
+Config = Annotated[Path, typer.Option(help="Description of the board (flash.toml).")]
+Out = Annotated[
+    Path | None, typer.Option(help="File to write; by default, a file with the board's name.")
+]
+_WHEELS_HELP = "Folder for downloaded wheels; by default, a folder in the user's cache."
 Wheels = Annotated[Path | None, typer.Option(help=_WHEELS_HELP)]
 
 _CARD_OPTIONS = {
-    "config": typer.Option(help="Description of the board, flash.toml."),
-    "out": typer.Option(help="The image, .img or .img.zst; by default named after the board."),
-    "lock": typer.Option(help="Packages by digest: taken from there, or written for next time."),
-    "image": typer.Option(help="An .img that is there, for --to; nothing is built."),
-    "to": typer.Option(help="A card to write to and read back, such as /dev/sdb."),
+    "config": typer.Option(help="Description of the board (flash.toml)."),
+    "out": typer.Option(
+        help="The image, .img or .img.zst; by default, a file with the board's name."
+    ),
+    "lock": typer.Option(
+        help="File with the digests of packages; read if it exists, otherwise written."
+    ),
+    "image": typer.Option(
+        help="An existing .img file to write with --to, instead of building an image."
+    ),
+    "to": typer.Option(help="Card to write and verify, such as /dev/sdb."),
     "yes": typer.Option("--yes", help="Write without asking for the card's name."),
-    "mirror": typer.Option(help="Debian's archive."),
+    "mirror": typer.Option(help="Address of Debian's archive."),
     "wheels": typer.Option(help=_WHEELS_HELP),
 }
 _BATCH_OPTIONS = {
-    "config": typer.Option(help="Description of the boards, flash.toml."),
+    "config": typer.Option(help="Description of the boards (flash.toml)."),
     "boot": typer.Option(help="Folder where the card's boot partition is mounted."),
-    "image": typer.Option(help="A system's .img or .img.xz, seeded into a copy."),
-    "out": typer.Option(help="The copy; with --fleet a folder."),
-    "fleet": typer.Option(help="A CSV with a row for each card; needs --out."),
-    "folder": typer.Option(help="The fleet's folder, to enrol devices that are not yet."),
+    "image": typer.Option(
+        help="An .img or .img.xz file of a system; the command prepares a copy of this file."
+    ),
+    "out": typer.Option(help="File for the copy; with --fleet, a folder."),
+    "fleet": typer.Option(help="CSV file with a row for each card; needs --out."),
+    "folder": typer.Option(
+        help="The fleet's folder; the command enrols devices there that have no enrolment."
+    ),
     "wheels": typer.Option(help=_WHEELS_HELP),
 }
 
 
 @app.command("bundle")
 def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = None) -> None:
-    """Write a tar for Jetson (JetPack 6) and any 64-bit Linux, with install.sh.
+    """Write a tar archive for Jetson (JetPack 6) and any 64-bit Linux, with install.sh.
 
     Example: shoal flash bundle --config flash.toml
     """
     board = load_flash_config(config)
     path = out or Path(f"shoal-{board.host}.tar")
     data = bundle(board, pack_runtime(board, wheels))
+    # Readable only by the owner, because it may hold the board's key.
     write_secret(path, data)
     secret = "; it holds this board's key" if board.enrolment else ""
-    say(
+    print_text(
         f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python "
         f"{board.target.python}{secret}"
     )
-    say(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
+    print_text(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
 
 
 @app.command("deb")
@@ -76,31 +89,34 @@ def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = 
     path = out or Path(f"shoal-device_{ARCHITECTURES[board.target.machine]}.deb")
     data = debian_package(board, wheels)
     write_secret(path, data)
-    say(f"{path}: {bytes_text(len(data))}; on the board: sudo apt install ./{path.name}")
+    print_text(f"{path}: {bytes_text(len(data))}; on the board: sudo apt install ./{path.name}")
     if ENROLMENT in board.device_toml():
-        say(f"then its file of `shoal enroll`, as {ENROLMENT}, and: sudo /opt/shoal/setup.sh start")
+        print_text(
+            f"then copy the device's file from `shoal enroll` to {ENROLMENT}, and: sudo"
+            " /opt/shoal/setup.sh start"
+        )
 
 
 @app.command("seed")
 @grouped(Batch, _BATCH_OPTIONS)
 def _seed(batch: Batch) -> None:
-    """Prepare the first start of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi, Shoal.
+    """Prepare the first boot of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi, Shoal.
 
-    Without --image, --fleet writes a folder for each card, for the boot partition of a system that
-    has cloud-init.
+    With --fleet and without --image, the command writes one folder for each card. Copy the folder
+    to the boot partition of a system that has cloud-init.
 
     Example: shoal flash seed --config flash.toml --boot /media/bootfs
     """
     for line in seed_all(batch):
-        say(line)
+        print_text(line)
 
 
 @app.command("image")
 @grouped(Card, _CARD_OPTIONS)
 def _image(card: Card) -> None:
-    """Build the image of a card that starts by itself from Debian's arm64 packages, without root.
+    """Build a bootable card image from Debian's arm64 packages, without root.
 
-    --to writes it to a card.
+    With --to, the command also writes the image to a card.
 
     Example: shoal flash image --config flash.toml --out attic.img
     """
@@ -110,9 +126,11 @@ def _image(card: Card) -> None:
         shown = bar.add_task("building")
 
         def confirm(disk: Disk) -> bool:
+            # The bar would redraw itself over the prompt.
             bar.stop()
             name = disk.path.name
             about = f"{disk.path}, {disk.model}, {bytes_text(disk.size)}"
+            # Names of disks come from their firmware, so control characters are made visible.
             if (
                 typer.prompt(
                     visible(f"{about}: everything on it will be erased. Type {name} to continue")
@@ -130,4 +148,4 @@ def _image(card: Card) -> None:
                 shown, description=what, completed=done, total=size
             ),
         ):
-            say(line)
+            print_text(line)

@@ -1,7 +1,7 @@
-"""Make a folder for a fleet with identities, or for a model and data (--template).
+"""Create the folder of a fleet with identities, or (--template) a project with a model and data.
 
-The server of such a fleet starts an installed Mosquitto (--host), or uses your own broker
-(--broker), for which the command writes files.
+With --host, the fleet's server starts an installed Mosquitto. With --broker, the fleet uses your
+own broker, and this command writes the files for it.
 
 Example: shoal init garden --host 192.168.1.10
 """
@@ -17,7 +17,7 @@ from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.spelling import did_you_mean
 from fleet_protocol.topics import check_name
 from fleet_protocol.transport import BrokerAddress
-from shoal.cli.console import say
+from shoal.cli.console import print_text
 from shoal.extras import needs
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parents[2] / "templates"
 _COMMON = "common"
 _SUFFIX = ".txt"
-"""Behind the names of programs, so that nothing takes them for ours."""
+"""Suffix of program names, so that no tool treats them as files of this package."""
 
 _BROKERS = ("mosquitto", "emqx")
-"""Values of --broker that are no address."""
+"""Values of --broker that are not addresses."""
 TEMPLATES = tuple(
     sorted(path.name for path in _FOLDER.iterdir() if path.is_dir() and path.name != _COMMON)
 )
@@ -38,11 +38,10 @@ TEMPLATES = tuple(
 def make_project(folder: Path, template: str, fleet: str) -> None:
     """Write model, data, configurations and the commands to run them into a new, or empty, folder.
 
-    A file of the template's own counts before that of the same name which all share.
+    A file of the template replaces the common file of the same name.
 
     Raises:
-        ConfigError: there is no such template, the name is unusable, or the folder has something in
-            it.
+        ConfigError: there is no such template, the name is invalid, or the folder is not empty.
         StorageError: it cannot be written.
     """
     if template not in TEMPLATES:
@@ -51,10 +50,12 @@ def make_project(folder: Path, template: str, fleet: str) -> None:
             f"--template: no template {template!r}{did_you_mean(template, TEMPLATES)}; {choice}"
         )
     check_name("fleet", fleet)
+    # Also refuses a file in the folder's place.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
+        raise ConfigError(f"{folder} is not empty; `shoal init` needs a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # The template's files come last, so that they replace common ones.
         for source in (_FOLDER / _COMMON, _FOLDER / template):
             for path in source.iterdir():
                 text = (
@@ -68,10 +69,11 @@ def make_project(folder: Path, template: str, fleet: str) -> None:
 
 
 def _new_fleet_elsewhere(fleet: str, host: str | None, broker: str) -> "NewFleet":
-    """Return a fleet with a Mosquitto of the operator's own.
+    """Return a fleet with the operator's own Mosquitto.
 
     Raises:
-        ConfigError: the address is malformed, without TLS, or of another host than --host.
+        ConfigError: the address is malformed, does not use TLS, or has a different host from
+            --host.
     """
     from broker_server.service.new_fleet import NewFleet
 
@@ -83,12 +85,13 @@ def _new_fleet_elsewhere(fleet: str, host: str | None, broker: str) -> "NewFleet
         )
     if address.username is not None:
         raise ConfigError(
-            "--broker: leave the login out: this broker asks for certificates of the fleet"
+            "--broker: remove the login from the address: this broker requires certificates"
+            " of the fleet"
         )
     if host is not None and host.strip("[]") != address.host:
         raise ConfigError(
-            f"--host {host} and --broker {address} name two hosts: leave --host out, since boards "
-            "reach the broker under its address"
+            f"--host {host} and --broker {address} name different hosts: omit --host, because"
+            " boards use the broker's address"
         )
     return NewFleet(fleet, address.host, address.port, url=str(address))
 
@@ -104,9 +107,11 @@ def _new_fleet(fleet: str, host: str, port: int, broker: str) -> "NewFleet":
 
     if broker not in _BROKERS:
         raise ConfigError(
-            f"--broker: no broker {hide_login(broker)!r} of a fleet with identities"
-            f"{did_you_mean(broker, _BROKERS)}; take mosquitto, emqx or mqtts://HOST:PORT"
+            "--broker: a fleet with identities cannot use"
+            f" {hide_login(broker)!r}{did_you_mean(broker, _BROKERS)}; use mosquitto, emqx or"
+            " mqtts://HOST:PORT"
         )
+    # Without a Mosquitto the new fleet could not start, so refuse before any file is written.
     if broker == "mosquitto":
         installed_mosquitto()
     listen = "::" if ":" in host else "0.0.0.0"  # noqa: S104  (boards must get in)
@@ -118,8 +123,8 @@ def _init(
     host: Annotated[
         str | None,
         typer.Option(
-            help="Name or address under which boards reach the broker; not beside an address in "
-            "--broker."
+            help="Host name or address at which boards reach the broker; not allowed if --broker"
+            " is an address."
         ),
     ] = None,
     template: Annotated[
@@ -128,26 +133,29 @@ def _init(
             autocompletion=lambda incomplete: [
                 name for name in TEMPLATES if name.startswith(incomplete)
             ],
-            help=f"A project on this machine instead: {', '.join(TEMPLATES)}.",
+            help="Create a project on this machine instead, from a template:"
+            f" {', '.join(TEMPLATES)}.",
         ),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where to; by default a folder of the fleet's name."),
+        typer.Option(help="Target folder; by default, a folder with the fleet's name."),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the broker.")] = 8883,
     broker: Annotated[
         str,
         typer.Option(
-            help="mosquitto (the server starts an installed one), mqtts://host:port of your "
-            "own Mosquitto, or emqx (on the host); the last two get files for their host."
+            help="Broker: mosquitto (the server starts an installed one), mqtts://host:port of"
+            " your own Mosquitto, or emqx (on the host). For your own Mosquitto or emqx, the"
+            " command writes files for the broker's host."
         ),
     ] = "mosquitto",
 ) -> None:
     place = folder or Path(fleet)
+    # A template is a project on this machine, without identities.
     if template is not None and host is None:
         make_project(place, template, fleet)
-        say(f"project {fleet} in {place}; {place / 'README.md'} has the commands")
+        print_text(f"project {fleet} in {place}; {place / 'README.md'} has the commands")
         return
     is_elsewhere = "://" in broker
     if template is not None or (host is None and not is_elsewhere):
@@ -161,11 +169,12 @@ def _init(
     if is_elsewhere:
         new = _new_fleet_elsewhere(fleet, host, broker)
     else:
+        # An IPv6 address may be typed with brackets, as in a URL.
         new = _new_fleet(fleet, (host or "").strip("[]"), port, broker)
     found_fleet(place, new)
-    say(f"fleet {fleet} in {place}; operator.pem and ca.key are secrets")
+    print_text(f"fleet {fleet} in {place}; operator.pem and ca.key are secrets")
     if new.own_broker is not None:
         guide = place / new.own_broker / OWN_BROKERS[new.own_broker].guide
-        say(f"its broker:     {guide} says which files its host needs")
-    say(f"start it:       shoal up --config {quote(str(place / 'fleet.toml'))}")
-    say(f"add a device:   shoal enroll NAME --folder {quote(str(place))}")
+        print_text(f"its broker:     {guide} lists the files that its host needs")
+    print_text(f"start it:       shoal up --config {quote(str(place / 'fleet.toml'))}")
+    print_text(f"add a device:   shoal enroll NAME --folder {quote(str(place))}")

@@ -1,4 +1,4 @@
-"""Show the lines that a server logged.
+"""Show the log of a server.
 
 Example: shoal log --without update-received --follow
 """
@@ -16,17 +16,20 @@ def _log(
     url: PageUrl = "",
     run: RunId = None,
     last: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="So many of the newest lines.")
+        int,
+        typer.Option(
+            min=1, max=1_000_000, help="Number of lines to show, counted from the newest."
+        ),
     ] = 50,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only lines of this kind, such as promoted; may be repeated."),
+        typer.Option(help="Show only lines of this kind, such as promoted; may be repeated."),
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option(help="No lines of this kind, such as update-received; may be repeated."),
+        typer.Option(help="Omit lines of this kind, such as update-received; may be repeated."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Only lines about this device.")] = "",
+    device: Annotated[str, typer.Option(help="Show only lines about this device.")] = "",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", "--watch", help="Print new lines as they are written.")
     ] = False,
@@ -34,8 +37,8 @@ def _log(
 ) -> None:
     with needs("server"):
         from broker_server.store.event_table import LineFilter
-        from shoal.cli.views.log import follow_log, show_log
+        from shoal.cli.views.log import LogQuery, follow_log, show_log
 
     show = follow_log if follow else show_log
     matching = LineFilter(tuple(kind or ()), tuple(without or ()), device)
-    show(store, run, last=last, matching=matching, as_json=as_json, url=url)
+    show(store, LogQuery(run, last, matching), as_json=as_json, url=url)

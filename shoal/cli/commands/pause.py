@@ -6,16 +6,16 @@ Example: shoal pause
 from collections.abc import Callable
 from typing import Literal
 
-from shoal.cli.common import FLEET_FILE, BrokerUrl, FleetFile, PageUrl, RunName
+from shoal.cli.common import FLEET_FILE, BrokerUrl, FleetFile, PageUrl, RunInProgress
 from shoal.extras import needs
 
 
 def steering(verb: Literal["pause", "resume"], done: str) -> Callable[..., None]:
-    """A command that does one of both with a run, and says what it does then."""
+    """A command that pauses or resumes a run, and prints the effect."""
 
     def steer(
         config: FleetFile = FLEET_FILE,
-        run: RunName = "",
+        run: RunInProgress = "",
         broker: BrokerUrl = None,
         url: PageUrl = "",
     ) -> None:
@@ -27,4 +27,4 @@ def steering(verb: Literal["pause", "resume"], done: str) -> Callable[..., None]
     return steer
 
 
-_pause = steering("pause", "holds after the round in progress; go on with `shoal resume`")
+_pause = steering("pause", "pauses after the round in progress; continue it with `shoal resume`")

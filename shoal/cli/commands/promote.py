@@ -1,4 +1,4 @@
-"""Select a global version as the one that export-weights takes, and keep its weights.
+"""Select the global version that export-weights uses by default, and keep its weights.
 
 Example: shoal promote 42
 """
@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 import typer
 
 from shoal.cli.common import AsJson, PageUrl, RunId, StoreFolder
-from shoal.cli.console import print_json, say
+from shoal.cli.console import print_json, print_text
 from shoal.extras import needs
 
 Number = Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="Number of the version.")]
 
 
 def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
-    """A command that does one of both with a version."""
+    """A command that promotes a version or rolls back to it."""
 
     def choose(
         version: Number,
@@ -31,18 +31,18 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
 
         with open_source(store, url, read_only=False) as source:
             run_id = source.act(verb, run or "", version=version)
-        with open_source(store, url) as source:
             records = [view.version for view in source.versions(run_id)]
         if verb == "rollback":
+            # A rollback adds a new version with the old weights, so the newest one is the result.
             chosen = records[-1]
-            effect = f"is version {version} again, where the run's next round starts"
+            effect = f"has the weights of version {version}; the run's next round starts from it"
         else:
             chosen = next(record for record in records if record.number == version)
             effect = "is promoted"
         if as_json:
             print_json(queries.to_json_values(chosen))
             return
-        say(f"version {chosen.number} of run {chosen.run} {effect}")
+        print_text(f"version {chosen.number} of run {chosen.run} {effect}")
 
     return choose
 

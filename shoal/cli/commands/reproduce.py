@@ -1,6 +1,6 @@
-"""Run a table of a paper, and judge each of its claims by figures from this code.
+"""Reproduce a table from a paper, and check the paper's claims against figures from this code.
 
-The same command resumes a table that was stopped; it does not repeat complete arms.
+If a table was stopped, the same command resumes it, without repeating complete arms.
 
 Example: shoal reproduce fedrolex-3 --scale small --out results
 """
@@ -8,6 +8,7 @@ Example: shoal reproduce fedrolex-3 --scale small --out results
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,53 +18,59 @@ import typer
 
 from fleet_protocol.errors import ConfigError, DataError
 from shoal.cli.common import AsJson
-from shoal.cli.console import error_console, print_json, print_rows, say, seconds_text
+from shoal.cli.console import error_console, print_json, print_rows, print_text, seconds_text
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
 if TYPE_CHECKING:
     from reproduction.experiment import Experiment, Scale
-    from reproduction.report.writing import Written
-    from reproduction.running import Job, Part
+    from reproduction.figures import ClaimResult
+    from reproduction.report.writing import WrittenTable
+    from reproduction.running import Job, TablePart
     from simulation.results.history import RoundRow
     from simulation.tables import EngineTable
 
 
 @dataclass(frozen=True)
 class _Options:
-    table: Annotated[str, typer.Argument(help="Name of the table; --list shows them all.")] = ""
+    table: Annotated[str, typer.Argument(help="Name of the table; --list shows all tables.")] = ""
     scale: Annotated[
         str,
-        typer.Option(help="smoke (minutes), small (under two hours a seed) or paper."),
+        typer.Option(help="Scale: smoke (minutes), small (less than two hours per seed) or paper."),
     ] = "small"
     seeds: Annotated[
         str,
-        typer.Option(help="Seeds, for example 1,2,3; by default those of the scale."),
+        typer.Option(help="Seeds, for example 1,2,3; by default, the seeds of the scale."),
     ] = ""
     only: Annotated[
         str,
-        typer.Option(help="Arms to run, separated by commas; by default those of the scale."),
+        typer.Option(help="Arms to run, separated by commas; by default, the arms of the scale."),
     ] = ""
     out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("results")
-    every: Annotated[
-        bool, typer.Option("--all", help="Run all tables, the headline ones first.")
-    ] = False
+    every: Annotated[bool, typer.Option("--all", help="Run all tables, the main tables first.")] = (
+        False
+    )
     budget: Annotated[
-        str, typer.Option(help="Start no run that would not end within 90m or 8h.")
+        str,
+        typer.Option(
+            help="Start only runs that are expected to end within this time, such as 90m or 8h."
+        ),
     ] = ""
     report: Annotated[
         Path | None,
-        typer.Option(help="Only write what is complete, and its verdicts, there."),
+        typer.Option(
+            help="Run nothing; write the complete results and their verdicts to this folder."
+        ),
     ] = None
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local"
+    engine: Annotated[str, typer.Option(help="Engine: local or ray.")] = "local"
     address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None
     workers: Annotated[
-        int, typer.Option(min=0, help="Processes or actors; 0 for one per core.")
+        int, typer.Option(min=0, help="Number of processes or actors; 0 for one per core.")
     ] = 0
-    backend: Annotated[str, typer.Option(help="onnx or torch.")] = "onnx"
+    backend: Annotated[str, typer.Option(help="Backend: onnx or torch.")] = "onnx"
     device: Annotated[str, typer.Option(help="Device of the torch backend: cpu or cuda.")] = "cpu"
     group: Annotated[
-        int, typer.Option(min=1, help="Devices that the torch backend trains together.")
+        int, typer.Option(min=1, help="Number of devices that the torch backend trains together.")
     ] = 1
     listing: Annotated[
         bool, typer.Option("--list", help="List tables, or the arms of a table.")
@@ -90,16 +97,17 @@ def _reproduce(options: _Options) -> None:
     if options.report is not None:
         _publish(experiments, scale, folder, options.report)
         return
+    # Neither a table nor --all, or both.
     if bool(options.table) == options.every:
         raise ConfigError(
-            f"shoal reproduce: name a table, or give --all; there are {', '.join(TABLES)}"
+            f"shoal reproduce: name a table or give --all; the tables are {', '.join(TABLES)}"
         )
     selection = _part(options)
     ends_at = math.inf
     if options.budget:
         ends_at = time.monotonic() + parse_seconds("--budget", options.budget)
     ranked = sorted(experiments, key=lambda experiment: experiment.rank)
-    # For all tables at first, so that folders of other configurations are refused before any work.
+    # Check all tables first, so that folders of other configurations are refused before any work.
     jobs_by_table = {}
     for experiment in ranked:
         planned = jobs(experiment, scale, folder, selection, engine=_engine(options))
@@ -112,15 +120,15 @@ def _reproduce(options: _Options) -> None:
     if options.as_json:
         print_json(records)
     if left_out:
+        # At the end, so that one run that cannot start does not stop the others.
         raise DataError(
-            f"{left_out} left out of the runs, for what is said above; the same command goes on "
-            "with them"
+            f"{left_out} runs were skipped for the reasons above; the same command resumes them"
         )
 
 
-def _part(options: _Options) -> "Part":
-    """Return the seeds and arms that were asked for; none of either stands for those of a scale."""
-    from reproduction.running import Part
+def _part(options: _Options) -> "TablePart":
+    """Return the requested seeds and arms; an empty tuple stands for those of the scale."""
+    from reproduction.running import TablePart
     from shoal.cli.options import parse_ints
 
     seeds: tuple[int, ...] = ()
@@ -129,7 +137,7 @@ def _part(options: _Options) -> "Part":
     arms: tuple[str, ...] = ()
     if options.only:
         arms = tuple(name.strip() for name in options.only.split(","))
-    return Part(seeds=seeds, arms=arms)
+    return TablePart(seeds=seeds, arms=arms)
 
 
 def _list(
@@ -145,12 +153,15 @@ def _list(
     if options.as_json:
         print_json(rows)
         return
-    about = f"{title} (~ is estimated for {os.cpu_count()} cores)"
+    about = f"{title} (~ marks an estimate for {os.cpu_count()} cores)"
     print_rows(about, rows, empty="there are no tables")
+    if options.table:
+        claims = _claim_rows(experiments[0], scale, folder)
+        print_rows("what the claims need", claims, empty="no claim is stored below --out")
 
 
 def _run_all(jobs: "Sequence[Job]", ends_at: float, folder: Path) -> int:
-    """Run jobs that end in time, and return the number of those that could not run."""
+    """Run the jobs that end in time, and return how many of them could not run."""
     from reproduction.report.cells import duration_text
     from reproduction.stored import estimated_seconds, seconds_of_runs
 
@@ -158,24 +169,28 @@ def _run_all(jobs: "Sequence[Job]", ends_at: float, folder: Path) -> int:
     for number, job in enumerate(jobs, 1):
         table = f"{job.experiment.table} {job.scale}"
         name = f"{table}, {number} of {len(jobs)}: {job.arm.name}, seed {job.config.seed}"
+        # Read again before each run, because the runs of this command add durations.
         estimated = estimated_seconds(job.experiment, job.scale)
         measured = seconds_of_runs(folder, job.experiment, job.scale)
+        # Measured durations replace estimated ones.
         seconds = (estimated | measured).get(job.arm.name)
-        # A run of unknown duration is started as long as there is any time.
+        # A run of unknown duration starts while any time is left.
         if ends_at - time.monotonic() < (seconds or 0.0):
-            error_console().print(
-                f"left out, since it takes {duration_text(seconds)}: {name}", highlight=False
-            )
+            reason = "no time is left"
+            if seconds is not None:
+                reason = f"it takes {duration_text(seconds)}"
+            error_console().print(f"skipped, because {reason}: {name}", highlight=False)
+            # A run that the budget excludes is not a failure, so it does not count.
             continue
         error_console().print(f"[bold]{name}[/]", highlight=False)
         try:
             _run(job)
         except (ConfigError, DataError) as error:
             # A data set or package is missing, or another process runs the job.
-            error_console().print(f"left out: {error}", highlight=False, markup=False)
+            error_console().print(f"skipped: {error}", highlight=False, markup=False)
             left_out += 1
             continue
-        # After each run, so that the table has what is complete if a later one fails.
+        # Write the table after each run, so that it is up to date if a later run fails.
         _write(job.experiment, job.scale, folder)
     return left_out
 
@@ -197,17 +212,20 @@ def _report(
     print_rows(experiment.title, rows, empty="no figure was evaluated")
     claims = []
     for result in judge(experiment, written.rows):
+        # Without the runs that it needs, a claim decides nothing.
         if result.claim.says and result.by_seed:
             claims.append(claim_cells(result))
-    print_rows("verdicts", claims, empty="none of the claims has both of its arms")
+    print_rows("verdicts", claims, empty="no claim has both of its arms")
     for published, here in stand_ins(experiment, arms_of(written.rows)):
-        say(f"{here} stands for {published}: published figures and claims are not about it")
+        print_text(f"{here} replaces {published}: published figures and claims do not apply to it")
     for path in written.paths:
-        say(str(path))
+        print_text(str(path))
     return []
 
 
-def _records(experiment: "Experiment", scale: "Scale", written: "Written") -> list[dict[str, Any]]:
+def _records(
+    experiment: "Experiment", scale: "Scale", written: "WrittenTable"
+) -> list[dict[str, Any]]:
     """Return the figures and claims of a table as records."""
     from reproduction.figures_json import to_json
 
@@ -237,10 +255,10 @@ def _publish(
         written.append(_write(experiment, scale, folder, report / experiment.table))
     if not any(written):
         raise ConfigError(
-            f"no run is complete at the scale {scale} below {folder}; say --out and --scale of the "
-            "runs"
+            f"no run at the scale {scale} below {folder} is complete; give the --out and --scale"
+            " of the runs"
         )
-    say(str(write_index(report, TABLES)))
+    print_text(str(write_index(report, TABLES)))
 
 
 def _engine(options: _Options) -> "EngineTable":
@@ -269,7 +287,7 @@ def _run(job: "Job") -> None:
 
 def _write(
     experiment: "Experiment", scale: "Scale", folder: Path, target: Path | None = None
-) -> "Written | None":
+) -> "WrittenTable | None":
     """Write a table, by default among its runs; None if no run of it is complete."""
     from reproduction.report.writing import write_table
     from reproduction.running import collect, table_folder
@@ -282,7 +300,7 @@ def _write(
 
 
 def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[str, str]:
-    """Return the cells of a table in the list of all."""
+    """Return the cells of a table in the list of all tables."""
     arms = [arm.name for arm in experiment.chosen(scale)]
     seeds = experiment.seeds[scale]
     return {
@@ -291,7 +309,44 @@ def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[s
         "title": experiment.title,
         "runs": f"{len(arms)} of {len(experiment.arms)} arms, seeds {', '.join(map(str, seeds))}",
         "takes": _Durations(experiment, scale, folder).text(arms * len(seeds)),
+        "claims": _verdict_counts(experiment, scale, folder),
     }
+
+
+def _verdict_counts(experiment: "Experiment", scale: "Scale", folder: Path) -> str:
+    """Return how many claims of a table have each verdict, as far as its runs are stored."""
+    verdicts = Counter(result.verdict for result in _results(experiment, scale, folder))
+    # Claims without a verdict have nothing to count.
+    verdicts.pop("", None)
+    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())) or "-"
+
+
+def _claim_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[dict[str, str]]:
+    """Return the cells of each claim of a table that was run: its verdict, and what it needs."""
+    from reproduction.report.cells import claim_cells
+
+    rows = []
+    for result in _results(experiment, scale, folder):
+        if result.claim.says and result.by_seed:
+            cells = claim_cells(result)
+            rows.append({name: cells[name] for name in ("claim", "verdict", "published", "needs")})
+    return rows
+
+
+def _results(experiment: "Experiment", scale: "Scale", folder: Path) -> "tuple[ClaimResult, ...]":
+    """Judge the claims of a table by its figures in a folder of runs or of reports."""
+    from reproduction.figures import judge
+    from reproduction.running import table_folder
+    from reproduction.stored import read_rows
+
+    # The folder of runs first, since it is newer than any report of it.
+    own = table_folder(folder, experiment, scale)
+    # A report has its tables one folder above, without the scale in the path.
+    for place in (own, own.parent):
+        rows = read_rows(place / f"{experiment.table}.csv")
+        if rows and rows[0].scale == scale:
+            return judge(experiment, rows)
+    return ()
 
 
 def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[dict[str, str]]:
@@ -299,6 +354,7 @@ def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[di
     durations = _Durations(experiment, scale, folder)
     arms_by_scale = {}
     for name in experiment.seeds:
+        # A scale may leave arms out.
         arms_by_scale[name] = {arm.name for arm in experiment.chosen(name)}
     rows = []
     for arm in experiment.arms:
@@ -307,17 +363,17 @@ def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[di
         rows.append(
             {
                 "arm": arm.name,
-                "what it is": arm.about,
+                "description": arm.about,
                 "published": ", ".join(published) or "-",
-                "run by default at": ", ".join(scales),
-                "a run takes": durations.text([arm.name]),
+                "default scales": ", ".join(scales),
+                "time per run": durations.text([arm.name]),
             }
         )
     return rows
 
 
 class _Durations:
-    """How long runs of the arms of a table take, as measured, or else as estimated."""
+    """Durations of the runs of a table's arms, measured or else estimated."""
 
     def __init__(self, experiment: "Experiment", scale: "Scale", folder: Path) -> None:
         from reproduction.stored import estimated_seconds, seconds_of_runs
@@ -326,15 +382,17 @@ class _Durations:
         self._known = estimated_seconds(experiment, scale) | self._measured
 
     def text(self, runs: "Sequence[str]") -> str:
-        """Return how long runs of arms take one after the other, for people."""
+        """Return the total duration of runs of these arms as text."""
         from reproduction.report.cells import duration_text
 
         timed = [name for name in runs if name in self._known]
         if not timed:
             return duration_text(None)
+        # One arm without a measurement makes the total an estimate.
         is_estimated = any(name not in self._measured for name in timed)
         prefix = "~" if is_estimated else "measured "
         unknown = ""
         if len(timed) < len(runs):
+            # Arms, not runs: several seeds of an unknown arm count once.
             unknown = f", {len({*runs} - {*self._known})} unknown"
         return prefix + duration_text(sum(self._known[name] for name in timed)) + unknown

@@ -1,8 +1,8 @@
-"""Resume a run that is paused.
+"""Resume a paused run.
 
 Example: shoal resume
 """
 
 from shoal.cli.commands.pause import steering
 
-_resume = steering("resume", "goes on")
+_resume = steering("resume", "continues")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import HERE, FleetFolder
-from shoal.cli.console import say
+from shoal.cli.console import print_text
 from shoal.extras import needs
 
 
@@ -21,5 +21,7 @@ def _revoke(
         from broker_server.service.own_brokers import what_to_copy
 
     revoke(folder, name)
-    say(f"{name} is revoked: a server that is up takes nothing more of it")
-    say(what_to_copy(folder) or "the broker that this server started shuts it out within seconds")
+    print_text(f"{name} is revoked: a running server ignores its messages from now on")
+    print_text(
+        what_to_copy(folder) or "the broker that this server started disconnects it within seconds"
+    )

@@ -1,4 +1,4 @@
-"""Let the next round start from an earlier global version; nothing is deleted.
+"""Start the next round from an earlier global version; nothing is deleted.
 
 Example: shoal rollback 40
 """

@@ -1,4 +1,4 @@
-"""Send a new runtime or new artifact sets to boards over the air, to a few of them first.
+"""Send a new runtime or new artifact sets to boards over the air, starting with a few boards.
 
 A board returns to its previous release if the new one fails.
 
@@ -20,7 +20,7 @@ from shoal.cli.common import (
     StoreFolder,
     Watch,
 )
-from shoal.cli.console import say
+from shoal.cli.console import print_text
 from shoal.extras import needs
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 
 def _percent(text: str) -> float:
+    # The percent sign may be omitted.
     if not 0 < (share := float(text.removesuffix("%"))) <= 100:
-        raise ValueError(f"{text} is not more than 0 and at most 100 percent")
+        raise ValueError(f"{text} is not a percentage above 0 and up to 100")
     return share
 
 
@@ -42,39 +43,50 @@ def _percent(text: str) -> float:
 def _start(
     configs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Descriptions of the boards, flash.toml; one for each kind."),
+        typer.Argument(help="Descriptions of the boards (flash.toml), one for each kind."),
     ] = None,
     artifacts: Annotated[
         Path | None,
-        typer.Option(help="Instead: exported sets for the run in progress, of the same model."),
+        typer.Option(
+            help="Send the artifact sets in this folder, of the same model, for the run in"
+            " progress, instead of a runtime."
+        ),
     ] = None,
     stages: Annotated[
         list[float] | None,
-        typer.Option("--stage", parser=_percent, help="Percent; by default 5, 25, then 100."),
+        typer.Option(
+            "--stage",
+            parser=_percent,
+            help="Percentage of the boards that have the release after each stage; by default,"
+            " 5, 25 and 100.",
+        ),
     ] = None,
     canary: Annotated[
         float | None,
-        typer.Option(parser=_percent, help="Percent of the boards first, then all: two stages."),
+        typer.Option(parser=_percent, help="Percentage of the boards in the first of two stages."),
     ] = None,
     failed: Annotated[
-        float, typer.Option(min=0, max=100, help="Percent of them that may fail.")
+        float, typer.Option(min=0, max=100, help="Percentage of a stage's boards that may fail.")
     ] = 0.0,
     gate: Annotated[
         int,
-        typer.Option(min=0, help="Training tasks that each must first finish with it."),
+        typer.Option(
+            min=0,
+            help="Number of training tasks that each board must finish before the next stage.",
+        ),
     ] = 0,
     within: Annotated[
         float,
-        typer.Option(min=1, help="Minutes in which a board must be back with it."),
+        typer.Option(min=1, help="Minutes within which a board must reconnect with the release."),
     ] = 60.0,
     folder: FleetFolder = HERE,
     *,
     store: StoreFolder,
 ) -> None:
-    """Sign this version of Shoal, or artifact sets, which a running server sends to boards.
+    """Sign this version of Shoal, or artifact sets, for a running server to send to boards.
 
-    The signature is valid for 90 days. A board must finish a training task with a new set before
-    the next stage, or --gate tasks.
+    The signature is valid for 90 days. Before the next stage, each board must finish --gate
+    training tasks (with new artifact sets, at least one).
 
     Example: shoal rollout start --artifacts artifacts --canary 5
     """
@@ -85,16 +97,19 @@ def _start(
     from shoal.flash.settings import load_flash_config
 
     if canary is not None and stages:
-        raise ConfigError("--canary says the stages, and so does --stage; name one of them")
+        raise ConfigError("--canary and --stage both set the stages; give only one of them")
+    # Both, or neither.
     if bool(configs) == (artifacts is not None):
         raise ConfigError(
-            "name a flash.toml for a runtime, or --artifacts for the sets of the run in progress"
+            "give a flash.toml for a runtime, or --artifacts for the sets of the run in progress"
         )
     sets = None
     if artifacts is not None:
         sets = _other_sets(folder, store, artifacts)
+        # New graphs prove themselves only by training, so a board must train at least once.
         gate = max(gate, 1)
     builds = {}
+    # The release has one build for each kind of board: a machine and a version of Python.
     for path in configs or ():
         board = load_flash_config(path)
         builds[board_kind(board.target.machine, board.target.python)] = release_files(board)
@@ -102,7 +117,9 @@ def _start(
     if stages:
         percents = stages
     elif canary is not None:
+        # A canary, then everybody: the shortest rollout that can still be stopped.
         percents = [canary, 100.0]
+    # The options have percent and minutes, a release shares and seconds.
     limits = {
         "stages": [percent / 100 for percent in percents],
         "most_failed": failed / 100,
@@ -111,7 +128,7 @@ def _start(
     }
     release = start_rollout(folder, builds, _VALID_DAYS, sets, **limits).release
     kinds = ", ".join(builds or release.sets)
-    say(f"release {release.number} for {kinds}; see how it goes with `shoal rollout show`")
+    print_text(f"release {release.number} for {kinds}; follow it with `shoal rollout show`")
 
 
 def _other_sets(folder: Path, store: Path, artifacts: Path) -> "Artifacts":
@@ -127,11 +144,13 @@ def _other_sets(folder: Path, store: Path, artifacts: Path) -> "Artifacts":
         from broker_server.store import Store
         from broker_server.store.configurations import saved_config
 
+    # Closed at once: the server of the store may be running.
     with closing(Store(store)) as opened:
         run = opened.unfinished(Authority.read(folder).fleet)
     if run is None:
         raise ConfigError(
-            f"no run is in progress in {store}; a run that begins takes the sets of its [model]"
+            f"no run is in progress in {store}, so no rollout is needed; a new run uses the"
+            " sets of its [model]"
         )
     config = saved_config(store, run.id)
     if config is None:
@@ -139,6 +158,7 @@ def _other_sets(folder: Path, store: Path, artifacts: Path) -> "Artifacts":
             f"the server of {store} has not resumed run {run.id} yet: start the server, and repeat "
             "this command"
         )
+    # The server has another working folder, so the path must be absolute.
     return load_other_sets(config, artifacts.resolve())
 
 
@@ -150,22 +170,23 @@ def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> N
             from shoal.sources import connect
 
         if url:
+            # Through the page, so that its rules for who may act apply.
             number = connect(url).act_on_rollout(verb)
         else:
             number = steer_rollout(folder, verb).release.number
-        say(f"release {number} {then}")
+        print_text(f"release {number} {then}")
 
 
 _steer(
     "pause",
-    "Pause the rollout: the server asks no more boards; those that it asked continue.",
-    "goes to no more boards for now",
+    "Pause the rollout: boards that the server has asked continue, but it asks no further boards.",
+    "is paused: the server does not ask any further boards",
 )
-_steer("resume", "Resume a rollout that is paused.", "goes on")
+_steer("resume", "Resume a paused rollout.", "continues")
 _steer(
     "stop",
-    "Stop the rollout for good; boards that run the release keep it.",
-    "goes to no more boards",
+    "Stop the rollout for good; boards that already run the release keep it.",
+    "is stopped: the server does not ask any further boards",
 )
 
 
@@ -178,7 +199,7 @@ def _show(
     as_json: AsJson = False,
     watch: Watch = False,
 ) -> None:
-    """Show the progress of the newest rollout, and its outcome on each board.
+    """Show the progress of the newest rollout, and the outcome on each board.
 
     Example: shoal rollout show --watch
     """

@@ -1,4 +1,4 @@
-"""List the rounds of a run, or explain one of them.
+"""List the rounds of a run, or explain one round.
 
 Example: shoal rounds show 12
 """
@@ -32,7 +32,7 @@ def _show(
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the devices of a round: their answers, norms and weights, and why others were left out.
+    """Show the devices of a round: their updates, norms and weights, and why devices were left out.
 
     Example: shoal rounds show 12
     """

@@ -1,6 +1,7 @@
 """Simulate a fleet: real rounds with virtual devices and emulated clocks.
 
-The same configuration resumes a simulation that was stopped, also for more rounds.
+If you run the command again with the same configuration, it resumes a simulation that was stopped.
+With more rounds, it adds the missing rounds.
 
 Example: shoal simulate --rounds 50
 """
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from shoal.cli.common import SIMULATION_FILE, AsJson
-from shoal.cli.console import error_console, print_json, say, seconds_text
+from shoal.cli.common import SIMULATION_FILE, AsJson, NewName
+from shoal.cli.console import error_console, print_json, print_text, seconds_text
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
@@ -27,14 +28,17 @@ class _Options:
     config: Annotated[Path, typer.Option(help="The simulation's configuration.")] = SIMULATION_FILE
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the results, instead of the configured one."),
+        typer.Option(help="Folder of the results; overrides the configuration."),
     ] = None
-    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the configured number.")] = (
-        None
-    )
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the configured one.")] = None
+    name: NewName = None
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Number of rounds, instead of the configured number.")
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed, instead of the configured one.")
+    ] = None
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes or actors; 0 for one per core.")
+        int | None, typer.Option(min=0, help="Number of processes or actors; 0 for one per core.")
     ] = None
     as_json: AsJson = False
 
@@ -52,17 +56,17 @@ def _simulate(options: _Options) -> None:
     def watch(row: "RoundRow") -> None:
         display.closed(row.round, _line(row))
 
+    title = config.run_name or config.strategy.name
     with SimulationDisplay(console, config.round.rounds) as display:
         result = simulate(config, listener=display.show, stage=display.stage, watch=watch)
-    plots = (
-        plot_run(result.folder, result.rounds, title=config.strategy.name) if result.rounds else ()
-    )
+    # A simulation that ended before its first round has nothing to plot.
+    plots = plot_run(result.folder, result.rounds, title=title) if result.rounds else ()
     if options.as_json:
         print_json([row.__dict__ | {"tiers": dict(row.tiers)} for row in result.rounds])
     else:
-        print_rounds(result.rounds, config.strategy.name)
+        print_rounds(result.rounds, title)
         for path in (result.folder / "metrics.parquet", *plots) if result.rounds else ():
-            say(str(path))
+            print_text(str(path))
     if result.finished.early:
         console.print(f"the simulation ended early: {result.finished.early}", highlight=False)
     if result.finished.status != "finished":
@@ -77,13 +81,17 @@ def _configured(options: _Options) -> "SimulationConfig":
     from simulation.settings import SimulationConfig
 
     config = load_config(options.config, SimulationConfig).resolved(options.config.resolve().parent)
+    # Before any work, because functions that the file names are code that this command would run.
     require_own_code(config.strategy, options.config, None)
     changes = {
         "out": options.out and options.out.resolve(),
+        "run_name": options.name,
         "seed": options.seed,
+        # An option that was not typed gives None, which is dropped below.
         "round": options.rounds and config.round.model_copy(update={"rounds": options.rounds}),
         "engine": None
         if options.workers is None
+        # Zero workers means one for each core, so only None leaves the configured number.
         else config.engine.model_copy(update={"workers": options.workers}),
     }
     return config.model_copy(
@@ -93,8 +101,12 @@ def _configured(options: _Options) -> "SimulationConfig":
 
 def _line(row: "RoundRow") -> str:
     accuracy = "" if row.loss is None else f"loss {row.loss:.4f}, "
+    # Without an accuracy, as for a regression, the line shows the loss.
     accuracy = accuracy if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
     loss = "" if row.train_loss is None else f"training loss {row.train_loss:.4f}, "
     local = "" if row.local_accuracy is None else f"local accuracy {row.local_accuracy:.4f}, "
+    metrics = ""
+    for name, value in (row.metrics or {}).items():
+        metrics += f"{name} {value:.4f}, "
     times = f"{seconds_text(row.simulated_total)} simulated, {seconds_text(row.seconds)} real"
-    return f"round {row.round}: {accuracy}{local}{loss}{row.devices} devices, {times}"
+    return f"round {row.round}: {accuracy}{metrics}{local}{loss}{row.devices} devices, {times}"

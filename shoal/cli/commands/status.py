@@ -1,4 +1,4 @@
-"""Show the state of a run, its devices, and whether a server works on it.
+"""Show the state of a run and its devices, and whether a server is working on the run.
 
 Example: shoal status --watch
 """

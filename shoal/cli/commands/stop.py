@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import FLEET_FILE, BrokerUrl, FleetFile, PageUrl, RunName
+from shoal.cli.common import FLEET_FILE, BrokerUrl, FleetFile, PageUrl, RunInProgress
 from shoal.extras import needs
 
 
 def _stop(
     config: FleetFile = FLEET_FILE,
-    run: RunName = "",
-    now: Annotated[bool, typer.Option("--now", help="Give the round in progress up.")] = False,
+    run: RunInProgress = "",
+    now: Annotated[bool, typer.Option("--now", help="Abandon the round in progress.")] = False,
     broker: BrokerUrl = None,
     url: PageUrl = "",
 ) -> None:
     with needs("server"):
         from shoal.cli.serving import fleet_or_page, steer_run
 
-    done = "ends; its round is given up" if now else "ends after the round in progress"
+    done = "ends; its round is abandoned" if now else "ends after the round in progress"
     steer_run(fleet_or_page(config, broker, url), "abandon" if now else "stop", run, done)

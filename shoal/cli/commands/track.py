@@ -11,7 +11,7 @@ import typer
 
 from fleet_protocol.spelling import without_login
 from shoal.cli.common import AsJson, RunId, StoreFolder, Watch
-from shoal.cli.console import print_json, say
+from shoal.cli.console import print_json, print_text
 from shoal.extras import needs
 
 
@@ -19,8 +19,8 @@ def _track(
     target: Annotated[
         str,
         typer.Argument(
-            help="tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, or "
-            "homeassistant:mqtt://USER:PASSWORD@HOST."
+            help="Where to write: tensorboard:FOLDER, mlflow:http://HOST:5000,"
+            " otlp:http://HOST:4318, or homeassistant:mqtt://USER:PASSWORD@HOST."
         ),
     ],
     store: StoreFolder,
@@ -35,21 +35,23 @@ def _track(
     with needs("tracking"):
         from shoal.tracking import open_writer, track
 
+        # Before the store is opened, so that a wrong target fails at once.
         writer = open_writer(target)
     with closing(Store(store, read_only=True)) as opened:
         run_id = queries.find_run(opened, run).id
-        # Home Assistant shows the newest run, also one that begins later.
+        # Home Assistant shows the newest run, including one that begins later.
         tracked = run if target.startswith("homeassistant:") else run_id
 
         def changes() -> Iterator[None]:
-            """Yield when the store is to be read: now, and with --watch after each change."""
+            """Yield whenever the store has to be read: now, and with --watch after each change."""
             if not watch:
                 return iter([None])
             return follow(LocalStore(opened), tracked or "", lambda *_: None)
 
         rounds = track(opened, tracked, writer, changes)
+    # The target of Home Assistant may contain a password.
     target = without_login(target)
     if as_json:
         print_json({"run": run_id, "target": target, "rounds": rounds})
     else:
-        say(f"{rounds} rounds of run {run_id} written to {target}")
+        print_text(f"{rounds} rounds of run {run_id} written to {target}")

@@ -1,6 +1,6 @@
-"""Start a server: broker, coordinator and store, until it is stopped.
+"""Run a server (broker, coordinator and store) until it is stopped.
 
-Over MQTT the server accepts only runs of its own configuration.
+Over MQTT, the server accepts only runs of its own configuration.
 
 Example: shoal up --view 8420
 """
@@ -23,9 +23,9 @@ class _Options:
     config: Annotated[
         Path | None,
         typer.Option(
-            help="The configuration of runs that are requested over MQTT, with fleet, store and "
-            "broker.",
-            show_default="fleet.toml here, unless --fleet is given",
+            help="Configuration of the fleet, the store, the broker, and the runs that are"
+            " requested over MQTT.",
+            show_default="fleet.toml in this folder, unless --fleet is given",
             rich_help_panel=SOURCE,
         ),
     ] = None
@@ -43,15 +43,13 @@ class _Options:
     listen: Annotated[
         str | None,
         typer.Option(
-            help="Address on which a Mosquitto that the server starts listens; 0.0.0.0 lets boards "
-            "in."
+            help="Address on which the server's Mosquitto listens; 0.0.0.0 lets boards on the"
+            " network connect."
         ),
     ] = None
     insecure: Annotated[
         bool,
-        typer.Option(
-            help="Without identities, let a network that you trust carry everything in the open."
-        ),
+        typer.Option(help="Run without identities or encryption, on a network that you trust."),
     ] = False
     view: Annotated[
         int | None,
@@ -70,13 +68,14 @@ def _up(options: _Options) -> None:
     config = _configuration(options)
     if config is not None:
         own = read_fleet(config, options.broker)
-        # Now, and not when somebody asks for a run.
+        # Check now, not when somebody requests a run.
         own.strategy.require_loadable()
         fleet = options.fleet or own.fleet
         store = options.store or own.store
         broker = own.broker
         view = own.view
     else:
+        # Not None, or `_configuration` would have raised.
         fleet = str(options.fleet)
         store = options.store or project_store()
         broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
@@ -85,8 +84,10 @@ def _up(options: _Options) -> None:
         "listen": options.listen,
         "insecure": options.insecure or None,
     }
+    # An option that was not typed must not override the configuration.
     typed = {key: value for key, value in changes.items() if value is not None}
     broker = validate_config(
+        # Only what was written: defaults that depend on other settings follow the new values.
         {**broker.model_dump(exclude_unset=True), **typed},
         BrokerConfig,
         source="shoal up",
@@ -99,10 +100,10 @@ def _up(options: _Options) -> None:
 
 
 def _configuration(options: _Options) -> Path | None:
-    """Return the configuration that is named, or that of this folder; None for a fleet by its name.
+    """Return the named configuration or the one of this folder; None if only a fleet is named.
 
     Raises:
-        ConfigError: there is none, and no fleet is named.
+        ConfigError: there is no configuration, and no fleet is named.
     """
     if options.config is not None or options.fleet is not None:
         return options.config

@@ -1,6 +1,6 @@
 """List the global versions of a run with their scores.
 
-`shoal export-weights` writes one of them to a file.
+`shoal export-weights` writes a version to a file.
 
 Example: shoal versions
 """

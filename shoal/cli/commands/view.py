@@ -1,6 +1,6 @@
-"""Show a store as a page in the browser, and as an API.
+"""Serve a store as a page for the browser, and as an API.
 
-Only operators can change anything.
+Only operators can make changes.
 
 Example: shoal view --port 8420
 """
@@ -18,25 +18,30 @@ def _view(
     store: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a store, or of results of `reproduce`.",
+            help="Folder of a store, or of results from `reproduce`.",
             default_factory=project_store,
-            show_default="the store of fleet.toml here, or runs/store",
+            show_default="the store of fleet.toml in this folder, or runs/store",
         ),
     ],
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on; beyond loopback a token is needed."),
+        typer.Option(
+            help="Address to listen on; any address other than loopback requires a token."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one."),
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port."),
     ] = 8420,
     token_file: Annotated[
-        Path | None, typer.Option(help="Ask for the token in this file; it is made.")
+        Path | None,
+        typer.Option(help="Require the token in this file; the file is created if it is missing."),
     ] = None,
     actions: Annotated[
         bool,
-        typer.Option("--actions", help="Let act whoever has operator.token of the store."),
+        typer.Option(
+            "--actions", help="Allow actions with the token in the store's file operator.token."
+        ),
     ] = False,
 ) -> None:
     with needs("view"):
@@ -51,9 +56,8 @@ def _view(
     from shoal.cli.console import error_console
 
     store = store_of(store)
-    Store(
-        store, read_only=True
-    ).close()  # a store that cannot be read is said here, not in the page
+    Store(store, read_only=True).close()  # report an unreadable store here, not on the page
+    # A thread serves the page, so this one only waits for a signal.
     done = threading.Event()
     with (
         serving(store, ViewConfig(port=port, host=host, actions=actions), token_file) as address,

@@ -1,1 +1,1 @@
-"""What commands show of a store, one module for each view."""
+"""The views of a store that commands show, one module each."""

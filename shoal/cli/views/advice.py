@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from broker_server.rounds.advice import Advice
-from shoal.cli.console import say
+from shoal.cli.console import print_text
 from shoal.cli.views.view import View
 from shoal.sources import Source
 
@@ -14,9 +14,9 @@ def _read(source: Source, run: str) -> list[Advice]:
 
 def _draw(rules: Sequence[Advice]) -> None:
     for advice in rules:
-        say(f"{advice.title}\n  {advice.evidence}\n  {advice.remedy}")
+        print_text(f"{advice.title}\n  {advice.evidence}\n  {advice.remedy}")
     if not rules:
-        say("nothing: no rule finds anything wrong")
+        print_text("nothing to do: no rule found a problem")
 
 
 ADVICE = View(_read, _draw)

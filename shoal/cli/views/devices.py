@@ -1,21 +1,29 @@
-"""Shows the devices that were ever seen."""
+"""Shows all devices that the server has seen."""
 
 from collections.abc import Sequence
 
 from broker_server.store.queries import DeviceView
+from broker_server.store.remedies import SIMULATED
 from shoal.cli.console import (
     bytes_text,
     number_text,
     print_rows,
+    print_text,
     release_text,
-    say,
     seconds_text,
     time_text,
 )
 from shoal.cli.views.view import View
 from shoal.sources import Source
 
-_OPTIONAL = ("trains on", "version", "board", "memory", "training", "own accuracy", "samples")
+# The least important columns come first: a narrow terminal omits them in this order.
+_OPTIONAL = (
+    "trains on", "version", "board", "memory", "training", "without private", "own accuracy",
+    "samples",
+)  # fmt: skip
+
+_UNKNOWN = "unknown"
+"""In the column `online`: the device was, and no server works now."""
 
 
 def _read(source: Source, run: str) -> list[DeviceView]:
@@ -24,17 +32,38 @@ def _read(source: Source, run: str) -> list[DeviceView]:
 
 def _draw(views: Sequence[DeviceView]) -> None:
     rows = [_row(view) for view in views]
-    print_rows("devices", rows, empty="no device was ever seen", optional=_OPTIONAL)
+    # Only runs that compare have the figure.
+    if not any(view.shared_evaluation for view in views):
+        for row in rows:
+            del row["without private"]
+    print_rows("devices", rows, empty="the server has seen no device", optional=_OPTIONAL)
+    unknown = [view for view in views if _online_text(view) == _UNKNOWN]
+    if unknown:
+        print_text(
+            f"no server works on this store: {len(unknown)} of {len(views)} devices were online "
+            "when the last one ended; `shoal up` or `shoal run` starts one"
+        )
+    # Below the table, because they are sentences.
     for view in views:
         profile = view.device.profile
         if profile is None:
             continue
         release = release_text(profile.runtime_version, profile.release, profile.sets)
-        # The column of versions gives way on a narrow terminal, and this must not.
+        # A narrow terminal omits the column of versions, but this must always show.
         if "failed " in release:
-            say(f"a release failed on {view.device.id}: it runs {release}")
+            print_text(f"a release failed on {view.device.id}: it runs {release}")
         for finding in profile.findings or ():
-            say(f"the data of {view.device.id} looks wrong: {finding}")
+            print_text(f"the data of {view.device.id} looks wrong: {finding}")
+
+
+def _online_text(view: DeviceView) -> str:
+    """Return whether a device is connected, which only a running server knows."""
+    if not view.device.online:
+        return "no"
+    # A virtual device has no connection.
+    if view.device.state == SIMULATED:
+        return SIMULATED
+    return "yes" if view.is_online else _UNKNOWN
 
 
 def _row(view: DeviceView) -> dict[str, str]:
@@ -52,9 +81,12 @@ def _row(view: DeviceView) -> dict[str, str]:
     accuracy = None
     if view.evaluation is not None:
         accuracy = view.evaluation.accuracy
+    shared_accuracy = None
+    if view.shared_evaluation is not None:
+        shared_accuracy = view.shared_evaluation.accuracy
     return {
         "device": view.device.id,
-        "online": "yes" if view.device.online else "no",
+        "online": _online_text(view),
         "board": board,
         "version": release,
         "tier": view.tier or "-",
@@ -63,11 +95,12 @@ def _row(view: DeviceView) -> dict[str, str]:
         "missed": str(view.missed),
         "refused": str(view.refused),
         "own accuracy": number_text(accuracy),
+        "without private": number_text(shared_accuracy),
         "training": seconds_text(view.train_seconds),
         "memory": "-" if view.resident_bytes is None else bytes_text(view.resident_bytes),
         "trains on": provider or "-",
         "last seen": time_text(view.device.last_seen_at),
-        "why not, or less": view.reason or lowered or "-",
+        "reason": view.reason or lowered or "-",
     }
 
 

@@ -1,16 +1,16 @@
-"""Shows what became of every device in one round, and why."""
+"""Shows the outcome of every device in one round, and the reason."""
 
 from pathlib import Path
 
 from broker_server.store import RoundRecord
 from broker_server.store.explaining import DeviceInRound
 from broker_server.store.queries import to_json_values
-from shoal.cli.console import print_json, print_rows, say, seconds_text
+from shoal.cli.console import print_json, print_rows, print_text, seconds_text
 from shoal.sources import open_source
 
 
 def show_round(store: Path, number: int, run: str | None, *, as_json: bool, url: str = "") -> None:
-    """Print what became of every device in a round of a run (None for the newest), and why.
+    """Print the outcome of every device in a round of a run (None: the newest), and the reason.
 
     Raises:
         ConfigError: the store has no such run or round.
@@ -18,33 +18,36 @@ def show_round(store: Path, number: int, run: str | None, *, as_json: bool, url:
     """
     with open_source(store, url) as source:
         outcomes = source.explained(number, run or "")
+        # The round exists, or `explained` would have raised.
         (view,) = source.rounds(run or "", first=number, last=number)
     if as_json:
         print_json(to_json_values(outcomes))
         return
     _draw_head(view.round)
     rows = [_row(outcome) for outcome in outcomes]
-    print_rows("devices", rows, empty="no device was asked")
+    print_rows("devices", rows, empty="no device was selected")
     left_out = view.round.left_out
+    # The store names a bounded number of devices that were not selected.
     if left_out is not None and left_out.more:
-        say(f"and {left_out.more} more that were not asked")
+        print_text(f"and {left_out.more} more that were not selected")
 
 
 def _draw_head(record: RoundRecord) -> None:
-    """Print how the round as a whole ended."""
+    """Print how the round ended."""
     ended = ""
     if record.ending is not None:
         ended = f", ended by {record.ending.value}"
     duration = ""
     if record.collect_seconds is not None:
         duration = f" after {record.collect_seconds:.2f} s"
-    say(f"round {record.number} of run {record.run}: {record.state.value}{ended}{duration}")
+    print_text(f"round {record.number} of run {record.run}: {record.state.value}{ended}{duration}")
     wanted = ""
     if record.wanted is not None:
         wanted = f"{record.wanted} updates wanted, "
-    say(f"  {wanted}{record.quorum} make a quorum")
+    print_text(f"  {wanted}the quorum is {record.quorum}")
+    # An abandoned round has a reason, a closed one may have a note.
     if record.reason or record.note:
-        say(f"  {record.reason or record.note}")
+        print_text(f"  {record.reason or record.note}")
 
 
 def _row(outcome: DeviceInRound) -> dict[str, str]:

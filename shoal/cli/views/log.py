@@ -1,74 +1,78 @@
-"""Shows the lines that a server noted, and follows them."""
+"""Shows the log of a server, and follows it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from broker_server.store import EventRecord, queries
 from broker_server.store.event_table import EVERY_LINE, LineFilter
 from fleet_protocol.errors import visible
-from shoal.cli.console import print_json, say, time_text
+from shoal.cli.console import print_json, print_text, time_text
 from shoal.cli.views.view import View, follow
 from shoal.sources import Source, open_source
 
 _EVENTS_AT_ONCE = 10_000
-"""Bound on the lines that are read after one change of the store."""
+"""Largest number of lines to read after a change of the store."""
 
 
-def show_log(  # noqa: PLR0913  (an argument for each option of the command)
-    store: Path,
-    run: str | None,
-    *,
-    last: int,
-    as_json: bool,
-    url: str = "",
-    matching: LineFilter = EVERY_LINE,
-) -> None:
-    """Print the last lines of the log, of a run (its id, or the beginning of it) or of all."""
+@dataclass(frozen=True)
+class LogQuery:
+    """Which lines are read.
+
+    Attributes:
+        run: id of a run, or the beginning of it; None for all runs.
+        last: number of newest lines.
+        matching: their kinds and device.
+    """
+
+    run: str | None
+    last: int
+    matching: LineFilter = EVERY_LINE
+
+
+def show_log(store: Path, query: LogQuery, *, as_json: bool, url: str = "") -> None:
+    """Print the last lines of the log."""
 
     def read(source: Source, run: str) -> list[EventRecord]:
-        return source.log(last, run, matching=matching)
+        return source.log(query.last, run, matching=query.matching)
 
-    View(read, _draw).show(store, run, as_json=as_json, url=url)
+    View(read, _draw).show(store, query.run, as_json=as_json, url=url)
 
 
-def follow_log(  # noqa: PLR0913  (an argument for each option of the command)
-    store: Path,
-    run: str | None,
-    *,
-    last: int,
-    as_json: bool,
-    url: str = "",
-    matching: LineFilter = EVERY_LINE,
-) -> None:
+def follow_log(store: Path, query: LogQuery, *, as_json: bool, url: str = "") -> None:
     """Print the last lines of the log and each new one, until the run ends or the user stops it."""
     newest_id = 0
-    count = last
+    count = query.last
 
     def read(source: Source, run: str) -> list[EventRecord]:
-        return source.log(count, run, after=newest_id, matching=matching)
+        return source.log(count, run, after=newest_id, matching=query.matching)
 
     with open_source(store, url) as source:
-        for events in follow(source, run or "", read):
+        for events in follow(source, query.run or "", read):
             if not events:
                 continue
+            # Later reads return only lines after this one.
             newest_id = events[-1].id
+            # `last` bounds the first read only; afterwards no new line may be lost.
             count = _EVENTS_AT_ONCE
             if not as_json:
                 _draw(events)
                 continue
             for event in events:
+                # One line for each event, so that a program can read the stream.
                 print_json(queries.to_json_values(event), line=True)
 
 
 def _draw(events: Sequence[EventRecord]) -> None:
     for event in events:
-        say(visible(_line(event), lines=False))
+        # Control characters of a device's text must not reach the terminal.
+        print_text(visible(_line(event), lines=False))
     if not events:
-        say("the log has no such line")
+        print_text("the log has no matching line")
 
 
 def _line(event: EventRecord) -> str:
-    """Return an event as a line of text: when, what, where, and its detail."""
+    """Return an event as a line of text: time, kind, run, round, device and detail."""
     places = []
     if event.round:
         places.append(f"round {event.round}")

@@ -11,6 +11,7 @@ from shoal.sources import Source
 
 
 def _read(source: Source, run: str) -> list[RoundView]:
+    # The table shows no single task.
     return source.rounds(run, tasks=0)
 
 
@@ -21,10 +22,10 @@ def _draw(views: Sequence[RoundView]) -> None:
 
 
 class _Columns:
-    """The columns that depend on what was measured in any of the rounds."""
+    """The columns that exist only if a round has the measurement."""
 
     def __init__(self, views: Iterable[RoundView]) -> None:
-        # Dictionaries as sets that keep the order in which names first occur.
+        # Dictionaries serve as sets that keep the order of first occurrence.
         metrics: dict[str, None] = {}
         device_metrics: dict[str, None] = {}
         tiers: dict[str, None] = {}
@@ -39,7 +40,7 @@ class _Columns:
         self._tiers = tuple(tiers)
 
     def row(self, view: RoundView) -> dict[str, str]:
-        """Return the cells of one round, in the order of the columns."""
+        """Return the cells of one round in the order of the columns."""
         record = view.round
         evaluation = record.evaluation
         accuracy = evaluation.accuracy if evaluation else None
@@ -57,16 +58,22 @@ class _Columns:
             cells[f"{name} on devices"] = number_text(view.device_metrics.get(name))
         for tier in self._tiers:
             cells[tier] = _tier_accuracy(record, tier)
+        # Only runs with noise have this column.
         if view.epsilon is not None:
             cells["epsilon"] = f"{view.epsilon:.4g}"
-        cells["updates"] = ", ".join(f"{count} {phase}" for phase, count in view.phases.items())
+        updates = [f"{count} {phase}" for phase, count in view.phases.items()]
+        if view.clipped:
+            updates.append(f"{view.clipped} of them clipped")
+        if view.too_far:
+            updates.append(f"{view.too_far} of them too far")
+        cells["updates"] = ", ".join(updates)
         cells["time"] = seconds_text(view.seconds)
         cells["note"] = record.reason or record.note or ""
         return cells
 
 
 def _metric(record: RoundRecord, name: str) -> float | None:
-    """Return the value of a metric in a round, if it was measured there."""
+    """Return the value of a metric in a round, if it was measured."""
     if record.evaluation is None:
         return None
     for metric in record.evaluation.metrics:

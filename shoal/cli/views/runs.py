@@ -13,22 +13,27 @@ def _read(source: Source, run: str) -> list[RunView]:
 
 
 def _draw(views: Sequence[RunView]) -> None:
-    rows = [_row(view) for view in views]
+    named = any(view.run.name for view in views)
+    rows = [_row(view, named=named) for view in views]
     print_rows("runs", rows, empty="no run yet")
 
 
-def _row(view: RunView) -> dict[str, str]:
-    """Return the cells of one run."""
-    accuracy = view.evaluation.shown if view.evaluation else None
+def _row(view: RunView, *, named: bool) -> dict[str, str]:
+    """Return the cells of one run, with its name if any run has one."""
+    name = {"name": view.run.name or "-"} if named else {}
+    score = number_text(view.evaluation.shown if view.evaluation else None)
+    if view.evaluation is not None and view.evaluation.accuracy is None:
+        score = f"loss {score}"
     versions = [f"{name} {number}" for name, number in view.versions.items()]
     return {
+        **name,
         "run": view.run.id,
         "status": view.run.status,
         "model": view.run.arch,
         "strategy": view.strategy,
         "rounds": f"{view.closed} of {view.rounds}",
         "versions": ", ".join(versions),
-        "accuracy": number_text(accuracy),
+        "score": score,
         "on the wire": bytes_text(view.run.wire_bytes),
         "begun": time_text(view.run.created_at),
         "time": seconds_text(view.seconds),

@@ -1,4 +1,4 @@
-"""Shows the global versions of a run, and chooses one."""
+"""Shows the global versions of a run, and selects one."""
 
 from collections.abc import Sequence
 
@@ -11,35 +11,38 @@ from shoal.sources import Source
 
 
 def choose_version(source: Source, run: str, *, best: bool) -> tuple[RunRecord, int]:
-    """Return a run, and the version of it that a download takes by default.
+    """Return a run, and the version that a download takes by default.
 
     Args:
         source: the store, or its page.
-        run: id of the run, or its beginning; "" for the newest.
-        best: whether to take the version with the best evaluation, and not the promoted one or,
-            if none was promoted, the newest.
+        run: name or id of the run, or a prefix of its id; "" for the newest.
+        best: whether to take the version with the best evaluation. Otherwise it is the promoted
+            version or, if there is none, the newest.
 
     Raises:
-        ConfigError: there is no such run, or `best` was asked and no version has an evaluation.
+        ConfigError: there is no such run, or `best` is set and no version was evaluated.
     """
     runs = source.runs(run)
     if not runs:
-        raise ConfigError("there is no run yet; `shoal run` begins one")
+        raise ConfigError("there are no runs yet; start one with `shoal run`")
     newest = runs[0]
     if not best:
         promoted = newest.versions.get("promoted")
         return newest.run, newest.versions["newest"] if promoted is None else promoted
     number = _best_version(source.versions(newest.run.id))
     if number is None:
-        raise ConfigError(f"--best: no version of run {newest.run.id} was judged; give --version N")
+        raise ConfigError(
+            f"--best: no version of run {newest.run.id} was evaluated; give --version N"
+        )
     return newest.run, number
 
 
 def _best_version(views: Sequence[VersionView]) -> int | None:
-    """Return the number of the version with the highest score, of several the newest."""
+    """Return the number of the version with the highest score; the newest among equals."""
     scores = [(view.score, view.version.number) for view in views if view.score is not None]
     if not scores:
         return None
+    # Pairs compare by the score, then by the number.
     _, number = max(scores)
     return number
 

@@ -1,4 +1,4 @@
-"""Shows something of a store, for people or for programs, once or whenever it changes."""
+"""Shows a part of a store as text or JSON, once or whenever it changes."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ class View(Generic[_Content]):
     """A part of a store that a command shows.
 
     Attributes:
-        read: reads it about a run, by the beginning of its id; "" is the newest run.
-        draw: prints it for people.
-        as_records: turns it into a record, or a list of them, that is printed as JSON.
+        read: reads it for a run, given by its name or a prefix of its id; "" is the newest run.
+        draw: prints it as text.
+        as_records: converts it into a record or a list of records, which is printed as JSON.
     """
 
     read: Callable[[Source, str], _Content]
@@ -38,9 +38,9 @@ class View(Generic[_Content]):
         watch: bool = False,
         url: str = "",
     ) -> None:
-        """Print the view of a run, None for the newest, of a store or of the page at an address.
+        """Print the view of a run (None: the newest) from a store or from the page at an address.
 
-        With `watch` it is printed again whenever the store changes; JSON then takes one line.
+        With `watch` it prints the view again whenever the store changes; JSON then takes one line.
 
         Raises:
             ConfigError: there is no such run.
@@ -58,23 +58,24 @@ class View(Generic[_Content]):
             print_json(self.as_records(content), line=watch)
             return
         if watch:
+            # Programs read the lines one after the other, so only text clears the screen.
             output_console().clear()
         self.draw(content)
 
 
 def follow(source: Source, run: str, read: Callable[[Source, str], _Content]) -> Iterator[_Content]:
-    """Read a store now and after each change, until the named run has ended or the user interrupts.
+    """Read a store now and after each change, until the run ends or the user interrupts.
 
-    Without a name of a run only the user ends it.
+    If no run is named, only an interrupt ends the reading.
     """
     stop = threading.Event()
     until_stopped: AbstractContextManager[None] = on_signals(lambda _: stop.set())
     if not isinstance(source, LocalStore):
-        # Reading from a network blocks until something comes, so only an interrupt ends it.
+        # Reading from a network blocks until data arrives, so only an interrupt ends it.
         until_stopped = suppress(KeyboardInterrupt)
     with until_stopped:
         for _ in changes(source, stop):
-            # Asked before the content is read, so that the content includes the end of the run.
+            # Checked before the content is read, so that the content includes the end of the run.
             ended = bool(run) and source.runs(run)[0].run.ended_at is not None
             yield read(source, run)
             if ended:
@@ -82,5 +83,5 @@ def follow(source: Source, run: str, read: Callable[[Source, str], _Content]) ->
 
 
 def without_field(field: str, view: Any) -> dict[str, Any]:
-    """Return the record of a view without a field that another command lists."""
+    """Return the record of a view without the field that another command lists."""
     return {name: value for name, value in queries.to_json_values(view).items() if name != field}

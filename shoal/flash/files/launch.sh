@@ -33,7 +33,8 @@ unpack() { # into a folder of its own; only files, only below lib, at most 1 GiB
   rm -rf "$fresh" "${releases:?}/$number"
   mkdir -p "$fresh/bin" || return
   why="it cannot be read"
-  tar -tvzf "$what" >"$fresh/list" || return
+  tar --numeric-owner -tvzf "$what" >"$fresh/list" || return
+  # Owners by number: the name of one could look like a path below lib.
   why="it has something else than files below lib, or more than 1 GiB"
   awk '!/^-/ || $6 !~ /^lib\// || /\/\.\.(\/|$)/ { bad = 1 } { size += $3 } END { exit bad || size > 2^30 }' \
     "$fresh/list" || return

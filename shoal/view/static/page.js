@@ -1,10 +1,10 @@
 // The page of `shoal view`: it reads /api/v1 and draws it.
-// What a store holds is text to it, never markup.
+// It treats the contents of a store as text, never as markup.
 "use strict";
 
-const CHUNK = 100; // rounds that are asked for at once
-const SHOWN = 100; // rows of a table, until all are wanted
-const SHARE = 20; // of the time, the server answers this page in one part of so many
+const CHUNK = 100; // rounds in one request
+const SHOWN = 100; // rows of a table before "Show all"
+const SHARE = 20; // the server spends at most one part in this many of its time on this page
 const VIEWS = {
   fleet: "Fleet",
   run: "Run",
@@ -14,7 +14,7 @@ const VIEWS = {
   artifacts: "Artifacts",
   rollouts: "Rollouts",
 };
-const ALONE = ["fleet", "methods", "rollouts"]; // views that need no run
+const ALONE = ["fleet", "methods", "rollouts"]; // views without a run
 const LOWER = ["loss", "mae", "rmse", "perplexity"];
 const state = {
   lines: "all",
@@ -30,7 +30,7 @@ const state = {
 };
 const at = (id) => document.getElementById(id);
 
-// ---- making elements: strings become text nodes, and nothing is ever parsed
+// ---- creating elements: strings become text nodes and are never parsed
 
 function el(tag, given = {}, ...inside) {
   const made = document.createElement(tag);
@@ -83,7 +83,7 @@ function table(id, caption, columns, rows, tall = false) {
       el(at ? "td" : "th", { scope: at ? null : "row", class: kind }, value(row)),
     ),
   );
-  // A column without a value in any row gives its place to the others.
+  // Columns without any value are hidden.
   const used = columns.map(
     (_, at) =>
       at === 0 ||
@@ -146,7 +146,7 @@ function table(id, caption, columns, rows, tall = false) {
   );
 }
 
-// A part of the view; it is made again only when what it shows has changed.
+// A part of the view; it is redrawn only when its data has changed.
 function part(id, title, shown, build, about = "") {
   let made = at(id);
   if (!made)
@@ -166,7 +166,7 @@ function part(id, title, shown, build, about = "") {
   if (focused) at(focused)?.focus();
 }
 
-// ---- pictures, each with its numbers as text
+// ---- charts, each with its numbers as text
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -342,7 +342,7 @@ function paint(canvas, width, axes, most) {
       pen.fillStyle = count ? `rgba(${heat}, ${0.18 + (0.82 * count) / most})` : colour("--none");
       pen.fillRect(x, top, wide, high);
       if (!count && step > 3) {
-        // what nobody trains is struck out, not only pale
+        // units that no device trains are struck out, not only pale
         pen.strokeStyle = colour("--line");
         pen.beginPath();
         pen.moveTo(x, top + high);
@@ -359,12 +359,14 @@ function paint(canvas, width, axes, most) {
   });
 }
 
-// A word of a command to copy: whoever wrote the store may have written it, and a shell shall read
-// it as one word.
+// A quoted word of a command to copy: the store is untrusted, and a shell must read one word.
 const word = (text) =>
   /^[\w@%+=:,.\/-]+$/.test(text) ? text : `'${String(text).replaceAll("'", `'"'"'`)}'`;
-// What people call a run: its method and when it began; its id tells two of one minute apart.
-const named = (view) => `${view.strategy}, ${clock(view.run.created_at).slice(0, 16)}`;
+// The displayed name of a run: its name or method, and its start; its id distinguishes runs of one
+// minute.
+const titleOf = (view) => view.run.name ?? view.strategy;
+const changing = (runs) => runs.map(({ run }) => [run.id, run.name, run.status]);
+const named = (view) => `${titleOf(view)}, ${clock(view.run.created_at).slice(0, 16)}`;
 
 function exporting(version) {
   const store = word(state.status.run.config.store);
@@ -372,7 +374,7 @@ function exporting(version) {
   return `shoal export-weights --store ${store} --run ${run} --version ${version.number}`;
 }
 
-// ---- what operators do, once they have said that they mean it
+// ---- actions of operators, each after a confirmation
 
 const acts = () => Boolean(state.access?.acts);
 
@@ -395,7 +397,7 @@ function verb(name, text, question, more = {}, path = of(`/actions/${name}`)) {
         else {
           state.busy = false;
           refresh();
-        } // nobody waits to see what he did
+        } // show the effect at once
       },
     },
     text,
@@ -405,14 +407,14 @@ function verb(name, text, question, more = {}, path = of(`/actions/${name}`)) {
 function steering(run) {
   const can = {
     running: [
-      ["pause", "Pause", "Hold the run after the round it is in?"],
-      ["stop", "Stop", "End the run after the round it is in? It cannot go on afterwards."],
+      ["pause", "Pause", "Pause the run after its current round?"],
+      ["stop", "Stop", "End the run after its current round? It cannot be resumed afterwards."],
     ],
     paused: [
-      ["resume", "Resume", "Let the run go on?"],
-      ["stop", "Stop", "End the run? It cannot go on afterwards."],
+      ["resume", "Resume", "Resume the run?"],
+      ["stop", "Stop", "End the run? It cannot be resumed afterwards."],
     ],
-  }[run.status] ?? [["start", "Start again", "Begin a new run with the settings of this one?"]];
+  }[run.status] ?? [["start", "Start again", "Start a new run with the settings of this one?"]];
   if (acts() && state.access.steers)
     part("steering", "", run.status, () =>
       el(
@@ -424,13 +426,13 @@ function steering(run) {
   else at("steering")?.remove();
 }
 
-// Whether a device is connected, as a dot and in a word for those who do not see it.
+// Whether a device is connected, as a dot and as a word for screen readers.
 function presence({ device }) {
   const word =
     device.state === "simulated"
       ? "simulated"
       : state.status.served === false
-        ? "not known"
+        ? "unknown"
         : device.online
           ? device.state
           : "offline";
@@ -451,7 +453,7 @@ const freeMemory = (profile) =>
 
 const releasing = (view) =>
   acts() && view.reason.startsWith("in quarantine")
-    ? verb("release", "Release", `Ask ${view.device.id} again from the next round?`, {
+    ? verb("release", "Release", `Release ${view.device.id} for the next round?`, {
         device: view.device.id,
       })
     : "";
@@ -462,7 +464,7 @@ function fleet() {
   const { status, devices } = state;
   const run = status.run;
   if (run) {
-    const sinceWhen = status.served === false ? " when the server ended" : "";
+    const sinceWhen = status.served === false ? " when the server stopped" : "";
     const progress = el("progress", {
       max: status.rounds,
       value: status.closed,
@@ -495,7 +497,7 @@ function fleet() {
             ? status.evaluation.accuracy !== null
               ? `accuracy ${number(status.evaluation.accuracy)}`
               : `loss ${number(status.evaluation.loss)}`
-            : "not judged",
+            : "not evaluated",
           "devices online": devices.some((view) => view.device.state === "simulated")
             ? `${devices.length} simulated`
             : `${status.online} of ${status.devices}${sinceWhen}`,
@@ -510,7 +512,7 @@ function fleet() {
         el(
           "p",
           { class: "error" },
-          "Nothing is signed here: whoever reaches the broker can run graphs on the boards.",
+          "Messages are not signed: anyone who reaches the broker can run graphs on the boards.",
         ),
       );
     const found = state.advice;
@@ -531,14 +533,14 @@ function fleet() {
                 ),
               ),
             )
-          : el("p", { class: "note" }, "Nothing: no rule finds anything wrong."),
+          : el("p", { class: "note" }, "Nothing to do: no rule found a problem."),
     );
   } else
     part("none", "", 1, () =>
       el(
         "p",
         { class: "note" },
-        sentence("No run yet. `shoal run` begins one; this page shows it as soon as it does."),
+        sentence("No run yet. Start one with `shoal run`; this page then shows it."),
       ),
     );
   const wanted = devices.filter(
@@ -572,7 +574,7 @@ function fleet() {
     ),
     table(
       "devices",
-      "Every device, those that do not train first",
+      "All devices; devices that do not train come first",
       [
         [
           "device",
@@ -593,7 +595,7 @@ function fleet() {
             ),
         ],
         ["tier", (view) => view.tier ?? "-", "id"],
-        ["why not", (view) => view.reason || "-", "long"],
+        ["reason", (view) => view.reason || "-", "long"],
         ["what to do", (view) => [...sentence(view.remedy || "-"), " ", releasing(view)], "long"],
         ["temperature", (view) => degrees(view.device.profile), "n"],
         ["memory free", (view) => freeMemory(view.device.profile), "n"],
@@ -602,6 +604,9 @@ function fleet() {
         ["refused", (view) => view.refused, "n"],
         ["samples", (view) => view.examples ?? "-", "n"],
         ["own accuracy", (view) => number(view.evaluation?.accuracy), "n"],
+        ...(rows.some((view) => view.shared_evaluation)
+          ? [["without private", (view) => number(view.shared_evaluation?.accuracy), "n"]]
+          : []),
         ["training", (view) => seconds(view.train_seconds), "n"],
         ["memory taken", (view) => size(view.resident_bytes), "n"],
       ],
@@ -622,7 +627,7 @@ function tiles(pairs) {
   );
 }
 
-// What may be shown of the log: words, and which lines they mean, also as the API asks for them.
+// Filters of the log: their names, and the kinds of lines that they request from the API.
 const ROUTINE = ["device-accepted", "device-progressed", "round-started", "update-received"];
 const OPERATED = ["asked", "dismissed", "promoted", "returned", "rolled-back", "run-steered"];
 const LINES = {
@@ -633,14 +638,13 @@ const LINES = {
     fits: (line) => !ROUTINE.includes(line.kind),
   },
   operated: {
-    text: "what operators did",
+    text: "actions of operators",
     query: { kind: OPERATED },
     fits: (line) => OPERATED.includes(line.kind),
   },
 };
 
-// The newest lines of the log that the filter lets through; older ones than the page holds are
-// asked for.
+// The newest lines of the log that pass the filter; older lines are requested.
 async function readLog(run, device = "") {
   const query = new URLSearchParams({ last: 200, device, ...(run ? { run: run.id } : {}) });
   for (const [name, values] of Object.entries(LINES[state.lines].query))
@@ -656,8 +660,7 @@ async function chooseLines(event) {
 }
 
 function journal(device = null) {
-  // Of one device more lines were asked for than the newest of all have; what came since is among
-  // those.
+  // The lines of a device were requested separately; newer ones are in the common list.
   const before = device ? state.detail.lines : [];
   const newest = before.at(-1)?.id ?? 0;
   const since = state.log.filter(
@@ -707,7 +710,7 @@ function run() {
   const { status } = state;
   const record = status.run;
   const known = [...state.rounds.values()].sort((a, b) => a.round.number - b.round.number);
-  const rounds = known.filter(ended); // a round in progress would bend every curve
+  const rounds = known.filter(ended); // a round in progress would distort every curve
   const x = rounds.map((view) => view.round.number);
   const judged = (read) =>
     rounds.map((view) => (view.round.evaluation ? (read(view.round.evaluation) ?? null) : null));
@@ -751,7 +754,7 @@ function run() {
   );
   if (rounds.some((view) => view.epsilon !== null))
     show("privacy", "Privacy budget spent, epsilon", x, [
-      ["device asked most often", rounds.map((view) => view.epsilon)],
+      ["device selected most often", rounds.map((view) => view.epsilon)],
     ]);
   show(
     "time",
@@ -764,7 +767,7 @@ function run() {
     tiles({
       "on the wire": size(record.wire_bytes),
       payload: size(record.payload_bytes),
-      "cost of the protocol":
+      "overhead of the protocol":
         record.wire_bytes && record.payload_bytes
           ? `${number(100 * (record.wire_bytes / record.payload_bytes - 1), 1)} %`
           : "-",
@@ -780,7 +783,7 @@ function run() {
   part("rounds", "Rounds", [listed, state.all.has("rounds")], () =>
     table(
       "rounds",
-      "Newest first; a round's number opens it",
+      "Newest first; click a number to open the round",
       [
         [
           "round",
@@ -852,8 +855,8 @@ function round() {
           ...parts,
           row.answered_seconds === null
             ? row.left_seconds === null
-              ? "no answer"
-              : `away after ${seconds(row.left_seconds)}`
+              ? "no update"
+              : `offline after ${seconds(row.left_seconds)}`
             : `answered after ${seconds(row.answered_seconds)}`,
         ].join(", "),
       ),
@@ -873,7 +876,7 @@ function round() {
     ),
     table(
       "round",
-      `Who was asked, who answered when, who was left out and why; the bars end at ${seconds(end)}`,
+      `Selected devices, their answers, and why others were left out; bars end at ${seconds(end)}`,
       [
         ["device", (row) => link({ view: "device", device: row.device }, row.device)],
         [
@@ -915,7 +918,7 @@ function device() {
       "p",
       { class: view.reason ? "" : "good" },
       view.reason === "not drawn"
-        ? "Waits: it was not drawn in the newest round."
+        ? "Waiting: it was not drawn in the newest round."
         : view.reason
           ? `Does not train: ${view.reason}. `
           : "Takes part.",
@@ -934,7 +937,7 @@ function device() {
       samples: view.examples ?? "-",
       memory: size(view.resident_bytes),
       "last seen": clock(view.device.last_seen_at),
-      "its agent is":
+      "agent":
         view.device.online || view.device.state === "simulated"
           ? view.device.state
           : `offline, was ${view.device.state}`,
@@ -943,7 +946,7 @@ function device() {
   const said = view.device.profile;
   part("readings", "Readings", said, () =>
     !said
-      ? el("p", { class: "note" }, "The device has not described itself.")
+      ? el("p", { class: "note" }, "The device has not sent a description.")
       : tiles({
           board: `${said.arch}, ${said.cores} core${said.cores > 1 ? "s" : ""}`,
           system: said.system,
@@ -958,9 +961,9 @@ function device() {
               : `${number(said.step_seconds * 1000, 1)} ms`,
           temperature:
             said.temperature_celsius === null
-              ? "not told"
+              ? "unknown"
               : `${number(said.temperature_celsius, 1)} °C`,
-          power: said.on_battery === null ? "not told" : said.on_battery ? "battery" : "mains",
+          power: said.on_battery === null ? "unknown" : said.on_battery ? "battery" : "mains",
           "may train up to": largestTier(said),
           Shoal: said.runtime_version,
           Python: said.python,
@@ -968,8 +971,8 @@ function device() {
             Object.entries(said.backends)
               .map(([name, version]) => `${name} ${version}`)
               .join(", ") || "nothing",
-          release: said.release?.split(" ").slice(0, 2).join(" ") ?? "takes none",
-          ...(said.lowered ? { "takes less": said.lowered } : {}),
+          release: said.release?.split(" ").slice(0, 2).join(" ") ?? "accepts none",
+          ...(said.lowered ? { "reduced tier": said.lowered } : {}),
         }),
   );
   timeline(tasks);
@@ -1014,8 +1017,8 @@ function device() {
 }
 
 // Tasks of the rounds that had ended when the status was read: the newest task of each round, so
-// that sums add up although the tasks were read later. A round that ends beside the next one counts
-// with it.
+// that sums add up although the tasks were read later. A round that ends together with the next one
+// counts with it.
 function counted(tasks) {
   const { round } = state.status;
   const newest = tasks.at(-1)?.round ?? 0;
@@ -1028,12 +1031,12 @@ function counted(tasks) {
   const counts = [...phases].map(([phase, times]) => `${times} ${phase}`);
   counts.push(`${last - of.size} not asked`);
   const inProgress = newest > last ? `; round ${newest} is in progress` : "";
-  const words = `Of ${last} rounds that have ended: ${counts.join(", ")}${inProgress}.`;
+  const words = `Of ${last} ended rounds: ${counts.join(", ")}${inProgress}.`;
   return { last, of, words };
 }
 
-// What became of the device in each round of the run, one cell for each; those of a long run stand
-// for several.
+// The outcome of the device in each round of the run, one cell each; in a long run, a cell covers
+// several rounds.
 function timeline(tasks) {
   const { last, of: inEnded, words } = counted(tasks);
   const per = Math.max(1, Math.ceil(last / 120));
@@ -1050,7 +1053,7 @@ function timeline(tasks) {
     const kind = worst(task.phase);
     if (order.indexOf(kind) > order.indexOf(cells.get(cell))) cells.set(cell, kind);
   }
-  part("timeline", "Rounds from the first to the newest that has ended", [words, last], () => [
+  part("timeline", "Ended rounds, oldest first", [words, last], () => [
     el(
       "p",
       { class: "row" },
@@ -1076,7 +1079,7 @@ function timeline(tasks) {
     el(
       "p",
       { class: "note" },
-      per > 1 ? `${words} A cell stands for ${per} rounds, and shows the worst.` : words,
+      per > 1 ? `${words} A cell covers ${per} rounds and shows the worst outcome.` : words,
     ),
   ]);
 }
@@ -1088,9 +1091,9 @@ function covered() {
     el(
       "p",
       { class: "note" },
-      "Each row is an axis of the model in one block, its first units at the left and its last " +
-        "at the right. A method that cuts the model differently covers it differently: windows " +
-        "that stay leave the right side to large boards, windows that roll reach every unit in " +
+      "Each row is an axis of the model in one block, from the first unit at the left to the " +
+        "last at the right. The coverage depends on the method: with fixed windows only large " +
+        "boards train the right side, while rolling windows reach every unit in " +
         "time.",
     ),
     el(
@@ -1107,7 +1110,7 @@ function covered() {
         "span",
         { class: "legend" },
         el("span", { class: "swatch now" }),
-        "held in the newest round looked at",
+        "trained in the newest round shown",
       ),
     ),
     el(
@@ -1165,7 +1168,7 @@ function covered() {
 async function look(upto) {
   at("upto").textContent = upto;
   state.upto = upto;
-  if (state.looking) return; // the newest wish is taken when this look is over
+  if (state.looking) return; // the newest request is handled after this one
   state.looking = true;
   while (state.upto !== null) {
     const wish = state.upto;
@@ -1201,8 +1204,8 @@ async function play() {
 
 const FORMATS = { onnx: "ONNX", torch: "torch", safetensors: "safetensors" };
 
-// A button that asks for a file: what the server cannot write it says in a sentence, which a link
-// would show as a page.
+// A button that requests a file: the server answers with a message if it cannot write the file, and
+// a link would open that as a page.
 function taking(format, text, version) {
   const name = `model-${version.number}.${format === "torch" ? "pt" : format}`;
   return el(
@@ -1268,8 +1271,8 @@ function models() {
       name,
       text,
       {
-        promote: `Make version ${number} the one that is exported?`,
-        rollback: `Let the next round start from version ${number} again?`,
+        promote: `Export version ${number} by default from now on?`,
+        rollback: `Start the next round from version ${number}?`,
       }[name],
       { version: number },
     );
@@ -1286,7 +1289,7 @@ function models() {
     () =>
       table(
         "versions",
-        `Newest first; the best is judged by ${metric}${isLowerBetter ? ", lower is better" : ""}`,
+        `Newest first; best by ${metric}${isLowerBetter ? ", lower is better" : ""}`,
         [
           ["version", (view) => String(view.version.number), "n"],
           [
@@ -1299,7 +1302,7 @@ function models() {
                   : "yes",
           ],
           [
-            "counts as",
+            "role",
             (view) =>
               Object.keys(counts)
                 .filter((name) => counts[name] === view.version.number)
@@ -1332,9 +1335,9 @@ function models() {
         [...versions].reverse(),
         true,
       ),
-    "On devices: of the sub-models that became a version, on their own samples, where they keep " +
-      "some. `shoal promote VERSION` makes a version the one that is exported by default, " +
-      "`shoal rollback VERSION` lets the next round start from it, " +
+    "On devices: accuracy of the devices' sub-models on their held-out samples, if they have " +
+    "some. `shoal promote VERSION` exports this version by default, " +
+    "`shoal rollback VERSION` starts the next round from it, " +
       `\`${exporting(newestVersion)}\` writes it to a file; operators download it here.`,
   );
   const sets = state.detail.artifacts ?? [];
@@ -1355,17 +1358,17 @@ function models() {
   }));
   part(
     "tiers",
-    "What each tier gets",
+    "Results by tier",
     [rows, newest],
     () =>
       table(
         "tiers",
-        "The newest version that was judged, and what it costs the devices of a tier",
+        "The newest evaluated version, and its cost on the devices of each tier",
         [
           ["tier", ({ set }) => set.tier, "id"],
           ["devices", ({ there }) => there.length, "n"],
           [
-            "judged here",
+            "evaluated here",
             ({ set }) =>
               number(
                 newest?.tiers[set.tier]?.accuracy ??
@@ -1402,8 +1405,8 @@ function models() {
         ],
         rows,
       ),
-    "Times are the median of its devices; accuracies on devices of their newest update, on " +
-      "samples that they keep for themselves.",
+    "Times are medians over the tier's devices. Accuracies on devices belong to their newest " +
+    "update and their held-out samples.",
   );
   const told = [
     ["best", best],
@@ -1416,18 +1419,18 @@ function models() {
     columns.length
       ? table(
           "labels",
-          "Of the samples of each label, the share that was taken for it",
+          "The share of each label's samples that were classified correctly",
           [
             ["label", (label) => String(label), "n"],
             ...columns.map(([name, shares]) => [name, (label) => number(shares[label]), "n"]),
           ],
           columns[0][1].map((_, label) => label),
         )
-      : el("p", { class: "note" }, ...sentence("Not known: export with `--metrics f1`.")),
+      : el("p", { class: "note" }, ...sentence("Unknown: export with `--metrics f1`.")),
   );
 }
 
-// ---- methods side by side: runs of this store, and files that whoever looks has opened here
+// ---- comparison of methods: runs of this store, and files that the user has opened here
 
 const MOST_SIDES = 6;
 const MOST_BYTES = 30e6;
@@ -1441,8 +1444,8 @@ const READ = {
   loss: (view) => view.round.evaluation?.loss,
   "mean on devices": (view) => view.device_accuracy,
 };
-// The figure that a table of `shoal reproduce` prints for a seed: the mean of its last evaluations,
-// else only the last one, else what belongs to no round; null where the target was never reached.
+// The figure of a seed in a table of `shoal reproduce`: the mean of its last evaluations, or only
+// the last one, or a value without a round; null if the target was never reached.
 const deciding = (row) => {
   const cell = [row.decides, row.last, row.best].find(
     (value) => value !== undefined && value !== "",
@@ -1459,7 +1462,7 @@ const TOOK = {
   "seconds so far": (view) => view.seconds ?? 0,
 };
 
-// The rounds of a run, which are asked for once where it has ended.
+// The rounds of a run; those of an ended run are requested once.
 async function curve(id) {
   if (!state.ended.has(id)) {
     const found = (await api(`runs/${encodeURIComponent(id)}/rounds?tasks=false`)).filter(ended);
@@ -1469,7 +1472,7 @@ async function curve(id) {
   return state.ended.get(id);
 }
 
-// Lines of comma-separated values, as `shoal reproduce` writes them, by the names in the first one.
+// Rows of comma-separated values of `shoal reproduce`, by the names in the first line.
 function separated(text) {
   const [head, ...rows] = text
     .trim()
@@ -1485,8 +1488,8 @@ function separated(text) {
 const ours = (rows) =>
   rows.length && rows.every((row) => row.arm && row.figure && Number.isFinite(deciding(row) ?? 0));
 
-// What `shoal rounds --json` printed flat, as the API says it; its page of methods reads only these
-// values.
+// Converts the flat output of `shoal rounds --json` to the form of the API; the page of methods
+// reads only these values.
 function unflat(row) {
   const judged = Object.keys(row).filter(
     (name) => name.startsWith("round.evaluation.") && row[name] !== null,
@@ -1526,13 +1529,13 @@ async function openFiles(list) {
       if (found.length && found.every((view) => Number.isInteger(view.round?.number)))
         state.files.set(file.name, { curve: found });
       else if (ours(found)) state.files.set(file.name, { table: found });
-      else throw new Error("it holds neither the rounds of a run nor a table");
+      else throw new Error("it contains neither the rounds of a run nor a table");
       at("said").textContent = "";
     } catch (error) {
       at("said").className = "error";
       at("said").textContent =
-        `${file.name} is not shown: ${error.message}. ` +
-        "Open what shoal rounds --json printed, or the .csv of shoal reproduce.";
+        `Cannot show ${file.name}: ${error.message}. ` +
+        "Open output of shoal rounds --json, or a .csv of shoal reproduce.";
     }
   }
   draw();
@@ -1544,7 +1547,7 @@ function publishedText(arm) {
   return `${number(arm.published, 2)}${spread} ${arm.unit}`;
 }
 
-// What a table says of an arm: the mean over its seeds, each of them, and what was published.
+// The values of an arm in a table: the mean over its seeds, each seed, and the published value.
 function arms(name, rows) {
   const groups = new Map();
   for (const row of rows)
@@ -1585,7 +1588,7 @@ function methods() {
     file.table ? arms(name, file.table) : [],
   );
   const drawn = told.filter((arm) => state.drawn.has(arm.key));
-  const titled = (id) => (view(id) ? `${view(id).strategy} ${id}` : id);
+  const titled = (id) => (view(id) ? `${titleOf(view(id))} ${id}` : id);
   const pick = (id, text, given, now) =>
     el(
       "label",
@@ -1602,14 +1605,14 @@ function methods() {
   part(
     "choose",
     "",
-    [runs.map((found) => [found.run.id, found.run.status]), chosen, [...files.keys()], of, across],
+    [changing(runs), chosen, [...files.keys()], of, across],
     () => [
       el(
         "p",
         { class: "note" },
         ...sentence(
-          "Runs of this store on one chart. Beside them the tables that lie around it, and what " +
-            "you open here, which stays in this browser: rounds of another store " +
+          "Runs of this store on one chart, with the tables next to the store and the files that " +
+          "you open here; these stay in this browser: rounds of another store " +
             "(`shoal rounds --json`), and tables of `shoal reproduce` (`.csv`) with the " +
             "published values.",
         ),
@@ -1619,7 +1622,7 @@ function methods() {
         : el(
             "fieldset",
             { class: "row" },
-            el("legend", {}, `Runs, ${MOST_SIDES} at most`),
+            el("legend", {}, `Runs, at most ${MOST_SIDES}`),
             runs.map((found) => {
               const { id } = found.run;
               return el(
@@ -1735,7 +1738,7 @@ function methods() {
   part("summed", "In numbers", rows, () =>
     table(
       "summed",
-      "Each run that is shown",
+      "Selected runs",
       [
         [
           "run",
@@ -1746,7 +1749,7 @@ function methods() {
         ["best accuracy", (row) => number(row.best), "n"],
         ["newest accuracy", (row) => number(row.newest?.accuracy), "n"],
         ["newest loss", (row) => number(row.newest?.loss), "n"],
-        ["tiers apart", (row) => number(row.apart), "n"],
+        ["spread of tiers", (row) => number(row.apart), "n"],
         [
           "mean on devices",
           (row) =>
@@ -1778,7 +1781,7 @@ function methods() {
     part("settings", "", [chosen, keys, state.all.has("settings")], () =>
       table(
         "settings",
-        "Settings that differ",
+        "Differing settings",
         [
           ["setting", (key) => key],
           ...chosen.map((id, at) => [titled(id), (key) => settings[at].get(key) ?? "-", "long"]),
@@ -1792,7 +1795,7 @@ function methods() {
   else
     part(
       "arms",
-      "Beside what was published",
+      "Comparison with published values",
       [told, drawn.map((arm) => arm.key), state.all.has("arms"), of],
       () => {
         const most = new Map();
@@ -1822,13 +1825,13 @@ function methods() {
               "span",
               { class: "legend" },
               el("span", { class: "swatch here" }),
-              "here, each seed, as the table prints it",
+              "here, one mark per seed",
             ),
             el("span", { class: "legend" }, el("span", { class: "swatch paper" }), "published"),
           ),
           table(
             "arms",
-            "Arms of the tables; the bars begin at 0 and end at the largest value of the unit",
+            "Arms of the tables; bars run from 0 to the largest value of the unit",
             [
               ["arm", (arm) => arm.arm],
               ["figure", (arm) => arm.figure],
@@ -1894,7 +1897,7 @@ function artifacts() {
   const found = state.detail.artifacts;
   const worst = (tier) =>
     tier.checks.reduce((a, b) => (a && a.worst_relative > b.worst_relative ? a : b), null);
-  part("sets", "What was exported", found, () =>
+  part("sets", "Exported sets", found, () =>
     table(
       "sets",
       "One row for each tier; the deviation is from PyTorch, relative to the largest value of a " +
@@ -1908,7 +1911,7 @@ function artifacts() {
         ["MFLOPs, training", (tier) => number(tier.flops_per_step_sample / 1e6, 2), "n"],
         ["peak memory", (tier) => size(tier.peak_memory_bytes), "n"],
         [
-          "worst deviation",
+          "largest deviation",
           (tier) => (worst(tier) ? worst(tier).worst_relative.toExponential(1) : "-"),
           "n",
         ],
@@ -1927,19 +1930,19 @@ function artifacts() {
   );
 }
 
-// ---- releases on their way to the boards
+// ---- rollouts of releases
 
 const STEERS = {
-  pause: ["Pause", "Ask no more boards for now? Those that were asked go on."],
-  resume: ["Resume", "Go on with the rollout?"],
-  stop: ["Stop", "Ask no more boards? Those that run the release stay with it."],
+  pause: ["Pause", "Pause the rollout? Boards that were already asked continue."],
+  resume: ["Resume", "Resume the rollout?"],
+  stop: ["Stop", "Stop the rollout for good? Boards that run the release keep it."],
 }; // verbs of a rollout
 
 function rollouts() {
   const [newest, ...past] = state.detail.rollouts;
   if (!newest)
     return part("none", "", 1, () =>
-      el("p", { class: "note" }, sentence("No release yet. `shoal rollout start` begins one.")),
+      el("p", { class: "note" }, sentence("No release yet. Start one with `shoal rollout start`.")),
     );
   const counts = ({ rollout, boards }) => {
     const of = (found) => Object.values(boards).filter(found).length;
@@ -1976,10 +1979,10 @@ function rollouts() {
           )
         : "",
       tiles({
-        "it is": newest.state,
+        "state": newest.state,
         asked: `${told.asked} of ${boards.length}`,
         running: told.running,
-        "on their way": told.under,
+        "in progress": told.under,
         failed: told.failed,
         "for boards": Object.keys({ ...rollout.release.builds, ...rollout.release.sets }).join(
           ", ",
@@ -1987,21 +1990,21 @@ function rollouts() {
       }),
       rollout.stopped ? el("p", { class: "row error" }, `Stopped: ${rollout.stopped}.`) : "",
     ],
-    `It stops by itself where more than ${percent(rollout.most_failed)} of the boards asked ` +
-      `fail; a board that is not back within ${seconds(rollout.within_seconds)} has failed.`,
+    `It stops automatically if more than ${percent(rollout.most_failed)} of the asked boards ` +
+    `fail; a board that is not back within ${seconds(rollout.within_seconds)} has failed.`,
   );
   const aims = rollout.stages.map((share) => Math.ceil(share * boards.length));
   const current = aims.findIndex((aim) => told.asked <= aim);
   part("stages", "Stages", [rollout.stages, aims, told, newest.state], () =>
     table(
       "stages",
-      "Each begins when all boards that were asked before have ended",
+      "A stage begins when all boards of the previous stages have finished",
       [
         ["stage", ([, at]) => String(at + 1)],
         ["share", ([share]) => percent(share), "n"],
         ["boards in all", ([, at]) => aims[at], "n"],
         [
-          "it is",
+          "state",
           ([, at]) =>
             told.asked > aims[at] || (told.asked === aims[at] && !told.under)
               ? "over"
@@ -2018,7 +2021,7 @@ function rollouts() {
   part("boards", "Boards", [boards, rollout.asked, state.all.has("boards")], () =>
     table(
       "boards",
-      "Every board that takes releases, those that failed first",
+      "All boards that accept releases; failed boards come first",
       [
         ["board", (board) => named(board.id)],
         [
@@ -2034,16 +2037,16 @@ function rollouts() {
       true,
     ),
   );
-  part("past", "Releases before", [past, state.all.has("past")], () =>
+  part("past", "Earlier releases", [past, state.all.has("past")], () =>
     table(
       "past",
-      "Newest first, as they were when another took their place",
+      "Newest first, in their state when the next release replaced them",
       [
         ["release", (view) => String(view.rollout.release.number), "id"],
         ["asked", (view) => counts(view).asked, "n"],
         ["running", (view) => counts(view).running, "n"],
         ["failed", (view) => counts(view).failed, "n"],
-        ["on their way", (view) => counts(view).under, "n"],
+        ["in progress", (view) => counts(view).under, "n"],
         ["stopped because", (view) => view.rollout.stopped || "-", "long"],
         [
           "what failed",
@@ -2071,7 +2074,7 @@ function rollouts() {
   );
 }
 
-// ---- where we are, and what is asked for
+// ---- navigation and requests
 
 const place = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 const go = (more) => {
@@ -2097,7 +2100,7 @@ async function api(path) {
     .catch(() => ({ detail: `the server answered ${answer.status}` }));
   if (!answer.ok)
     throw Object.assign(
-      new Error(typeof found.detail === "string" ? found.detail : "the server did not understand"),
+      new Error(typeof found.detail === "string" ? found.detail : "the server refused the request"),
       { status: answer.status },
     );
   return found;
@@ -2146,7 +2149,7 @@ async function detail() {
       ],
     };
   }
-  // Whoever looks may have gone to another view meanwhile.
+  // The user may have opened another view meanwhile.
   if (location.hash === hash) Object.assign(state, { detail: found, detailOf: hash });
 }
 
@@ -2181,7 +2184,7 @@ async function read() {
   [state.devices, state.versions] = await Promise.all([api(of("/devices")), api(of("/versions"))]);
 }
 
-// The newest rounds, and for the curves all of them; those that are over are asked for once.
+// The newest rounds, and all rounds for the curves; ended rounds are requested once.
 async function history() {
   if (state.loading) return;
   state.loading = true;
@@ -2207,7 +2210,7 @@ async function fetchRounds() {
   const newest = state.status.round?.number ?? 0;
   const from = known.length
     ? Math.min(...known.filter((number) => !over.includes(number)), Math.max(1, ...over))
-    : newest - CHUNK + 1; // a round is judged beside the next one
+    : newest - CHUNK + 1; // a round is evaluated during the next one
   if (newest >= from) await get(Math.max(1, from), newest);
   for (
     let last = Math.min(...state.rounds.keys()) - 1;
@@ -2222,8 +2225,8 @@ function draw(again = false) {
   const here = place();
   const view = DRAWN[here.view] ? here.view : "fleet";
   const run = state.status.run;
-  if (state.login) return; // until somebody is in, or goes elsewhere
-  if (state.detailOf !== location.hash) return; // it is drawn when what it needs has come
+  if (state.login) return; // until the user has logged in or opens another view
+  if (state.detailOf !== location.hash) return; // drawn when its data has arrived
   const title = { round: `Round ${here.round}`, device: here.device }[view] ?? VIEWS[view];
   const key = `${view} ${here.device ?? ""} ${here.round ?? ""} ${run?.id}`;
   if (state.shown !== key || again === "fresh") {
@@ -2244,10 +2247,10 @@ function draw(again = false) {
   );
   if (
     at("runs").shown !==
-    JSON.stringify([state.runs.map((found) => [found.run.id, found.run.status]), run?.id])
+    JSON.stringify([changing(state.runs), run?.id])
   ) {
     at("runs").shown = JSON.stringify([
-      state.runs.map((found) => [found.run.id, found.run.status]),
+      changing(state.runs),
       run?.id,
     ]);
     at("runs").replaceChildren(
@@ -2317,8 +2320,8 @@ function login() {
       el(
         "p",
         { class: "note" },
-        "The token stands in the file that --token-file names, that of operators in " +
-          "operator.token of the store.",
+        "The token is in the file of --token-file, the operators' token in " +
+        "operator.token of the store.",
       ),
       el(
         "p",
@@ -2349,7 +2352,7 @@ async function refresh() {
   } catch (error) {
     failed(error);
   }
-  // The longer the server took, the longer it is left alone.
+  // The longer the server took, the longer the page waits.
   setTimeout(
     () => {
       state.busy = false;
@@ -2368,7 +2371,7 @@ async function navigate() {
     await detail();
     const before = state.shown;
     draw();
-    // Whoever chooses something within a view keeps the place in it.
+    // A selection within a view keeps the scroll position.
     if (state.shown !== before) at("main").focus({ preventScroll: true });
     if (state.status.run) await history();
     refresh();
@@ -2399,9 +2402,9 @@ async function start() {
   };
   source.onerror = () => {
     at("live").textContent = "the server does not answer";
-    if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
-    // The answer was none, such as that of a proxy, or to somebody who must log in again, after
-    // which the page opens another source.
+    if (source.readyState !== EventSource.CLOSED) return; // it retries automatically
+    // The response was not a stream, for example from a proxy or because the login expired; the
+    // page then opens another source.
     state.source = null;
     if (!state.login) setTimeout(start, 5000);
   };

@@ -149,6 +149,17 @@ def test_every_published_row_with_data_has_an_arm(table):
         "whalefl-strong",
         "whalefl-ablations",
         "whalefl-repeat",
+        "whalefl-plain",
+        "fml-rates",
+        "heterofl-4",
+        "fedrolex-rho",
+        "fedrolex-ablations",
+        "inclusivefl-depths",
+        "whalefl-alpha",
+        "whalefl-tasks",
+        "fml-catfish",
         "beyond-1",
+        "depthfl-1",
+        "private-1",
     }
     assert any(arm.published for arm in TABLES[table].arms) == (table not in without_numbers)

@@ -322,7 +322,7 @@ def test_wheels_that_cannot_be_had_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(
         Exception,
-        match=r"pip cannot fetch .*onnxruntime==.* for aarch64 and Python 3.10: .*these wheels in",
+        match=r"pip cannot download .*onnxruntime==.* for aarch64 and Python 3.10: .*these wheels in",
     ):
         fetch_wheels(Board("aarch64", "3.10"), tmp_path)
 
@@ -331,7 +331,7 @@ def test_a_wheel_that_is_none_says_how_to_mend_it(flash, hollow):
     """A download that was cut off."""
     (broken,) = (hollow / f"{platform.machine()}-{PYTHON}").glob("numpy-*")
     broken.write_bytes(b"PK")
-    with pytest.raises(Exception, match="delete it, and it is fetched again"):
+    with pytest.raises(Exception, match="delete it, and run this again to download it"):
         pack_runtime(load_flash_config(flash()), hollow)
 
 

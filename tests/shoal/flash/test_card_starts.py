@@ -28,7 +28,7 @@ from tests.brokers import free_port
 from tests.shoal.flash.emulated import FIRMWARE, Board
 from tests.shoal.flash.mirror import needs_mirror
 from tests.shoal.flash.watch import Watch, joined, weights_of
-from trainer_export.artifact_set import export_architecture
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.recipe import Recipe
 
 START_SECONDS, TASK_SECONDS = 3600.0, 1800.0  # an emulated processor beside other work
@@ -57,7 +57,11 @@ def fleet(flash, tmp_path):
     settings = conv.settings({"input_shape": (1, 28, 28)})
     layout = infer_layout(conv, settings)
     tiers = [layout.tier(width) for width in (1.0, 0.5, 0.25)]
-    export_architecture(conv, settings, tiers, Recipe(), tmp_path / "artifacts", formats=("onnx",))
+    export_architecture(
+        ExportRequest(conv, settings, tiers, Recipe()),
+        tmp_path / "artifacts",
+        ExportOptions(formats=("onnx",)),
+    )
 
     def config(store):
         return FleetConfig(
@@ -83,13 +87,13 @@ def fleet(flash, tmp_path):
     return config
 
 
-def barn(tmp_path, *more):
-    """The other devices, as processes of this computer."""
+def barn(tmp_path, port, *more):
+    """The other devices, as processes of this computer; the broker's port is in fleet.toml only."""
     one = LocalDevice(
         "barn", tmp_path / "barn.npz", 0.5, enrolment=tmp_path / "lab/devices/barn.enrolment"
     )
     folder = tmp_path / f"beside-{len(more)}"
-    broker = f"mqtts://127.0.0.1:{(tmp_path / 'lab/address').read_text().rpartition(':')[2]}"
+    broker = f"mqtts://127.0.0.1:{port}"
     return LocalFleet(folder, fleet="lab", broker=broker, devices=[one, *more])
 
 
@@ -107,13 +111,13 @@ def make(config, card):
         file.truncate(CARD_BYTES)
 
 
-def cut(board, watch, finished, draw):
+def cut(board, beside, watch, finished, draw):
     """Let it lose its supply: first while it trains, then at moments drawn over starting and
     training.
     """
     began = time.monotonic()
     board.start()
-    watch.wait(joined, START_SECONDS, f"the board; it said {board.said()}")
+    watch.wait(joined, START_SECONDS, "the board", beside.check)
     print(
         f"joined after {time.monotonic() - began:.0f} s, {board.cpu_seconds():.0f} s of processors"
     )
@@ -121,6 +125,7 @@ def cut(board, watch, finished, draw):
         lambda e: isinstance(e, control.DeviceProgressed) and e.device == "pi-1",
         TASK_SECONDS,
         "an epoch",
+        beside.check,
     )
     span = time.monotonic() - began
     print(f"first epoch after {span:.0f} s, {board.cpu_seconds():.0f} s of processors")
@@ -184,10 +189,11 @@ def test_a_card_joins_its_fleet_and_outlives_power_cuts(flash, fleet, tmp_path):
             finished.set()
 
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(serve, fleet("store"))
+        disturbed = fleet("store")
+        running = pool.submit(serve, disturbed)
         try:
-            with barn(tmp_path) as beside:
-                cut(board, watch, finished, random.Random(seed))
+            with barn(tmp_path, disturbed.broker.port) as beside:
+                cut(board, beside, watch, finished, random.Random(seed))
                 beside.check()
             assert running.result(TASK_SECONDS).status == "finished"
         except BaseException:
@@ -200,7 +206,7 @@ def test_a_card_joins_its_fleet_and_outlives_power_cuts(flash, fleet, tmp_path):
     native = LocalDevice("pi-1", tmp_path / "train.npz", 0.25, enrolment=pi)
     config = fleet("undisturbed")
     with (
-        barn(tmp_path, native),
+        barn(tmp_path, config.broker.port, native),
         Server(config.fleet, config.store, config.broker, listener=alone) as server,
     ):
         assert server.run(config).status == "finished"

@@ -64,7 +64,7 @@ def test_no_key_and_no_data_are_in_it(flash, shoal, hollow):
         enrolment='"barn/devices/pi-7.enrolment"', **dict.fromkeys(("fleet", "device", "server"))
     )
     said = shoal("flash", "deb", "--config", path, "--wheels", hollow, "--out", "d.deb")
-    assert "as /etc/shoal/enrolment" in said
+    assert "to /etc/shoal/enrolment" in said
     listed = dpkg("dpkg-deb", "-c", path.with_name("d.deb"))
     assert "device.toml" in listed
     assert not any(name in listed for name in ("etc/shoal/enrolment", "train.npz"))

@@ -66,11 +66,11 @@ def test_a_card_in_a_reader_or_a_slot_may_be_written(machine):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("sda", "built in, not a card"),
-        ("mmcblk1", "built in, not a card"),
-        ("sdb1", "name the whole one: /dev/sdb"),
-        ("nothing", "those that can be taken out are: mmcblk0, sdb, sdc"),
-        ("sdc", "is a card in it?"),
+        ("sda", "is a built-in disk, not a card"),
+        ("mmcblk1", "is a built-in disk, not a card"),
+        ("sdb1", "name the whole disk: /dev/sdb"),
+        ("nothing", "the removable disks are: mmcblk0, sdb, sdc"),
+        ("sdc", "check that a card is inserted"),
     ],
 )
 def test_nothing_else_may_be(machine, name, words):
@@ -93,7 +93,7 @@ def test_a_card_in_use_or_too_small_is_left(machine, use):
     else:
         need = 5_000_000_000
     with pytest.raises(
-        ConfigError, match="take a larger one" if use == "small" else "umount it first"
+        ConfigError, match="use a larger one" if use == "small" else "umount it first"
     ):
         find_disk(Path("/dev/sdb"), need, machine)
 
@@ -129,7 +129,7 @@ def test_a_card_that_loses_a_bit_is_told(tmp_path):
                 file.seek(5 << 20)
                 file.write(bytes([byte ^ 1]))
 
-    with pytest.raises(StorageError, match=f"at byte {4 << 20}: take another card"):
+    with pytest.raises(StorageError, match=f"at byte {4 << 20}.*use another card"):
         write_image(source, disk, lose)
 
 
@@ -142,13 +142,13 @@ def test_a_file_is_no_card(tmp_path):
     for card, words in (
         (
             Card(image=source, to=tmp_path / "disk", yes=True),
-            "is no disk; those that can be taken out are",
+            "is not a disk; the removable disks are",
         ),
-        (Card(image=source), "name the card with --to"),
-        (Card(image=tmp_path / "none.img", to=tmp_path / "card"), r"none\.img is no image"),
+        (Card(image=source), "--image needs --to with the card"),
+        (Card(image=tmp_path / "none.img", to=tmp_path / "card"), r"none\.img is not an image"),
         (
             Card(image=empty, to=tmp_path / "card"),
-            "is no image of a card; unpack it if it is packed",
+            "is not an image of a card; decompress it if necessary",
         ),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -158,8 +158,8 @@ def test_a_file_is_no_card(tmp_path):
 @pytest.mark.parametrize(
     ("tables", "keys", "words"),
     [
-        ("", {"board": "rpi5"}, "no card is made for rpi5"),
-        ("", {"python": '"3.12"'}, "`python` is one of 3.11, 3.13"),
+        ("", {"board": "rpi5"}, "cannot build a card for rpi5"),
+        ("", {"python": '"3.12"'}, "set `python` to one of 3.11, 3.13"),
     ],
 )
 def test_what_no_card_is_made_for_is_told_before_anything_is_fetched(flash, tables, keys, words):
@@ -182,7 +182,7 @@ def test_what_is_missing_here_is_named(flash, monkeypatch, tmp_path):
     monkeypatch.setattr(image, "needs_tools", lambda: None)
     full = shutil._ntuple_diskusage(10**9, 10**9, 0)
     monkeypatch.setattr(image.shutil, "disk_usage", lambda _path: full)
-    with pytest.raises(StorageError, match="make room"):
+    with pytest.raises(StorageError, match="free some disk space"):
         list(
             make_card(Card(config, out=tmp_path / "card.img"), lambda _disk: True, lambda *_: None)
         )

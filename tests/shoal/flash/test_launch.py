@@ -167,12 +167,24 @@ def test_a_trial_that_ends_three_times_is_over(board):
     assert board.record == "failed 7 3 0 it ended 3 times before the fleet had heard it"
 
 
-@pytest.mark.parametrize("kind", ["above", "absolute", "link", "hard", "noise", "cut"])
+@pytest.mark.attack(
+    "file",
+    "A release unpacks outside its folder, or has links",
+    "refused on the board; nothing is written",
+    "2026-11-23",
+)
+@pytest.mark.parametrize("kind", ["above", "absolute", "link", "hard", "owner", "noise", "cut"])
 def test_a_file_that_is_not_one_writes_nothing(board, kind):
     """Though its operator signed it: no path out of the folder, no links, no damage."""
     info = tarfile.TarInfo(
-        {"above": f"{LIB}/../../../../out", "absolute": f"{board.folder}/out"}.get(kind, f"{LIB}/x")
+        {
+            "above": f"{LIB}/../../../../out",
+            "absolute": f"{board.folder}/out",
+            "owner": "bin/elsewhere",
+        }.get(kind, f"{LIB}/x")
     )
+    if kind == "owner":  # a list of the members shows it as columns
+        info.uname = f"0 0 2026-11-28 00:00 {LIB}"
     info.type = {"link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}.get(kind, tarfile.REGTYPE)
     info.linkname = "/etc/passwd"
     with tarfile.open(board.file, "w:gz") as archive:

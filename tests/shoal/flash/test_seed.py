@@ -250,7 +250,7 @@ def test_a_full_boot_partition_is_told(flash, card, hollow, tmp_path):
     image = card({**TRIXIE, "large": "x" * (31 * 2**20)}, megabytes=34)
     config = flash()
     (tmp_path / "train.npz").write_bytes(os.urandom(4 * 2**20))
-    with pytest.raises(Exception, match="is it full") as error:
+    with pytest.raises(Exception, match="is full or damaged") as error:
         list(seed_all(Batch(config, image=image, out=tmp_path / "card.img", wheels=hollow)))
     assert error.value.exit_code == 7
 
@@ -258,9 +258,9 @@ def test_a_full_boot_partition_is_told(flash, card, hollow, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"no image at all" * 100, "no image of a card"),
-        (lzma.compress(bytes(510) + b"\x55\xaa" + os.urandom(2**20))[:-400], "cut off"),
-        (bytes(510) + b"\x55\xaa", "no FAT partition"),
+        (b"no image at all" * 100, "not an image of a card"),
+        (lzma.compress(bytes(510) + b"\x55\xaa" + os.urandom(2**20))[:-400], "truncated"),
+        (bytes(510) + b"\x55\xaa", "no FAT boot partition"),
     ],
 )
 def test_what_is_no_image_is_not_taken_for_one(flash, hollow, tmp_path, content, words):
@@ -279,7 +279,7 @@ def test_what_is_no_image_is_not_taken_for_one(flash, hollow, tmp_path, content,
     ("files", "words"),
     [
         ({**BOOKWORM, "kernel7l.img": ""}, "this is a 32-bit system"),
-        ({"photo.jpg": ""}, "it has photo.jpg; name the card's first partition"),
+        ({"photo.jpg": ""}, "it contains photo.jpg; name the card's first partition"),
     ],
 )
 def test_what_cannot_be_seeded_is_left_as_it_is(flash, boot, hollow, files, words):
@@ -296,7 +296,7 @@ def test_a_fleet_of_cards_has_an_identity_each(flash, hollow, shoal, tmp_path):
     shoal("enroll", "pi-1", "--folder", "barn")
     kept = (tmp_path / "barn/devices/pi-1.enrolment").read_bytes()
     (tmp_path / "cards.csv").write_text(
-        "device,board,files\npi-1,rpi4,train.npz\npi-2,zero2w,train.npz;flash.toml\n"
+        "\ufeffdevice,board,files\npi-1,rpi4,train.npz\npi-2,zero2w,train.npz;flash.toml\n"
     )
     config = flash(
         TABLES, **dict.fromkeys(("fleet", "device", "server", "board", "python", "files"))
@@ -357,9 +357,9 @@ def test_the_table_of_the_documentation_makes_cards_that_find_their_data(flash, 
     [
         ("device,bord\npi-1,rpi4\n", "did you mean 'board'"),
         ("name\npi-1\n", "every row needs a `device`"),
-        ("device\npi-1\npi-1\n", "pi-1 twice"),
+        ("device\npi-1\npi-1\n", "pi-1 occurs twice"),
         ("", "every row needs a `device`"),
-        ("device\npi-1\nPI_1\n", "several cards are of the host 'pi-1'"),
+        ("device\npi-1\nPI_1\n", "several cards have the host name 'pi-1'"),
         ("device,board\npi-1,rpi4\npi-2,rpi9\n", "'rpi5' or 'zero2w'"),
     ],
 )
@@ -379,4 +379,19 @@ def test_a_wrong_table_makes_no_card_at_all(flash, hollow, tmp_path, table, word
 
 def test_what_is_to_be_seeded_must_be_said(shoal, flash):
     """With the three ways."""
-    assert "name --boot FOLDER, or --image" in shoal("flash", "seed", "--config", flash(), code=2)
+    assert "give --boot FOLDER, or --image" in shoal("flash", "seed", "--config", flash(), code=2)
+
+
+@pytest.mark.attack(
+    "file",
+    "The kernel command line on a card is not valid text",
+    "refused by name; the card is left as it is",
+    "2026-11-29",
+)
+def test_a_command_line_that_is_no_text_is_named(flash, boot, hollow):
+    """It had ended in a traceback, after the other files were written."""
+    folder = boot(TRIXIE)
+    (folder / "cmdline.txt").write_bytes(b"console=\xff\xfe")
+    with pytest.raises(ConfigError, match=r"cmdline\.txt of the boot partition is not UTF-8 text"):
+        list(seed_all(Batch(flash(board="rpi4", python=None), boot=folder, wheels=hollow)))
+    assert {path.name for path in folder.iterdir()} == TRIXIE.keys()

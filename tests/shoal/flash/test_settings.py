@@ -52,13 +52,17 @@ def test_the_board_reads_what_was_meant(flash, tmp_path):
     [
         ("", {"board": "rpi2"}, "'rpi3', 'rpi4', 'rpi5' or 'zero2w'"),
         ("", {"bord": '"rpi4"'}, "did you mean 'board'?"),
-        ('[network]\nssid = "home"\n', {}, 'country = "DE"'),
+        ('[network]\nssid = "home"\n', {}, 'such as "DE"'),
         (WIFI.replace("open sesame", "short") + 'country = "DE"\n', {}, "8 to 63 characters"),
-        ("[ssh]\nkeys = ['id.pub']\n", {}, "id.pub is no public key and no file that holds one"),
+        (
+            "[ssh]\nkeys = ['id.pub']\n",
+            {},
+            "id.pub is neither a public key nor a file that contains one",
+        ),
         (
             "[ssh]\nkeys = ['key']\n",
             {},
-            "this file holds no public key; name the one of OpenSSH that ends in .pub",
+            "this file does not contain a public key; name OpenSSH's file that ends in .pub",
         ),
         ("[settings]\nmax_widht = 0.5\n", {}, "did you mean 'max_width'?"),
         ("", {"server": '"mqtt://192.168.1.10"'}, "insecure = true"),
@@ -129,8 +133,8 @@ def test_an_enrolment_makes_the_board_a_member(flash, shoal, tmp_path):
         "mqtts://192.168.1.10:8883",
     )
     member = {"enrolment": '"barn/devices/pi-7.enrolment"', **nobody}
-    assert "in the enrolment" in refused(flash(**member | {"device": '"pi-8"'}))
-    assert "[settings] broker has no effect" in refused(
+    assert "but the enrolment" in refused(flash(**member | {"device": '"pi-8"'}))
+    assert "[settings] broker is not allowed" in refused(
         flash('[settings]\nbroker = "mqtts://h"\n', **member)
     )
     assert "of the form mqtt://" in refused(flash(**member | {"server": '"192.168.1.10"'}))
@@ -148,7 +152,9 @@ def test_a_board_is_no_server_and_has_one_file_of_a_name(flash, shoal, tmp_path)
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "train.npz").write_bytes(b"other")
     config = load_flash_config(flash(files='["train.npz", "more/train.npz"]'))
-    with pytest.raises(ConfigError, match="two of the files have one name in /var/lib/shoal/data"):
+    with pytest.raises(
+        ConfigError, match="two of the files would have the same name in /var/lib/shoal/data"
+    ):
         list(settings_files(config))
 
 
@@ -161,13 +167,13 @@ def test_without_a_fleet_the_enrolment_comes_later(flash):
 @pytest.mark.parametrize(
     ("line", "server", "words"),
     [
-        ('fleet = "lab"', None, "[settings] fleet has no effect"),
-        ('device = "pi-1"', None, "[settings] device has no effect"),
-        ('broker = "mqtts://h"', None, "[settings] broker has no effect"),
-        ('identity.file = "mine"', None, "[settings] identity has no effect"),
-        ('tls.ca_file = "ca.pem"', None, "[settings] tls has no effect"),
-        ("insecure = true", None, "[settings] insecure has no effect"),
-        ("", '"mqtts://me:secret@h"', "the login in server has no effect"),
+        ('fleet = "lab"', None, "[settings] fleet is not allowed"),
+        ('device = "pi-1"', None, "[settings] device is not allowed"),
+        ('broker = "mqtts://h"', None, "[settings] broker is not allowed"),
+        ('identity.file = "mine"', None, "[settings] identity is not allowed"),
+        ('tls.ca_file = "ca.pem"', None, "[settings] tls is not allowed"),
+        ("insecure = true", None, "[settings] insecure is not allowed"),
+        ("", '"mqtts://me:secret@h"', "the login in server is not allowed"),
         ("", '"192.168.1.10"', "is not of the form mqtt://"),
     ],
 )

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fleet_protocol.mapped_tensors import tensors_in
 __all__ = ["Watch", "joined", "weights_of"]
 
 BOARD = "pi-1"
+_SECONDS_BETWEEN_CHECKS = 5.0
 KEPT = ("train", 1)
 """Kind and round of the update that is compared; statistics of the same round come after it."""
 
@@ -45,11 +47,24 @@ class Watch:
             self._changed.notify_all()
 
     def wait(
-        self, condition: Callable[[control.RunEvent], bool], seconds: float, what: str
+        self,
+        condition: Callable[[control.RunEvent], bool],
+        seconds: float,
+        what: str,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait for an event, and fail where the run ends without it, or the time does."""
+        """Wait for an event, and fail where the run ends without it, or the time does.
+
+        Meanwhile `check` is called every few seconds; it raises if something else has failed.
+        """
+        deadline = time.monotonic() + seconds
         with self._changed:
-            self._changed.wait_for(lambda: self._seen(condition) or self._has_ended(), seconds)
+            while not self._changed.wait_for(
+                lambda: self._seen(condition) or self._has_ended(), _SECONDS_BETWEEN_CHECKS
+            ):
+                check()
+                if time.monotonic() > deadline:
+                    break
             if not self._seen(condition):
                 raise TimeoutError(f"no {what} within {seconds} s; last: {self.events[-3:]}")
 

@@ -85,6 +85,12 @@ def post(client, path, **more):
     return answer.status_code, answer.json().get("detail", "")
 
 
+@pytest.mark.attack(
+    "page user",
+    "Promotes a version without a token, or with the read-only token",
+    "refused with 401 or 403; nothing is written",
+    "2026-11-22",
+)
 def test_nobody_acts_without_the_operators_token(store):
     """Not without one, nor with a reader's or a wrong one, nor where there is no operator; and
     nothing is written.
@@ -106,6 +112,12 @@ def test_nobody_acts_without_the_operators_token(store):
     assert noted(store) == []
 
 
+@pytest.mark.attack(
+    "page user",
+    "Sends `X-Forwarded-For`, so that the log names another address",
+    "the log shows the address of the connection",
+    "2026-11-28",
+)
 def test_no_client_chooses_the_address_in_the_log(store):
     """A client on this machine wrote `X-Forwarded-For`, and its address was that of somebody
     else.
@@ -149,15 +161,15 @@ def test_versions_are_chosen_and_devices_released(store):
     ("path", "code", "said"),
     [
         ("promote?version=7", 409, "has no version 7; it has versions 0 to 1"),
-        ("promote", 409, "which version"),
+        ("promote", 409, "no version given; add ?version=N"),
         ("promote?version=-1", 422, ""),
         ("promote?version=99999999999999999999", 422, ""),
         (
             f"release?device={HOSTILE}",
             409,
-            "nothing of device '<img src=x onerror=alert(1)>' was refused",
+            "no update of device '<img src=x onerror=alert(1)>' was refused",
         ),
-        ("release", 409, "nothing of device ''"),
+        ("release", 409, "no update of device '' "),
         ("release?device=" + 65 * "x", 422, ""),
         ("stop", 409, "shoal up --view"),
         ("format", 422, ""),
@@ -196,6 +208,12 @@ def test_a_run_that_goes_on_is_not_rolled_back(store):
     assert (code, "shoal pause" in said) == (409, True)
 
 
+@pytest.mark.attack(
+    "page user",
+    "Uses an expired login",
+    "401",
+    "2026-11-22",
+)
 def test_a_login_ends(store, monkeypatch):
     """Half a day for operators; its end cannot be moved, nor can a reader's session act."""
     client = TestClient(make_app(store, None, OPERATOR), base_url=HERE)
@@ -246,6 +264,12 @@ def test_a_rollout_is_stopped_by_who_may(tmp_path):
     assert client.post("/api/v1/rollout/actions/eat").status_code == 422
 
 
+@pytest.mark.attack(
+    "page user",
+    "Makes an operator's browser act from a page of another site",
+    "the request is refused because of its origin",
+    "2026-11-22",
+)
 @pytest.mark.parametrize(
     "origin",
     ["http://evil.example", "null", "http://localhost:81", "http://localhost.evil.example"],
@@ -255,7 +279,7 @@ def test_a_page_of_another_server_asks_in_vain(store, origin):
     client = acting(store)
     assert post(client, "promote?version=0", headers={"Origin": origin}) == (
         403,
-        "a page of another server asked for this",
+        "the request comes from a page of another server",
     )
     assert noted(store) == []
     assert post(client, "promote?version=0", headers={"Origin": HERE})[0] == 200

@@ -31,6 +31,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
+from broker_server.service.registry import read_registry
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import Store, queries, schema
 from broker_server.store.remedies import remedy
@@ -220,6 +221,58 @@ def test_a_table_says_which_data_stands_for_the_papers(tmp_path):
     assert rows[0]["note"] == "digits stands for mnist: do not compare."
 
 
+@pytest.mark.attack(
+    "file",
+    "A packed folder of a fleet has a pipe or a link in place of its rollout or its registry",
+    "refused with one line, at once",
+    "2026-11-29",
+)
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_folder_of_a_fleet_holds_up_no_page(kind, tmp_path):
+    """The page reads the rollout of the folder that contains the store."""
+    store = tmp_path / "lab" / "store"
+    Store(store).close()
+    for name in ("rollout.json", "registry.json"):
+        if kind == "pipe":
+            os.mkfifo(tmp_path / "lab" / name)
+        else:
+            (tmp_path / "lab" / name).symlink_to("/dev/zero")
+    answer = TestClient(make_app(store), base_url=HERE).get("/api/v1/rollout")
+    assert answer.status_code == 503
+    assert "is damaged" in answer.json()["detail"]
+    with pytest.raises(ConfigError, match="is not the folder of a fleet"):
+        read_registry(tmp_path / "lab")
+
+
+@pytest.mark.attack(
+    "file",
+    "A packed folder of results has a pipe or a link in place of a table or of its text",
+    "the table is omitted at once; nothing outside the folder is read",
+    "2026-11-29",
+)
+def test_a_folder_of_results_holds_up_no_page(tmp_path):
+    """A pipe would hold a thread of the page at every look, and a link leads anywhere."""
+    header = "table,scale,arm,figure,best\n"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "other.csv").write_text(header + "secret,small,fml,global,1\n")
+    (outside / "other.md").write_text("**secret stands for mnist**\n")
+    folder = tmp_path / "results" / "fml-1" / "small"
+    folder.mkdir(parents=True)
+    (folder / "fml-1.csv").write_text(header + "fml-1,small,fml,global,1\n")
+    (folder / "fml-1.md").symlink_to(outside / "other.md")
+    (folder / "linked.csv").symlink_to(outside / "other.csv")
+    os.mkfifo(folder / "pipe.csv")
+    (folder / "second.csv").write_text(header + "fml-1,small,fml,global,2\n")
+    os.mkfifo(folder / "second.md")
+    store = folder / "fml" / "seed-1" / "store"
+    Store(store).close()
+    tables = get(TestClient(make_app(store), base_url=HERE), "/tables")
+    assert list(tables) == ["fml-1/small/fml-1.csv", "fml-1/small/second.csv"]
+    assert "secret" not in json.dumps(tables)
+
+
 def test_the_log_is_filtered(tmp_path):
     """By kind, without kinds, and by device; commands and client ask for the same."""
     store = made(tmp_path)
@@ -250,8 +303,8 @@ def test_a_status_says_whether_a_server_works_on_the_store(store, client):
     assert status["as_of"] >= before
     assert (status["served"], status["seconds_left"]) == (False, None)
     shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
-    assert "no server: none works on this store" in shown
-    assert "5 of 6 devices were online when the server ended" in shown
+    assert "no server works on this store" in shown
+    assert "5 of 6 devices were online when the server stopped" in shown
     for holder in (store, store.parent):  # of a server, of a simulation
         with held(holder, "not now"):
             status = get(client, "/status")
@@ -263,24 +316,32 @@ def test_a_status_says_whether_a_server_works_on_the_store(store, client):
 
 
 def test_the_status_of_a_simulation_names_the_command_that_continues_it(tmp_path):
-    """A store of a simulation, whose process was killed, has no use for a server."""
+    """A store of a simulation, whose process was killed, has no use for a server.
+
+    A fleet of boards of the same name has.
+    """
     store = made(tmp_path)
     with closing(Store(store)) as written, written._begin() as connection:
         connection.execute(update(schema.runs).values(fleet="simulation"))
+    shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
+    assert "`shoal up` or `shoal run` continues it" in shown
+    assert "shoal simulate" not in shown
+    (store.parent / "config.json").write_text("{}")
     shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
     assert "`shoal simulate` continues it" in shown
     assert "shoal up" not in shown
 
 
-def test_a_device_was_last_seen_when_its_update_came(tmp_path):
-    """Though it has said nothing about itself since."""
+@pytest.mark.parametrize("kind", ["train", "statistics"])
+def test_a_device_was_last_seen_when_its_update_came(tmp_path, kind):
+    """Though it has said nothing about itself since; statistics of batch norm are updates, too."""
     store = made(tmp_path)
     now = time.time()
     with closing(Store(store)) as written, written._begin() as connection:
         merged = select(schema.tasks.c.id, schema.tasks.c.device)
         task, device = connection.execute(merged.where(schema.tasks.c.phase == "merged")).first()
         received = update(schema.tasks).where(schema.tasks.c.id == task)
-        connection.execute(received.values(received_at=now))
+        connection.execute(received.values(received_at=now, kind=kind))
     views = get(TestClient(make_app(store), base_url=HERE), f"/runs/{RUN}/devices")
     seen = {view["device"]["id"]: view["device"]["last_seen_at"] for view in views}
     assert seen[device] == now
@@ -294,7 +355,7 @@ def test_a_device_was_last_seen_when_its_update_came(tmp_path):
         ("/runs/nothing/coverage", "has no run nothing"),
         (f"/runs/{RUN}/rounds/99", "has no round 99; its rounds: 1 to 5"),
         (f"/runs/{RUN}/devices/nobody", "has no device 'nobody'"),
-        (f"/runs/{RUN}/coverage?tier=w9", "asked no tier 'w9'; it asked w1.00-d1, w0.50-d1"),
+        (f"/runs/{RUN}/coverage?tier=w9", "selected no tier 'w9'; it selected w1.00-d1, w0.50-d1"),
         (f"/runs/{RUN}/coverage?last=7", "has no round 7; its rounds: 1 to 5"),
         (f"/compare/{RUN}/x", "has no run x"),
     ],
@@ -352,8 +413,11 @@ def test_devices_are_summed_up_as_they_were_one_by_one(store):
         ("", ""),
         ("offline", "shoal device doctor"),
         ("in quarantine up to round 7: its updates were refused", "shoal devices release pi"),
-        ("revoked: it is no member of the fleet any more", "shoal enroll pi"),
-        ("connected, and says nothing: it is asked again after its next word", "systemctl status"),
+        ("revoked: it is no longer a member of the fleet", "shoal enroll pi"),
+        (
+            "connected, but silent: it can be selected again after its next message",
+            "systemctl status",
+        ),
         (
             "declined, no-data: a label of 7; asked again when it has been restarted",
             "shoal device doctor",
@@ -362,7 +426,7 @@ def test_devices_are_summed_up_as_they_were_one_by_one(store):
         ("round 3: refused: not finite", "shoal rounds show 3"),
         ("round 3: declined: no-space", "shoal device doctor"),
         ("none of the tiers w1.00-d1 fits it", "shoal export --add"),
-        ("it has no training samples; look at [data] of its device.toml", ""),
+        ("it has no training samples; check [data] in its device.toml", ""),
     ],
 )
 def test_a_reason_has_its_remedy(reason, said):
@@ -394,6 +458,12 @@ def test_coverage_counts_the_windows_that_rolled(client):
     assert first["axes"][0]["held"] == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.attack(
+    "page user",
+    "Tries to change the store through requests that read it",
+    "no file of the store changes",
+    "2026-11-22",
+)
 def test_looking_changes_nothing(client, store):
     """Not a byte, not a file."""
 
@@ -430,6 +500,12 @@ def test_lines_come_as_they_are_written(tmp_path, monkeypatch):
     assert '"detail": "three"' in three
 
 
+@pytest.mark.attack(
+    "page user",
+    "Requests the log from a line number that cannot exist",
+    "refused with one line",
+    "2026-11-28",
+)
 @pytest.mark.parametrize(
     "given", [{"params": {"after": 2**63}}, {"headers": {"Last-Event-ID": str(2**63)}}]
 )
@@ -441,6 +517,12 @@ def test_a_line_beyond_those_that_can_be_is_refused(store, given):
     assert client.get("/api/v1/events", **given).status_code == 422
 
 
+@pytest.mark.attack(
+    "page user",
+    "Embeds the page in another page, or makes the page load a script",
+    "the headers of every answer forbid both",
+    "2026-11-22",
+)
 def test_a_browser_is_kept_strict(client):
     """Page and answers: no script but ours, no frame, no guessing of types."""
     for path in ("/", "/page.js", "/api/v1/status", "/api/v1/nothing"):
@@ -451,6 +533,12 @@ def test_a_browser_is_kept_strict(client):
     assert "<script>" not in client.get("/").text
 
 
+@pytest.mark.attack(
+    "page user",
+    "Points its own host name to this machine (DNS rebinding)",
+    "the request is refused because of its host name",
+    "2026-11-22",
+)
 def test_a_foreign_name_for_this_machine_is_refused(store):
     """A page of another site whose name points here must not read the fleet."""
     assert (
@@ -461,6 +549,12 @@ def test_a_foreign_name_for_this_machine_is_refused(store):
     )
 
 
+@pytest.mark.attack(
+    "page user",
+    "Reads the page or its API without the token",
+    "401; nothing of the store is in the answer",
+    "2026-11-22",
+)
 def test_a_token_is_asked_for(store):
     """In the header, or in the cookie of a login; the page itself has nothing to hide."""
     client = TestClient(make_app(store, TOKEN), base_url="http://lab.example")
@@ -497,13 +591,35 @@ def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
         assert address.startswith("http://0.0.0.0:")
         port = int(address.rstrip("/").rpartition(":")[2])
         with (
-            pytest.raises(TransportError, match="is a server of this fleet up"),
+            pytest.raises(TransportError, match="stop the other server of this fleet"),
             serving(store, ViewConfig(port=port)),
         ):
             pass
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"), serving(store, ViewConfig(port=0), file):
+        pass
+
+
+@pytest.mark.attack(
+    "file",
+    "A packed store has a pipe, a folder or bytes that are not text in place of a token",
+    "refused by name, at once",
+    "2026-11-29",
+)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "bytes", "long"])
+def test_a_token_that_is_no_token_is_named(store, tmp_path, kind):
+    """The page does not wait for who writes into a pipe."""
+    file = tmp_path / "token"
+    if kind == "pipe":
+        os.mkfifo(file, 0o600)
+    elif kind == "folder":
+        file.mkdir(mode=0o700)
+    else:
+        file.write_bytes(b"\xff" * 20 if kind == "bytes" else b"x" * 5000)
+        file.chmod(0o600)
+    expected = pytest.raises(ConfigError, match=r"cannot read the token \S+token")
+    with expected, serving(store, ViewConfig(port=0), file):
         pass
 
 
@@ -518,6 +634,13 @@ def answered(address, request):
     return ""
 
 
+@pytest.mark.attack(
+    "page user",
+    "Sends endless requests, or opens connections without a request",
+    "the page reads at most 4 kB of a request, and accepts at most 128 connections, each for "
+    "ten seconds",
+    "2026-11-23",
+)
 def test_strangers_cannot_fill_the_memory_and_files_of_a_server(store, tmp_path, monkeypatch):
     """Who has no token: requests without end are not read, open connections are so many, and not
     for long.
@@ -549,6 +672,146 @@ def test_strangers_cannot_fill_the_memory_and_files_of_a_server(store, tmp_path,
                 assert one.recv(10) == b""
         monkeypatch.undo()
         assert answered(where, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").startswith("HTTP/1.1 200")
+
+
+OUTSIDE = (
+    "/../../../../etc/passwd",
+    "/..%2f..%2f..%2fetc/passwd",
+    "/%2e%2e/access.py",
+    "/..%5c..%5caccess.py",
+    "/vendor/../../access.py",
+    "//etc/passwd",
+    "/index.html%00.js",
+    "/%ff%fe",
+    "/a" * 3000,
+)
+GUARDED = (
+    "/api/v1/status",
+    "//api/v1/status",
+    "/API/v1/status",
+    "/%61pi/v1/status",
+    "/api%2fv1%2fstatus",
+    "/x/../api/v1/status",
+    "/api;/v1/status",
+    "/api/v1/openapi.json",
+    "/metrics/",
+    "http://localhost/api/v1/status",
+)
+SMUGGLED = (
+    b"Content-Length: 2\r\nContent-Length: 99999\r\n\r\n{}",
+    b"Content-Length: -1\r\n\r\n",
+    b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+    b"Content-Length: 4000\r\n\r\n" + b"[" * 4000,
+    b"X: " + b"a" * 200_000 + b"\r\n\r\n",
+)
+
+
+@pytest.mark.attack(
+    "page user",
+    "Requests files outside the page, or the API under another spelling, without a token",
+    "404 or 401; no file and nothing of the store is in the answer",
+    "2026-11-29",
+)
+def test_no_spelling_leads_outside_or_past_the_token(store, tmp_path):
+    """As they are on the wire: clients for people resolve some of them."""
+    with serving(store, ViewConfig(port=0), tmp_path / "token") as address:
+        where = ("127.0.0.1", urllib.parse.urlsplit(address).port)
+        for path in (*OUTSIDE, *GUARDED):
+            request = f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()
+            status = answered(where, request)
+            assert status.startswith(("HTTP/1.1 404", "HTTP/1.1 401")), (path, status)
+
+
+@pytest.mark.attack(
+    "page user",
+    "Sends two content lengths, a negative or endless one, a chunked body, deeply nested "
+    "JSON, or headers of 200 kB",
+    "refused with 400 or 413; the page continues",
+    "2026-11-29",
+)
+def test_a_request_has_one_length(store, tmp_path):
+    """Between a proxy and the page, two lengths would be two requests."""
+    login = b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with serving(store, ViewConfig(port=0), tmp_path / "token") as address:
+        where = ("127.0.0.1", urllib.parse.urlsplit(address).port)
+        for request in SMUGGLED:
+            status = answered(where, login + request)
+            assert status.startswith(("HTTP/1.1 400", "HTTP/1.1 413")), (request[:60], status)
+        assert answered(where, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").startswith("HTTP/1.1 200")
+
+
+SLOW = {
+    "a body that never comes": (
+        b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n",
+        b"Content-Length: 100\r\n\r\n{",
+    ),
+    "a body that is discarded, without end": (
+        b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n",
+        *[b"x" * 100] * 60,
+    ),
+    "a second request that is not complete": (
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHo",
+        *[b"o" * 100] * 60,
+    ),
+}
+
+
+@pytest.mark.attack(
+    "page user",
+    "Sends the body of a login, or a second request, byte by byte or not at all",
+    "the connection ends ten seconds after the request began",
+    "2026-11-29",
+)
+@pytest.mark.parametrize("pieces", SLOW.values(), ids=SLOW)
+def test_a_request_arrives_in_its_time(pieces, store, tmp_path, monkeypatch):
+    """A client without a token keeps a connection only as long as a request may take."""
+    monkeypatch.setattr("shoal.view.serving._REQUEST_SECONDS", 0.5)
+    with serving(store, ViewConfig(port=0), tmp_path / "token") as address:
+        where = ("127.0.0.1", urllib.parse.urlsplit(address).port)
+        with socket.create_connection(where, timeout=4) as client:
+            began = time.monotonic()
+            for piece in pieces:
+                try:
+                    client.sendall(piece)
+                    client.settimeout(0.1)
+                    while client.recv(100_000):
+                        pass
+                except TimeoutError:
+                    continue
+                break
+            client.settimeout(3)
+            with contextlib.suppress(ConnectionError):
+                while client.recv(100_000):
+                    pass
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.attack(
+    "page user",
+    "Requests the files of the page again and again, and reads no answer",
+    "the connection ends after a minute",
+    "2026-11-29",
+)
+def test_an_answer_is_read_in_its_time(store, tmp_path, monkeypatch):
+    """A client without a token that does not read keeps no connection."""
+    monkeypatch.setattr("shoal.view.serving._ANSWER_SECONDS", 0.2)
+    with serving(store, ViewConfig(port=0), tmp_path / "token") as address:
+        where = ("127.0.0.1", urllib.parse.urlsplit(address).port)
+        with socket.create_connection(where, timeout=20) as client:
+            request = b"GET /page.js HTTP/1.1\r\nHost: a\r\n\r\n"
+            client.sendall(200 * request)
+            pause = threading.Event()
+            is_open = True
+            deadline = time.monotonic() + 20
+            while is_open and time.monotonic() < deadline:
+                try:
+                    client.sendall(request)
+                except ConnectionError:
+                    is_open = False
+                pause.wait(0.05)
+            assert not is_open
 
 
 @pytest.mark.parametrize("what", ["nothing", "foreign"])

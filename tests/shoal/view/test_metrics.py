@@ -24,6 +24,7 @@ from typer.main import get_command
 from broker_server.store import Store, queries
 from broker_server.store.remedies import REVOKED
 from fleet_protocol.errors import RefusalReason
+from fleet_protocol.locks import held
 from shoal.cli.main import app as command
 from shoal.view import metrics
 from shoal.view.app import make_app
@@ -40,9 +41,13 @@ def store(tmp_path_factory):
     return made(tmp_path_factory.mktemp("fleet"), hostile=True)
 
 
-def read(store):
-    """Samples by name and labels, as Prometheus's own parser takes them from what is served."""
-    answer = TestClient(make_app(store), base_url="http://localhost").get("/metrics")
+def read(store, holder=None):
+    """Samples by name and labels, as Prometheus's own parser takes them from what is served.
+
+    A server works on the store meanwhile, or another folder is held in its place.
+    """
+    with held(holder or store, "a server works here"):
+        answer = TestClient(make_app(store), base_url="http://localhost").get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     families = text_string_to_metric_families(answer.text)
     samples = [
@@ -99,6 +104,17 @@ def test_it_says_what_the_store_holds(store):
     }
     assert tiers == Counter(view.tier for view in devices if view.tier)
     assert found["shoal_broker_troubles_total", ("kind", "broker-lost")] == 0
+
+
+def test_without_a_server_no_device_counts_as_online(store, tmp_path):
+    """The server was killed: an alert on boards that are online must not stay silent for ever."""
+    served = read(store)
+    unserved = read(store, holder=tmp_path)
+    online = [key for key in served if key[0] == "shoal_device_online"]
+    assert sum(served[key] for key in online) == 5
+    assert sum(unserved[key] for key in online) == 0
+    assert unserved["shoal_devices", ("state", "unknown")] == 5
+    assert unserved["shoal_devices", ("state", "offline")] == 1
 
 
 def test_troubles_with_the_broker_are_counted(tmp_path):

@@ -184,6 +184,12 @@ def _answer_with_a_hostile_name(route):
     route.fulfill(response=answer, body=answer.text().replace("pi-0001", HOSTILE))
 
 
+@pytest.mark.attack(
+    "page user",
+    "Names a device so that the page would run a script",
+    "the page shows the name as text",
+    "2026-11-22",
+)
 def test_names_and_logs_are_text(fleet, opened):
     """Markup that a device calls itself, or writes into the log, is shown letter by letter and
     never read.
@@ -213,10 +219,10 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     row = page.get_by_role("row", name="pi-0004").first
     assert "offline" in row.inner_text()
     assert "shoal device doctor" in row.inner_text()
-    page.get_by_text("The model serves some devices much worse than others").wait_for()
+    page.get_by_text("The model is much worse on some devices than on others").wait_for()
     titles = page.get_by_role("heading", level=2).all_inner_texts()
     assert titles.index("What to do next") < titles.index("Devices")
-    assert f"({TIERS[1]}) has 0.5000" in page.get_by_text("On their own samples").inner_text()
+    assert f"({TIERS[1]}) reaches 0.5000" in page.get_by_text("On their own samples").inner_text()
     show(page, "view=coverage")
     assert (
         page.get_by_role("img", name=f"Tier {TIERS[1]}: ")
@@ -227,15 +233,13 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     page.get_by_label("Up to round").fill("1")
     page.get_by_text("50 % of 16 coordinates covered by").first.wait_for()
     show(page, "view=models")
-    shares = page.get_by_role("region", name="Of the samples of each label").get_by_role("row")
+    shares = page.get_by_role("region", name="The share of each label's samples").get_by_role("row")
     assert [row.inner_text().split("\t") for row in shares.all()[1:3]] == [
         ["0", "0.7833"],
         ["1", "0.7750"],
     ]
     tiers = (
-        page.get_by_role("region", name="The newest version that was judged")
-        .get_by_role("row")
-        .all()[1:]
+        page.get_by_role("region", name="The newest evaluated version").get_by_role("row").all()[1:]
     )
     assert [row.inner_text().split("\t")[:5] for row in tiers] == [
         [TIERS[0], "2", "0.7800", "0.9000", "0.9000 to 0.9000"],
@@ -243,7 +247,7 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     ]
     show(page, "view=device&device=pi-0000")
     assert page.get_by_role("region", name="Readings").get_by_text("not measured").count() == 2
-    said = page.get_by_role("img", name="Of 4 rounds that have ended: ")
+    said = page.get_by_role("img", name="Of 4 ended rounds: ")
     asked = said.get_attribute("aria-label")
     states = [cell.get_attribute("class") for cell in said.locator("i").all()]
     assert len(states) == 4
@@ -266,7 +270,7 @@ def test_the_log_is_filtered_by_the_server(tmp_path, opened):
         page = opened(address)
         page.get_by_text("1.2 MB, number 299").wait_for()
         assert page.get_by_text("version 2 is the one to use").count() == 0
-        page.get_by_label("Show").select_option("what operators did")
+        page.get_by_label("Show").select_option("actions of operators")
         page.get_by_text("version 2 is the one to use").wait_for()
         assert page.get_by_text("1.2 MB").count() == 0
         page.get_by_text("but no server works on it").wait_for()
@@ -310,7 +314,7 @@ def test_what_looks_wrong_in_a_boards_data_is_said(tmp_path, opened):
         written.flush()
     with serving(store, ViewConfig(port=0)) as address:
         page = opened(address)
-        page.get_by_text("devices looks wrong").first.wait_for()
+        page.get_by_text("devices may be faulty").first.wait_for()
         show(page, "view=device&device=pi-0000")
         for finding in findings:
             page.get_by_text(f"Its data looks wrong: {finding}.").wait_for()
@@ -419,7 +423,7 @@ def test_without_the_token_there_is_nothing_to_see(fleet, browser, tmp_path):
             page.get_by_label("Token").fill(given)
             page.get_by_role("button", name="Log in").click()
             if given == "wrong":
-                page.get_by_text("this is not the token").wait_for()
+                page.get_by_text("this is not the server's token").wait_for()
                 assert page.locator("table").count() == 0
         page.get_by_role("heading", name="Devices").wait_for()
         page.reload()
@@ -505,7 +509,7 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
         for verb, answer, said in (
             ("Promote", "dismiss", ""),
             ("Promote", "accept", "Done: promote 2."),
-            ("Roll back", "accept", "is going on; hold it with"),
+            ("Roll back", "accept", "is in progress; hold it with"),
         ):
             page.once("dialog", lambda dialog, answer=answer: getattr(dialog, answer)())
             if not page.get_by_role("button", name=verb).is_visible():
@@ -536,7 +540,7 @@ def test_a_release_is_followed_and_stopped(tmp_path, opened):
     with serving(store, ViewConfig(port=0, actions=True)) as address:
         page = opened(address)
         show(page, "view=rollouts")
-        stages = page.get_by_role("region", name="Each begins when").get_by_role("row").all()[1:]
+        stages = page.get_by_role("region", name="A stage begins when").get_by_role("row").all()[1:]
         assert [row.inner_text().split("\t")[2:] for row in stages] == [
             ["1", "over"],
             ["4", "over"],
@@ -615,9 +619,9 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
     )
     page.get_by_role("img", name=said).wait_for()
     assert OTHER in page.evaluate("document.activeElement.id")  # whoever chooses keeps his place
-    row = page.get_by_role("region", name="Each run that is shown").get_by_role("row", name=OTHER)
+    row = page.get_by_role("region", name="Selected runs").get_by_role("row", name=OTHER)
     assert row.inner_text().split("\t")[2:5] == ["4", "0.3900", "0.3900"]
-    settings = page.get_by_role("region", name="Settings that differ").get_by_role("row").all()[1:]
+    settings = page.get_by_role("region", name="Differing settings").get_by_role("row").all()[1:]
     assert ["strategy.name", '"fedrolex"', '"heterofl"'] in [
         item.inner_text().split("\t") for item in settings
     ]
@@ -647,7 +651,7 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
         "-25.86",
     ]  # of the last rounds, as the table
     page.get_by_label("Open").set_input_files(tmp_path / "nothing.csv")
-    page.get_by_text("nothing.csv is not shown: it holds neither").wait_for()
+    page.get_by_text("Cannot show nothing.csv: it contains neither").wait_for()
     for width, scheme in ((390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)

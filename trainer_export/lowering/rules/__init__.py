@@ -1,4 +1,4 @@
 """Lowerings of torch operators, one module per kind.
 
-The table ``LOWERINGS`` of each is found by itself.
+The table ``LOWERINGS`` of each module is found automatically.
 """

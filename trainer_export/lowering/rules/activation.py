@@ -1,4 +1,4 @@
-"""Lowerings of activations and their gradients, most of them without a choice per element."""
+"""Lowerings of activations and their gradients, mostly without a choice per element."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from trainer_export.lowering.values import Spec, Value
 
 aten = torch.ops.aten
 
-_LINEAR = 17.0  # from here on the softplus of a number is the number, in float32
+_LINEAR = 17.0  # from this value on, softplus(x) equals x in float32
 
 
 def _threshold_backward(
@@ -32,7 +32,7 @@ def _threshold_backward(
 
 
 def _tanh_backward(emit: Emitter, _out: Spec, grad: Value, y: Value) -> Value:
-    # dx = dy * (1 - y^2), from the result: the argument need not live that long.
+    # dx = dy * (1 - y^2), from the result, so that the argument can be freed.
     unit = emit.scalar(1, y.dtype)
     square = emit.mul(y, y)
     slope = emit.sub(unit, square)
@@ -77,8 +77,8 @@ def _gelu_backward(
     *,
     approximate: str = "none",
 ) -> Value:
-    # dx = dy * (share + x * density), the second term as s * exp(-s^2 - log(pi) / 2), so that the
-    # factor of the density costs no pass of its own.
+    # dx = dy * (share + x * density), the second term as s * exp(-s^2 - log(pi) / 2), so that the #
+    # factor of the density needs no separate pass.
     only_exact(approximate)
     scaled, share = _normal_share(emit, x)
     offset = emit.scalar(-0.5 * math.log(math.pi), x.dtype)
@@ -91,10 +91,10 @@ def _gelu_backward(
 
 
 def only_exact(approximate: str) -> None:
-    """Refuse the approximation by tanh, which is rewritten before."""
+    """Refuse the approximation by tanh, which should have been rewritten before."""
     if approximate != "none":
         raise ExportError(
-            f"gelu(approximate={approximate!r}) cannot be exported; use the exact one"
+            f"gelu(approximate={approximate!r}) cannot be exported; use approximate='none'"
         )
 
 

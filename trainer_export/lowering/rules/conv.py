@@ -4,8 +4,9 @@ The runtime's own Conv is fast on images and slow on the small, deep feature map
 spends its time: 18 ms against 4.5 for 128 -> 256 channels at 7x7, batch 32, two cores, and its
 weight gradient as a convolution takes 23. Channels-last, the columns of a convolution are whole
 rows of channels, so one Gather with a constant table copies them in parallel, and forward, weight
-gradient and input gradient are each one Gemm near the peak of the machine. Any stride, padding,
-dilation and number of spatial dimensions is only another table. Few channels lie in planes instead.
+gradient and input gradient are each one Gemm near the peak of the machine. Other strides, paddings,
+dilations and numbers of spatial dimensions only change the table. Maps with few channels are stored
+in planes instead.
 """
 
 import math
@@ -32,14 +33,16 @@ from trainer_export.lowering.windows import Convolution
 
 aten = torch.ops.aten
 
-# Channels up to which an output lies in planes: runs along a plane are longer than those along its
-# channels.
+# Up to this many channels, outputs are stored in planes: runs along a plane are longer than runs
+# along channels.
 _FEW = 8
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
 _FLOP_NS = 0.005
-_WRITTEN_PRODUCT_NS = 0.2  # to write a product that is read once more
+_WRITTEN_PRODUCT_NS = 0.2  # to write a product that is read again
 _SUM_NS = 0.1  # to add a number to a sum
+# By the runtime's ConvTranspose, for each output.
 _TRANSPOSED_NS = 15.0
+# Per floating point operation of ConvTranspose.
 _TRANSPOSED_FLOP_NS = 0.015
 
 
@@ -74,19 +77,21 @@ def _convolution(
         return _shifted(emit, result, bias)
     kernel = _weight_matrix(emit, weight)
     columns = columns_of(emit, whole_x, geometry)
+    # Then the result lies in planes, as its columns do.
     if columns.transposed and out.shape[1] <= _FEW:
         return _planes_product(emit, out, kernel, columns.name, bias)
     inputs = [columns.name, kernel]
     if bias is not None:
-        inputs.append(emit.plain(bias))
+        inputs.append(emit.in_logical_order(bias))
+    # A Gemm transposes either operand at no cost.
     matrix = emit.node("Gemm", *inputs, transA=columns.transposed, transB=1)
     return _feature_map(emit, matrix, out)
 
 
 def _is_planes_product(emit: Emitter, x: Value, geometry: Geometry) -> bool:
-    """Return whether a convolution of single places stays in planes, in which its input lies.
+    """Return whether a 1x1 convolution keeps its input's storage in planes.
 
-    Beside depthwise convolutions, which work in planes, nothing is transposed then.
+    Then nothing is transposed next to depthwise convolutions, which work in planes.
     """
     return emit.keeps_planes and geometry.is_pointwise and not x.lies(channels_last(x.rank))
 
@@ -102,7 +107,7 @@ def _pointwise_in_planes(
     emit: Emitter, out: Spec, x: Value, weight: Value, *, transposes: bool = False
 ) -> Value:
     """Return ``W X``, or ``W^T X``, of maps in planes."""
-    kernel = emit.reshaped(emit.plain(weight), weight.shape, weight.shape[:2])
+    kernel = emit.reshaped(emit.in_logical_order(weight), weight.shape, weight.shape[:2])
     rows = _plane_rows(emit, x)
     matrix = emit.node("Gemm", kernel, rows, transA=int(transposes))
     sizes = emit.ints(out.shape[1], -1, *out.shape[2:])
@@ -127,12 +132,12 @@ def _planes_product(
     columns: str,
     bias: Value | None,
 ) -> Value:
-    """Return the product of a kernel with transposed columns, whose result lies in planes."""
+    """Return the product of a kernel with transposed columns, whose result is in planes."""
     channels = out.shape[1]
     inputs = [kernel, columns]
     if bias is not None:
         column = emit.view(bias, (channels, 1))
-        inputs.append(emit.plain(column))
+        inputs.append(emit.in_logical_order(column))
     matrix = emit.node("Gemm", *inputs)
     sizes = emit.ints(channels, -1, *out.shape[2:])
     name = emit.node("Reshape", matrix, sizes)
@@ -147,7 +152,8 @@ def _transposed(
     bias: Value | None,
     convolution: Convolution,
 ) -> Value:
-    """Return a transposed convolution: the input's gradient of one with the same kernel."""
+    """Return a transposed convolution: the input gradient of a convolution with the same kernel."""
+    # The result of a transposed convolution is the map that the windows read.
     geometry = convolution.geometry(out.shape[2:], weight, x.shape[2:])
     whole_x = emit.full(x)
     result = _input_gradient(emit, out, whole_x, weight, geometry, convolution.groups)
@@ -158,6 +164,7 @@ def _shifted(emit: Emitter, result: Value, bias: Value | None) -> Value:
     """Return the result of a convolution with its bias, if it has one."""
     if bias is None:
         return result
+    # A bias has an axis for channels only.
     shift = emit.view(bias, (1, result.shape[1], *[1] * (result.rank - 2)))
     return emit.add(result, shift)
 
@@ -181,11 +188,12 @@ def _convolution_backward(
     # dX: see `_input_gradient`; dW = dY^T columns(X), with the columns of the forward pass, which
     # are the same node; db = sum of dY over samples and positions. A transposed convolution
     # exchanges X and dY: its forward pass is the dX of a convolution.
+    # PyTorch passes the size of the bias first, and which gradients are wanted last.
     _bias_shape, *own_settings, mask = settings
     convolution = Convolution(*own_settings)
     grad = emit.full(grad)
     x = emit.full(x)
-    # The map that windows read, and the map with a place for each window.
+    # The map that the windows read, and the map with one place per window.
     windowed = x
     results = grad
     if convolution.transposed:
@@ -198,6 +206,7 @@ def _convolution_backward(
         assert spec is not None
         if convolution.transposed:
             forward = replace(convolution, transposed=False)
+            # The gradient of a transposed convolution is the convolution itself.
             grad_x = _convolution(emit, spec, grad, weight, None, *forward.settings)
         else:
             grad_x = _input_gradient(emit, spec, grad, weight, geometry, convolution.groups)
@@ -206,6 +215,7 @@ def _convolution_backward(
     elif mask[1]:
         grad_weight = _weight_gradient(emit, results, windowed, weight.shape, geometry)
     if mask[2]:
+        # Over samples and all places.
         grad_bias = emit.reduce("ReduceSum", grad, [0, *range(2, grad.rank)], keep=False)
     return grad_x, grad_weight, grad_bias
 
@@ -217,7 +227,7 @@ def _weight_gradient(
     shape: Sequence[int],
     geometry: Geometry,
 ) -> Value:
-    """Return ``dY^T columns(X)``, read as both lie: a Gemm transposes either for nothing.
+    """Return ``dY^T columns(X)``; a Gemm transposes either operand at no cost.
 
     `matrix_products.convolution_backward` writes the same in operators of PyTorch.
     """
@@ -225,6 +235,7 @@ def _weight_gradient(
         return _pointwise_gradient_in_planes(emit, grad, x, shape)
     columns = columns_of(emit, x, geometry)
     in_planes = grad.lies(planes(grad.rank))
+    # A map in planes is read as it lies, without a transpose.
     if in_planes:
         name = emit.arranged(grad, planes(grad.rank))
         row_sizes = emit.ints(grad.shape[1], -1)
@@ -240,6 +251,7 @@ def _weight_gradient(
     )
     order = channels_last(len(shape))
     physical = reorder(shape, order)
+    # -1 is the taps times the inputs.
     gradient = emit.reshaped(matrix, (shape[0], -1), physical)
     return emit.value(gradient, shape, order=order)
 
@@ -254,10 +266,10 @@ def _input_gradient(
 ) -> Value:
     """Return ``dX``, the sum over taps of ``dY W`` at the outputs that read an input.
 
-    It is written in the cheapest of three ways. Look up what each input contributed to and
-    multiply; or multiply first and add up what belongs together; or leave it to the runtime. The
-    first moves rows of output channels and multiplies for every input; the second moves rows of
-    input channels and multiplies for every output; the third wins where channels are few.
+    It is written in the cheapest of three ways: look up the outputs of each input and multiply; or
+    multiply first and add the products of each input; or use the runtime's operator. The first
+    moves rows of output channels and multiplies for every input. The second moves rows of input
+    channels and multiplies for every output. The third is the fastest for few channels.
     """
     if group_count > 1:
         return groups.wide_of(emit, out, grad, weight, geometry)
@@ -270,9 +282,10 @@ def _input_gradient(
         return _feature_map(emit, product, out)
     table = geometry.reverse_table()
     results = math.prod(geometry.outputs)
-    # The most outputs that read one input.
+    # The largest number of outputs that read one input.
     reach = int((table < results).sum(1).max())
     look_up_cost, multiply_cost, runtime_cost = _costs(geometry, weight, reach)
+    # Ties go to the runtime, then to looking up first.
     if runtime_cost <= min(look_up_cost, multiply_cost):
         return runtime_conv_transpose(emit, out, grad, weight, geometry)
     if look_up_cost <= multiply_cost:
@@ -303,8 +316,9 @@ def _look_up_first(
     weight: Value,
     table: NDArray[np.int64],
 ) -> Value:
-    """Return the gradient as a product with what each input contributed to."""
+    """Return the gradient as a product with the gradients of the outputs of each input."""
     outputs, inputs = weight.shape[:2]
+    # Taps before outputs, as in the rows of the table, and inputs as columns.
     order = (*range(2, weight.rank), 0, 1)
     physical = reorder(weight.shape, order)
     matrix = (table.shape[1] * outputs, inputs)
@@ -331,6 +345,7 @@ def _multiply_first(
     row_sizes = emit.ints(-1, count, inputs)
     rows = emit.node("Reshape", products, row_sizes)
     contributions, reach = _contributions(emit, rows, geometry)
+    # One product for each input needs no sum.
     if reach == 1 and emit.keeps_planes:
         return _feature_map(emit, contributions, out)
     input_sizes = emit.ints(-1, reach, inputs)
@@ -341,17 +356,18 @@ def _multiply_first(
 
 
 def _contributions(emit: Emitter, rows: str, geometry: Geometry) -> tuple[str, int]:
-    """Return for each input the products [output, tap] that it takes part in, and their number.
+    """Return for each input its products [output, tap], and the number of all products.
 
-    Zeros fill up where an input has fewer than others.
+    Inputs with fewer products are padded with zeros.
     """
     table = geometry.reverse_table()
     results = math.prod(geometry.outputs)
     reach = int((table < results).sum(1).max())
     taps = geometry.taps
     zero = results * taps
+    # The number of a product: its output times the taps, plus its tap.
     index = np.where(table < results, table * taps + np.arange(taps), zero)
-    # Sorted, the row of zeros is behind the others, because it has the largest number.
+    # After sorting, the row of zeros is last, because it has the largest number.
     index = np.sort(index, axis=1)[:, :reach]
     if (index == zero).any():
         pads = emit.ints(0, 0, 0, 0, 1, 0)

@@ -12,8 +12,8 @@ from trainer_export.lowering.values import Dim, Spec, Value, numpy_dtype, overlo
 
 aten = torch.ops.aten
 
-# HardSigmoid is max(0, min(1, alpha * x + beta)): with the largest slope a float holds it is the
-# step function, in one vectorised pass. Greater + Cast takes eight times as long, Where fifty times
+# HardSigmoid is max(0, min(1, alpha * x + beta)): with the largest slope of a float it is the step
+# function, in one vectorised pass. Greater + Cast takes eight times as long, Where fifty times
 # (onnxruntime 1.19, 1.6 M elements).
 _STEEPEST = 3e38
 
@@ -82,7 +82,7 @@ def _compare(op_type: str, *, negate: bool = False) -> Callable[..., Value]:
 
 
 def _example(value: Any) -> Any:
-    """Return what torch derives the common element type of a comparison from."""
+    """Return the operands from which torch derives the common element type of a comparison."""
     if isinstance(value, Value):
         return torch.empty((1,) * value.rank, dtype=value.dtype)
     return value if isinstance(value, (int, float)) else 1
@@ -160,13 +160,13 @@ def _log1p(emit: Emitter, out: Spec, x: Value) -> Value:
     whole = emit.add(x, unit)
     kept = emit.sub(whole, unit)
     log = emit.pointwise("Log", whole)
-    # Where nothing is lost; at infinity, too, where the quotient would not be a number.
+    # If nothing is lost, and at infinity, where the quotient would be NaN.
     exact = emit.pointwise("Equal", kept, x, dtype=torch.bool)
     product = emit.mul(x, log)
     quotient = emit.div(product, kept)
     choice = emit.pointwise("Where", exact, log, quotient)
     large = replace(choice, dtype=out.dtype)
-    # Where all is lost, log1p(x) is x.
+    # If everything is lost, log1p(x) is x.
     zero = emit.scalar(0, out.dtype)
     vanished = emit.pointwise("Equal", kept, zero, dtype=torch.bool)
     result = emit.pointwise("Where", vanished, x, large)
@@ -211,10 +211,16 @@ def _filled(value: float) -> Callable[..., Value]:
 
 
 def fill(emit: Emitter, out: Spec, value: float) -> Value:
-    """Return a tensor of one number, kept as a scalar until a consumer needs it whole."""
+    """Return a tensor with one element, kept as a scalar until a consumer needs the full shape."""
     stored = (1,) * len(out.shape)
     name = emit.constant(np.full(stored, value, numpy_dtype(out.dtype)))
-    return Value(name, out.shape, out.dtype, stored, tuple(range(len(stored))))
+    return Value(
+        name,
+        out.shape,
+        out.dtype,
+        stored,
+        tuple(range(len(stored))),
+    )
 
 
 def _full(emit: Emitter, out: Spec, _size: Any, value: Any, **_: object) -> Value:

@@ -1,7 +1,7 @@
-"""Lowerings of activations of straight pieces, and of their gradients, without choices.
+"""Lowerings of piecewise linear activations and their gradients, without choices.
 
-A comparison writes bytes and a choice reads three tensors; a HardSigmoid that is as steep as a
-float holds says the same in one pass.
+A comparison writes bytes, and a choice reads three tensors. A HardSigmoid with the largest slope of
+a float computes the same in one pass.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _BEND = 3.0  # where hard sigmoid and hard swish bend, above and below 0
 
 
 def _inside(emit: Emitter, x: Value, low: float, high: float) -> Value:
-    """Return 1 where a value lies between two bounds, 0 elsewhere and on them."""
+    """Return 1 where a value is between two bounds, and 0 elsewhere and on the bounds."""
     half = (high - low) / 2
     if half > _FAR:
         lower = emit.scalar(low, x.dtype)

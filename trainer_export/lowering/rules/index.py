@@ -1,4 +1,4 @@
-"""Lowerings of look-ups by tensors, of places known beforehand, and of their gradients."""
+"""Lowerings of look-ups by tensors or by constant places, and of their gradients."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,19 +16,23 @@ from trainer_export.lowering.values import Dim, Spec, Value, overload, reorder
 
 aten = torch.ops.aten
 
+# Beyond any tensor, and far enough from 2^63 that a sum with other offsets does not wrap around.
 _BEYOND = 2**62  # a place that every look-up refuses
 
 
-def _take(emit: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -> Value:
+def _look_up(emit: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -> Value:
     """Return elements along a dimension by constant places, zeros for -1."""
     x = emit.full(x)
     size = x.shape[dim]
     shape = (*x.shape[:dim], len(index), *x.shape[dim + 1 :])
+    # One zero is appended, and every place of -1 reads it: without it, a Gather would read the last
+    # element.
     if -1 in index:
         x = padded(emit, x, dim, (0, 1))
     places = []
     for place in index:
         places.append(size if place < 0 else place)
+    # Along the dimension as it lies in memory, so that a permuted tensor need not be copied first.
     axis = x.order.index(dim)
     table = emit.constant(np.array(places, np.int64))
     name = emit.node("Gather", x.name, table, axis=axis)
@@ -39,7 +43,7 @@ def _flip(emit: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
     for dim in dims:
         axis = dim % x.rank
         size = _fixed_size(x.shape[axis], "flip")
-        x = _take(emit, out, x, axis, range(size)[::-1])
+        x = _look_up(emit, out, x, axis, range(size)[::-1])
     return x
 
 
@@ -51,28 +55,30 @@ def _roll(
     dims: Sequence[int] = (),
 ) -> Value:
     if not dims:
-        raise ExportError("roll without dims cannot be exported; name the dimension")
+        raise ExportError("roll without dims cannot be exported; pass the dimension")
     for shift, dim in zip(shifts, dims, strict=True):
         axis = dim % x.rank
         size = _fixed_size(x.shape[axis], "roll")
         sources = []
         for place in range(size):
             sources.append((place - shift) % size)
-        x = _take(emit, out, x, axis, sources)
+        x = _look_up(emit, out, x, axis, sources)
     return x
 
 
 def _fixed_size(size: Dim, name: str) -> int:
     """Return a size that does not depend on the batch, which the operator needs."""
     if not isinstance(size, int):
-        raise ExportError(f"{name} along the batch cannot be exported; name another dimension")
+        raise ExportError(f"{name} along the batch cannot be exported; use another dimension")
     return size
 
 
 def _tile(emit: Emitter, out: Spec, x: Value, repeats: Sequence[int]) -> Value:
+    # PyTorch repeats over new leading dimensions, too; ONNX's Tile wants a count for each that is
+    # there.
     shape = (1,) * (len(repeats) - x.rank) + tuple(x.shape)
     lifted = emit.view(x, shape)
-    source = emit.plain(lifted)
+    source = emit.in_logical_order(lifted)
     counts = emit.shape_tensor(tuple(repeats))
     name = emit.node("Tile", source, counts)
     return emit.value(name, out.shape, x.dtype)
@@ -80,11 +86,11 @@ def _tile(emit: Emitter, out: Spec, x: Value, repeats: Sequence[int]) -> Value:
 
 @dataclass(frozen=True)
 class _Indexed:
-    """A tensor that is indexed by tensors in some of its dimensions.
+    """A tensor that tensors index in some of its dimensions.
 
     Attributes:
-        dims: those with an index.
-        other_dims: those without.
+        dims: dimensions with an index.
+        other_dims: dimensions without an index.
         indices: one for each of `dims`.
     """
 
@@ -105,14 +111,15 @@ class _Indexed:
 
     @property
     def rows(self) -> Value:
-        """The tensor with its indexed dimensions in front."""
+        """The tensor with its indexed dimensions first."""
         return permuted(self.x, [*self.dims, *self.other_dims])
 
     @property
     def position(self) -> int:
-        """Where the dimensions of an index stand in the result, as NumPy has it.
+        """The position of the index dimensions in the result, as in NumPy.
 
-        They stand where the first indexed dimension stood if these are neighbours, else in front.
+        They replace the first indexed dimension if the indexed dimensions are neighbours; otherwise
+        they come first.
         """
         first = self.dims[0]
         neighbours = list(range(first, self.dims[-1] + 1))
@@ -136,8 +143,8 @@ def _indexed(x: Value, indices: Sequence[Value | None]) -> _Indexed:
 def _places(emit: Emitter, indexed: _Indexed) -> Value:
     """Return flat places in the indexed dimensions: the sum of index times stride.
 
-    An index beyond its size gives a place beyond all, which a look-up refuses; without that it
-    would read its neighbour's row.
+    An index out of bounds gives a place outside the tensor, which a look-up refuses; otherwise it
+    would read a neighbouring row.
     """
     sizes = indexed.sizes
     flat: Value | None = None
@@ -145,8 +152,8 @@ def _places(emit: Emitter, indexed: _Indexed) -> Value:
     for number, (size, index) in enumerate(zip(sizes, indexed.indices, strict=True)):
         if index.dtype == torch.bool:
             raise ExportError(
-                "indexing by a mask cannot be exported: sizes must not depend on values; multiply"
-                " by it, or write torch.where(mask, new, old)"
+                "indexing by a mask cannot be exported, because sizes must not depend on values;"
+                " multiply by the mask, or use torch.where(mask, new, old)"
             )
         place = emit.cast(index, torch.int64)
         if isinstance(size, int):
@@ -155,12 +162,14 @@ def _places(emit: Emitter, indexed: _Indexed) -> Value:
         stride = math.prod(sizes[number + 1 :])
         if not isinstance(stride, int):
             raise ExportError(
-                "an index before one of the batch cannot be exported; put the batch first"
+                "an index in front of the batch dimension cannot be exported; move the batch first"
             )
         step = emit.scalar(stride, torch.int64)
         offset = emit.mul(place, step)
+        # Row-major, as the view below lays the indexed dimensions side by side.
         flat = offset if flat is None else emit.add(flat, offset)
     assert flat is not None
+    # Last of all, so that no later offset brings a refused place back into the tensor.
     for refused in beyond:
         nowhere = emit.scalar(_BEYOND, torch.int64)
         flat = emit.pointwise("Where", refused, nowhere, flat, dtype=torch.int64)
@@ -168,7 +177,7 @@ def _places(emit: Emitter, indexed: _Indexed) -> Value:
 
 
 def _from_start(emit: Emitter, place: Value, size: int) -> Value:
-    """Return places counted from the start, where negative ones count from the end."""
+    """Return places from the start; negative places count from the end."""
     zero = emit.scalar(0, torch.int64)
     low = emit.pointwise("Less", place, zero, dtype=torch.bool)
     end = emit.scalar(size, torch.int64)
@@ -177,7 +186,7 @@ def _from_start(emit: Emitter, place: Value, size: int) -> Value:
 
 
 def _out_of_bounds(emit: Emitter, place: Value, size: int) -> list[Value]:
-    """Return masks of places before a dimension and behind it."""
+    """Return masks of places before and after a dimension."""
     zero = emit.scalar(0, torch.int64)
     before = emit.pointwise("Less", place, zero, dtype=torch.bool)
     end = emit.scalar(size, torch.int64)
@@ -191,10 +200,11 @@ def _index(emit: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None])
     flat = _places(emit, indexed)
     other_sizes = indexed.other_sizes
     matrix = emit.view(indexed.rows, (math.prod(indexed.sizes), *other_sizes))
-    rows_by_place = emit.plain(matrix)
-    places = emit.plain(flat)
+    rows_by_place = emit.in_logical_order(matrix)
+    places = emit.in_logical_order(flat)
     name = emit.node("Gather", rows_by_place, places, axis=0)
     rows = emit.value(name, (*flat.shape, *other_sizes), x.dtype)
+    # Gather puts the dimensions of the index in front; PyTorch where the first indexed one stood.
     return _move_index_dims(rows, flat.rank, 0, indexed.position)
 
 
@@ -219,8 +229,8 @@ def _index_put(
 ) -> Value:
     """Write, or add, values at flat places of the rows of a tensor.
 
-    This is serial, as the gradient of an embedding in `look_up`: the runtime's parallel scatter
-    loses sums of repeated places. One number where a mask is true is a choice.
+    This is serial, like the gradient of an embedding in `look_up`, because the runtime's parallel
+    scatter loses sums of repeated places. A single number at the places of a mask is a choice.
     """
     if len(indices) == 1 and not values.rank and not accumulate:
         mask = indices[0]
@@ -234,18 +244,19 @@ def _index_put(
     width = math.prod(indexed.other_sizes)
     count = math.prod(flat.shape)
     matrix_of_rows = emit.view(indexed.rows, (height, width))
-    target = emit.plain(matrix_of_rows)
+    target = emit.in_logical_order(matrix_of_rows)
     matrix_of_updates = emit.view(updates, (count, width))
-    source = emit.plain(matrix_of_updates)
+    source = emit.in_logical_order(matrix_of_updates)
     # ScatterElements wants a place for each number, ScatterND would take one for each row.
     matrix_of_places = emit.view(flat, (count, 1))
-    column = emit.plain(matrix_of_places)
+    column = emit.in_logical_order(matrix_of_places)
     width_sizes = emit.shape_tensor((1, width))
     places = emit.node("Expand", column, width_sizes)
     reduction = "add" if accumulate else "none"
     name = emit.node("ScatterElements", target, places, source, axis=0, reduction=reduction)
     matrix = emit.value(name, (height, width), x.dtype)
     back = emit.view(matrix, (*indexed.sizes, *indexed.other_sizes))
+    # The inverse of the permutation that brought the indexed dimensions to the front.
     dims = [*indexed.dims, *indexed.other_dims]
     return permuted(back, [dims.index(dim) for dim in range(x.rank)])
 
@@ -268,11 +279,17 @@ def _scatter(reduction: str) -> Callable[..., Value]:
             target_sizes = emit.shape_tensor(index.shape)
             name = emit.node("Expand", value.name, target_sizes)
             updates = emit.value(name, index.shape, x.dtype)
+        # PyTorch reads the part of the sources that has the shape of the index; ONNX wants equal
+        # shapes.
         elif value.shape != index.shape:
             raise ExportError(
-                "scatter with more sources than places cannot be exported; cut the sources first"
+                "scatter with more sources than places cannot be exported; slice the sources first"
             )
-        inputs = [emit.plain(x), emit.plain(index), emit.plain(updates)]
+        inputs = [
+            emit.in_logical_order(x),
+            emit.in_logical_order(index),
+            emit.in_logical_order(updates),
+        ]
         axis = dim % x.rank
         name = emit.node("ScatterElements", *inputs, axis=axis, reduction=reduction)
         return emit.value(name, out.shape, x.dtype)
@@ -289,8 +306,13 @@ def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
         dim: int,
         keepdim: bool = False,
     ) -> tuple[Value, Value]:
-        plain_x = emit.plain(x)
-        index = emit.node(place, plain_x, axis=dim % x.rank, keepdims=int(keepdim))
+        plain_x = emit.in_logical_order(x)
+        index = emit.node(
+            place,
+            plain_x,
+            axis=dim % x.rank,
+            keepdims=int(keepdim),
+        )
         values = emit.reduce(op_type, x, [dim], keep=keepdim)
         return values, emit.value(index, out[1].shape, torch.int64)
 
@@ -306,7 +328,7 @@ def _top(
     largest: bool = True,
     *_: bool,
 ) -> tuple[Value, Value]:
-    plain_x = emit.plain(x)
+    plain_x = emit.in_logical_order(x)
     number = emit.ints(count)
     values, places = emit.nodes(
         "TopK",
@@ -329,19 +351,20 @@ def _sort(
     descending: bool = False,
     **_: object,
 ) -> tuple[Value, Value]:
+    # The runtime has no sort: the largest of all is the whole order.
     return _top(emit, out, x, _fixed_size(x.shape[dim], "sort"), dim, descending)
 
 
 def _cumsum(emit: Emitter, out: Spec, x: Value, dim: int, **_: object) -> Value:
     converted = emit.cast(x, out.dtype)
-    source = emit.plain(converted)
+    source = emit.in_logical_order(converted)
     axis = emit.scalar(dim % x.rank, torch.int64)
     name = emit.node("CumSum", source, axis.name)
     return emit.value(name, out.shape, out.dtype)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    torch.ops.shoal.take.default: _take,
+    torch.ops.shoal.take.default: _look_up,
     aten.flip.default: _flip,
     aten.roll.default: _roll,
     aten.repeat.default: _tile,

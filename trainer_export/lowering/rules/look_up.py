@@ -13,7 +13,7 @@ from trainer_export.lowering.values import Spec, Value
 
 aten = torch.ops.aten
 
-_ONE_HOT_LIMIT = 128  # rows up to which a product with the one-hot matrix beats a serial scatter
+_ONE_HOT_LIMIT = 128  # rows; for fewer, a one-hot product beats a serial scatter
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class _Table:
 
 
 def _embedding(emit: Emitter, out: Spec, weight: Value, indices: Value, *_: Any) -> Value:
-    # A graph would look up a negative index from the end; one beyond the table it refuses.
+    # A graph would count a negative index from the end; it refuses an index beyond the table.
     zero = emit.scalar(0, indices.dtype)
     low = emit.pointwise("Less", indices, zero, dtype=torch.bool)
     rows = emit.scalar(weight.shape[0], indices.dtype)
     indices = emit.pointwise("Where", low, rows, indices, dtype=indices.dtype)
-    plain_weight = emit.plain(weight)
-    plain_indices = emit.plain(indices)
+    plain_weight = emit.in_logical_order(weight)
+    plain_indices = emit.in_logical_order(indices)
     name = emit.node("Gather", plain_weight, plain_indices, axis=0)
     return emit.value(name, out.shape)
 
@@ -48,11 +48,13 @@ def _embedding_backward(
     # for few rows and as a scatter for many.
     table = _Table(*settings)
     if table.scale:
-        raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
+        raise ExportError(
+            "Embedding(scale_grad_by_freq=True) cannot be exported; use scale_grad_by_freq=False"
+        )
     width = out.shape[-1]
-    plain_grad = emit.plain(grad)
+    plain_grad = emit.in_logical_order(grad)
     updates = emit.reshaped(plain_grad, grad.shape, (-1, width))
-    plain_indices = emit.plain(indices)
+    plain_indices = emit.in_logical_order(indices)
     column_sizes = emit.ints(-1, 1)
     flat = emit.node("Reshape", plain_indices, column_sizes)
     if table.rows <= _ONE_HOT_LIMIT:
@@ -78,13 +80,13 @@ def _embedding_backward(
 
 
 def _gather(emit: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
-    inputs = (emit.plain(x), emit.plain(index))
+    inputs = (emit.in_logical_order(x), emit.in_logical_order(index))
     name = emit.node("GatherElements", *inputs, axis=dim % x.rank)
     return emit.value(name, out.shape, x.dtype)
 
 
 def _index_select(emit: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
-    inputs = (emit.plain(x), emit.plain(index))
+    inputs = (emit.in_logical_order(x), emit.in_logical_order(index))
     name = emit.node("Gather", *inputs, axis=dim % x.rank)
     return emit.value(name, out.shape, x.dtype)
 

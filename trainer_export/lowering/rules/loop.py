@@ -1,7 +1,7 @@
 """Lowerings of recurrent layers and their gradients as ONNX Scan.
 
-A graph then has the size of one step. The body is traced from the step and lowered by the same
-rules as everything else. It reads the weights of the states from the graph around it.
+So a graph has the size of one step. The body is traced from the step and lowered by the same rules
+as other code. It reads the weights of the states from the outer graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,29 +20,29 @@ from trainer_export.recurrence import CELLS, back, forth
 _BATCH = "batch"
 
 _Step = Callable[..., list[Tensor]]
-"""From states, rows and what is around to the new states and what is kept of the step."""
+"""Maps states, rows and outer values to the new states and the kept values of the step."""
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """What a loop over the first dimension reads."""
+    """The inputs of a loop over the first dimension."""
 
-    states: Sequence[Value]  # what it starts with, [batch, ...]
-    rows: Sequence[Value]  # of which a step reads one row, [steps, batch, ...]
+    states: Sequence[Value]  # initial states, [batch, ...]
+    rows: Sequence[Value]  # tensors of which each step reads one row, [steps, batch, ...]
     around: Sequence[Value]  # what all steps read
     backwards: bool = False  # whether it starts at the last step
 
 
 @dataclass(frozen=True)
 class _Body:
-    """The graph of one step, and the names in it of what is kept of the step."""
+    """The graph of one step, and the names of its kept values."""
 
     graph: GraphBuilder
     kept: list[str]
 
     @property
     def outputs(self) -> list[str]:
-        """What a Scan stacks, each once: a cell's output is its state too."""
+        """The values that a Scan stacks, without duplicates: a cell's output is also its state."""
         return list(dict.fromkeys(self.kept))
 
 
@@ -50,18 +50,18 @@ def _run(emit: Emitter, loop: _Loop, step: _Step, shapes: Sequence[Shape]) -> li
     """Run a loop.
 
     Args:
-        emit: where it is written.
-        loop: what it reads.
-        step: what is done with each row.
-        shapes: of what is kept of all steps.
+        emit: writes the nodes.
+        loop: the inputs.
+        step: the function of each row.
+        shapes: shapes of the kept values of all steps.
 
     Returns:
-        The last states, then what is kept.
+        The last states, then the kept values.
     """
     body = _lower_step(emit, loop, step)
     stacked = body.outputs
     direction = [int(loop.backwards)]
-    inputs = _plain(emit, (*loop.states, *loop.rows))
+    inputs = _logical_names(emit, (*loop.states, *loop.rows))
     names = emit.nodes(
         "Scan",
         *inputs,
@@ -70,7 +70,7 @@ def _run(emit: Emitter, loop: _Loop, step: _Step, shapes: Sequence[Shape]) -> li
             "body": body.graph,
             "num_scan_inputs": len(loop.rows),
             "scan_input_directions": direction * len(loop.rows),
-            # Stacked backwards, too, so that row t of a gradient belongs to step t.
+            # Stacked in reverse as well, so that row t of a gradient belongs to step t.
             "scan_output_directions": direction * len(stacked),
         },
     )
@@ -99,24 +99,28 @@ def _lower_step(emit: Emitter, loop: _Loop, step: _Step) -> _Body:
     trace = trace_program("step", step, (*ports, *around), ())
     inside = Emitter(body, ports[0].name)
     names = [body.input(port) for port in ports]
-    # No inputs of the body: it reads them from the graph around, where they are not copied.
-    names += _plain(emit, loop.around)
+    # Not inputs of the body: it reads them from the outer graph, without a copy.
+    names += _logical_names(emit, loop.around)
     inputs = []
     for name, spec in zip(names, trace.input_specs, strict=True):
         inputs.append(inside.value(name, spec.shape))
     results = lower(inside, trace, inputs)
     count = len(loop.states)
     kept = results[count:]
-    # A cell's output is its state too: values of one name are one output.
+    # A cell's output is also its state: values with the same name are one output.
     unique = {value.name: value for value in kept}
     for i, value in enumerate([*results[:count], *unique.values()]):
-        port = Port(f"{body.prefix}out{i}", "float32", (_BATCH, *value.shape[1:]))
-        body.output(port, inside.plain(value))
+        port = Port(
+            f"{body.prefix}out{i}",
+            "float32",
+            (_BATCH, *value.shape[1:]),
+        )
+        body.output(port, inside.in_logical_order(value))
     return _Body(body, [value.name for value in kept])
 
 
-def _plain(emit: Emitter, values: Sequence[Value]) -> list[str]:
-    return [emit.plain(value) for value in values]
+def _logical_names(emit: Emitter, values: Sequence[Value]) -> list[str]:
+    return [emit.in_logical_order(value) for value in values]
 
 
 def _step_ports(body: GraphBuilder, loop: _Loop) -> tuple[Port, ...]:
@@ -128,7 +132,13 @@ def _step_ports(body: GraphBuilder, loop: _Loop) -> tuple[Port, ...]:
         sizes.append(rows.shape[2:])
     ports = []
     for i, shape in enumerate(sizes):
-        ports.append(Port(f"{body.prefix}in{i}", "float32", (_BATCH, *shape)))
+        ports.append(
+            Port(
+                f"{body.prefix}in{i}",
+                "float32",
+                (_BATCH, *shape),
+            )
+        )
     return tuple(ports)
 
 
@@ -141,8 +151,8 @@ def _recurrence(
     bias: Value,
     start: Sequence[Value],
 ) -> list[Value]:
-    # h[t] = cell(z[t], W h[t-1] + b, h[t-1]). What the inputs add, z, is one product over all
-    # steps outside the loop, so that a step multiplies by W alone.
+    # h[t] = cell(z[t], W h[t-1] + b, h[t-1]). The contribution of the inputs, z, is one product
+    # over all steps outside the loop, so that a step multiplies only by W.
     cell = CELLS[kind]
     count = len(start)
 
@@ -172,8 +182,8 @@ def _backward(
     *weights_and_states: Any,
 ) -> list[Value]:
     # dL/dh[t-1] = cell'(dL/dh[t] + slope[t]), from the last step to the first. The states before
-    # each step are read, not computed again. The loop keeps the slopes of the gates alone: the
-    # gradient of W is then one product over all steps, outside.
+    # each step are read, not recomputed. The loop keeps only the gradients of the gates; the
+    # gradient of W is then one product over all steps outside the loop.
     weight, bias, before = weights_and_states
     cell = CELLS[kind]
     count = len(before)
@@ -198,7 +208,12 @@ def _backward(
     for spec in out[:count]:
         zero = fill(emit, spec, 0)
         zeros.append(emit.full(zero))
-    loop = _Loop(zeros, [*rows, z, *before], [weight, bias], backwards=True)
+    loop = _Loop(
+        zeros,
+        [*rows, z, *before],
+        [weight, bias],
+        backwards=True,
+    )
     return _run(emit, loop, step, _shapes(out[count:]))
 
 

@@ -1,6 +1,6 @@
 """Lowerings of matrix products.
 
-An operand that is a pending transpose is read as it lies (Gemm's own flags).
+An operand with a pending transpose is read in its physical order (Gemm's flags).
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ aten = torch.ops.aten
 
 
 def _matrix(emit: Emitter, x: Value) -> tuple[str, int]:
-    """Return the name of a matrix and whether it lies transposed."""
+    """Return the name of a matrix and whether it is stored transposed."""
     x = emit.full(x)
-    return (emit.plain(x), 0) if x.is_plain else (x.name, 1)
+    return (emit.in_logical_order(x), 0) if x.is_plain else (x.name, 1)
 
 
 @dataclass(frozen=True)
 class _Scales:
-    """Factors of a product, ``alpha``, and of what is added to it, ``beta``."""
+    """Factors of a product, ``alpha``, and of the added term, ``beta``."""
 
     beta: float = 1.0
     alpha: float = 1.0
@@ -39,7 +39,7 @@ def matrix_product(
 ) -> Value:
     """Return ``alpha * left @ right + beta * added`` for two matrices.
 
-    ``added`` is the name of what broadcasts to it.
+    ``added`` is the name of a value that broadcasts to the product.
     """
     # One Gemm. The gradients dA = dY B^T and dB = A^T dY are products of views in the trace, whose
     # transposes are pending and become flags here.
@@ -58,7 +58,7 @@ def matrix_product(
 
 
 def _addmm(emit: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
-    plain_bias = emit.plain(bias)
+    plain_bias = emit.in_logical_order(bias)
     return matrix_product(emit, a, b, plain_bias, _Scales(**scales))
 
 
@@ -72,14 +72,14 @@ def _bmm(emit: Emitter, out: Spec, a: Value, b: Value) -> Value:
 def _batched(emit: Emitter, x: Value) -> str:
     """Return an operand of a batched product.
 
-    Where the last two axes lie swapped it is written as a tensor in the swapped order and a
-    Transpose of the last two, which the runtime folds into the product.
+    If the last two axes are stored swapped, it is written as a tensor in the swapped order and a
+    Transpose, which the runtime folds into the product.
     """
     x = emit.full(x)
     last = x.rank - 1
     before = x.rank - 2
     if x.is_plain or x.order.index(last) > x.order.index(before):
-        return emit.plain(x)
+        return emit.in_logical_order(x)
     swapped = emit.arranged(x, (*range(before), last, before))
     return emit.node("Transpose", swapped, perm=[*range(before), last, before])
 
@@ -88,7 +88,7 @@ def _baddbmm(emit: Emitter, out: Spec, added: Value, a: Value, b: Value, **scale
     factors = _Scales(**scales)
     unscaled = _bmm(emit, out, a, b)
     product = multiply(emit, unscaled, float(factors.alpha))
-    if factors.beta == 0:  # what is added may then be infinite, and counts for nothing
+    if factors.beta == 0:  # the added term is ignored then, even if it is infinite
         return product
     scaled_added = multiply(emit, added, float(factors.beta))
     return emit.add(product, scaled_added)

@@ -16,26 +16,26 @@ aten = torch.ops.aten
 
 
 def _layer_norm(emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, ...]:
-    # y = (x - m) / sqrt(var + eps) * weight + bias, by the runtime's operator on what is centred.
-    # Runtimes before 1.31 lose the variance in the digits of a much larger mean; the difference is
+    # y = (x - m) / sqrt(var + eps) * weight + bias, by the runtime's operator on the centred
+    # values. Runtimes before 1.31 lose the variance if the mean is much larger; the difference is
     # needed anyway.
     sizes, weight, bias, eps = settings
     axis = x.rank - len(sizes)
     mean = emit.mean(x, range(axis, x.rank))
     centred = emit.sub(x, mean)
     if weight is not None:
-        scale = emit.plain(weight)
+        scale = emit.in_logical_order(weight)
     else:
         scale = emit.constant(np.ones(tuple(sizes), np.float32))
-    name = emit.plain(centred)
+    name = emit.in_logical_order(centred)
     shape = x.shape
     if len(sizes) == 1:
-        # Rows as they lay before a reshape of the leading axes: the operator sees rows alone.
+        # Rows before a reshape of the leading axes, because the operator needs only rows.
         name, shape = emit.unfolded(name, shape)
         axis = len(shape) - 1
     inputs = [name, scale]
     if bias is not None:
-        inputs.append(emit.plain(bias))
+        inputs.append(emit.in_logical_order(bias))
     names = emit.nodes(
         "LayerNormalization",
         *inputs,
@@ -47,7 +47,7 @@ def _layer_norm(emit: Emitter, out: Sequence[Spec], x: Value, *settings: Any) ->
     for name, physical, spec in zip(names, (shape, moment, moment), out, strict=True):
         reshaped = emit.reshaped(name, physical, spec.shape)
         results.append(emit.value(reshaped, spec.shape))
-    # The operator's own mean is that of what is centred, and so near 0.
+    # The operator's own mean is the mean of centred values, so it is close to 0.
     return results[0], mean, results[2]
 
 
@@ -96,7 +96,7 @@ def _weighted_mean(emit: Emitter, x: Value, weight: Value | None, inner: list[in
     count = x.shape[-1]
     scaled_weight = multiply(emit, weight, 1 / count)
     column = emit.view(scaled_weight, (count, 1))
-    plain_x = emit.plain(x)
+    plain_x = emit.in_logical_order(x)
     rows, shape = emit.unfolded(plain_x, x.shape)
     name = emit.node("MatMul", rows, column.name)
     kept = (*x.shape[:-1], 1)
@@ -105,14 +105,14 @@ def _weighted_mean(emit: Emitter, x: Value, weight: Value | None, inner: list[in
 
 
 def _channels(emit: Emitter, vector: Value, rank: int) -> Value:
-    """Return a vector over the channels, ready to meet a feature map."""
+    """Return a vector over the channels in a shape that broadcasts to a feature map."""
     return emit.view(vector, (1, vector.shape[0], *(1,) * (rank - 2)))
 
 
 def _moments(emit: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
     """Return ``x - mean`` and ``1 / sqrt(var + eps)``, the second [1, channels, 1, ...].
 
-    Forward and backward pass ask for equal nodes, which a graph has once.
+    Forward and backward pass request equal nodes, which the graph contains once.
     """
     axes = [0, *range(2, x.rank)]
     mean = emit.mean(x, axes)

@@ -1,10 +1,10 @@
-"""Lowerings of pooling and its gradient, channels-last or in planes, without scattered indices.
+"""Lowerings of pooling and its gradient, channels-last or in planes, without scatter.
 
-Max-pooling by windows that touch and do not overlap is done one axis at a time: the windows'
-members are separated by Split (of channels-last maps whole rows of channels), compared, and the
-gradient is sent back through the comparisons. The last spatial axis comes first and an earlier
-member wins ties, which is the first maximum in the order PyTorch scans a window in: equal maxima
-are common, because equal patches of an image give equal activations.
+Max pooling with adjacent windows works on one axis at a time: Split separates the members of the
+windows (for channels-last maps, whole rows of channels), they are compared, and the gradient
+follows the comparisons back. The last spatial axis comes first and an earlier member wins ties.
+This selects the first maximum in PyTorch's scan order. Equal maxima are common, because equal
+patches of an image give equal activations.
 """
 
 import math
@@ -30,7 +30,7 @@ class _Stage:
 
     members: tuple[str, ...]  # `size` ONNX values [.., 1, inner]
     running: tuple[str, ...]  # the maximum of the first 1, 2, ... members
-    inner: int  # numbers in a run that belongs to one element of the axis
+    inner: int  # contiguous numbers of one element of the axis
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Covered:
 
     Attributes:
         name: the ONNX value.
-        order: the order of axes that it lies in.
+        order: its physical axis order.
         sizes: its spatial sizes.
     """
 
@@ -60,15 +60,15 @@ def _stage(emit: Emitter, name: str, size: int, inner: int) -> _Stage:
 
 
 def _unstage(emit: Emitter, grad: str, stage: _Stage) -> str:
-    """Send a gradient back to the members that were the first maximum, joined as they were.
+    """Route a gradient to the members that were the first maximum, joined as before.
 
-    From the last member to the first: it takes the gradient if it is above the maximum of all
-    before it, and leaves it to them if not.
+    From the last member to the first: a member takes the gradient if it exceeds the maximum of all
+        members before it.
     """
     shares: list[str] = []
     for member, before in zip(stage.members[:0:-1], stage.running[-2::-1], strict=True):
         difference = emit.node("Sub", member, before)
-        # A step function, 1 above 0 and 0 at 0: the steepest slope that a float holds.
+        # A step function, 1 above 0 and 0 at 0, by the largest slope of a float.
         wins = emit.node("HardSigmoid", difference, alpha=3e38, beta=0.0)
         share = emit.node("Mul", grad, wins)
         shares.append(share)
@@ -95,7 +95,7 @@ def _cropped(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
 
 
 def _covered(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
-    """Return what windows cover, in planes if it lies so and nothing is left over."""
+    """Return the covered part, in planes if the map is in planes and fully covered."""
     order = planes(x.rank)
     whole = not any(size % k for size, k in zip(x.shape[2:], kernel, strict=True))
     if x.lies(order) and whole:
@@ -105,7 +105,7 @@ def _covered(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> _Covered:
 
 
 def _stages(emit: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Stage], _Covered]:
-    """Return the stages of a pooling, the last axis first, and what they work on."""
+    """Return the stages of a pooling, the last axis first, and their input."""
     covered = _covered(emit, x, kernel)
     name = covered.name
     # Channels-last, an element of the last spatial axis is a row of channels; in planes a number.
@@ -131,7 +131,11 @@ def _max_pool(
     x = emit.full(x)
     if window.is_tiling:
         stages, covered = _stages(emit, x, window.size)
-        pooled = _Covered(stages[-1].running[-1], covered.order, out[0].shape[2:])
+        pooled = _Covered(
+            stages[-1].running[-1],
+            covered.order,
+            out[0].shape[2:],
+        )
         return _uncropped(emit, pooled, out[0]), None
     attributes = {
         **window.attributes,
@@ -140,15 +144,19 @@ def _max_pool(
     }
     if window.ceil_mode:
         attributes["pads"] = _pads_of_ceil(window, x, out[0])
-    plain_x = emit.plain(x)
+    plain_x = emit.in_logical_order(x)
     names = emit.nodes("MaxPool", plain_x, outputs=2, attributes=attributes)
-    return emit.value(names[0], out[0].shape), emit.value(names[1], out[1].shape, torch.int64)
+    return emit.value(names[0], out[0].shape), emit.value(
+        names[1],
+        out[1].shape,
+        torch.int64,
+    )
 
 
 def _pads_of_ceil(window: Window, x: Value, out: Spec) -> list[int]:
-    """Return padding as far as the last window goes.
+    """Return the padding that covers the last window.
 
-    It stands for ceil_mode, of which onnxruntime 1.19 makes a row too many.
+    It replaces ceil_mode, for which onnxruntime 1.19 computes one row too many.
     """
     begin = spread(window.padding, 2)
     dilation = spread(window.dilation, 2)
@@ -184,7 +192,7 @@ def _max_pool_backward(
 
 
 def _uncropped(emit: Emitter, covered: _Covered, out: Spec) -> Value:
-    """Return what windows cover as a feature map, with zeros for what no window covers."""
+    """Return the covered part as a feature map, with zeros outside it."""
     order = covered.order
     logical = (-1, out.shape[1], *covered.sizes)
     sizes = emit.ints(*reorder(logical, order))
@@ -212,7 +220,7 @@ def _scattered(emit: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
     zeros = emit.node("Expand", zero.name, total)
     flat = []
     for value in (indices, grad):
-        plain_value = emit.plain(value)
+        plain_value = emit.in_logical_order(value)
         flat_size = emit.ints(-1)
         flat.append(emit.node("Reshape", plain_value, flat_size))
     summed = emit.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
@@ -222,20 +230,34 @@ def _scattered(emit: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
 
 
 def _average_pool(emit: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
-    # The sum over a window times 1 / members: windows become axes of their own, and one reduction
-    # takes them all.
+    # The sum over a window times 1 / members: windows become separate axes, which one reduction #
+    # sums.
     size, members = _tiling_of_average(settings)
     whole_x = emit.full(x)
     covered = _cropped(emit, whole_x, size)
-    opened_sizes = emit.ints(-1, *_open_windows(covered.sizes, size), x.shape[1])
+    opened_sizes = emit.ints(
+        -1,
+        *_open_windows(covered.sizes, size),
+        x.shape[1],
+    )
     opened = emit.node("Reshape", covered.name, opened_sizes)
-    window_axes = emit.ints(*range(2, 2 * len(size) + 1, 2))
+    window_axes = emit.ints(
+        *range(
+            2,
+            2 * len(size) + 1,
+            2,
+        )
+    )
     total = emit.node("ReduceSum", opened, window_axes, keepdims=0)
-    return multiply(emit, emit.value(total, out.shape, order=covered.order), 1 / members)
+    return multiply(
+        emit,
+        emit.value(total, out.shape, order=covered.order),
+        1 / members,
+    )
 
 
 def _tiling_of_average(settings: Sequence[Any]) -> tuple[tuple[int, ...], int]:
-    """Return the sizes of the window, and what its sum is divided by."""
+    """Return the sizes of the window, and the divisor of its sum."""
     window, _ = mean_window(*settings)
     if not window.is_tiling:
         raise ExportError(
@@ -246,7 +268,7 @@ def _tiling_of_average(settings: Sequence[Any]) -> tuple[tuple[int, ...], int]:
 
 
 def _open_windows(sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
-    """Return spatial sizes with windows as axes of their own: windows, members, windows, ..."""
+    """Return spatial sizes with separate axes for windows: windows, members, windows, ..."""
     opened = []
     for size, k in zip(sizes, kernel, strict=True):
         opened += [size // k, k]

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 def _along(op_type: str) -> Callable[..., Value]:
     def lower(emit: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
-        plain_x = emit.plain(x)
+        plain_x = emit.in_logical_order(x)
         name = emit.node(op_type, plain_x, axis=dim % x.rank)
         return emit.value(name, x.shape)
 
@@ -54,7 +54,7 @@ def _log_softmax_backward(
 
 
 def _all_or(dim: Any, rank: int) -> list[int]:
-    """Return the axes that an operator names by a number, by a list, or by None for all."""
+    """Return the axes that an operator names by a number, a list, or None for all axes."""
     if dim is None:
         return list(range(rank))
     return [dim] if isinstance(dim, int) else list(dim)
@@ -129,7 +129,7 @@ def _place(op_type: str) -> Callable[..., Value]:
             x = emit.view(x, (math.prod(x.shape),))
             dim = 0
         axis = dim % x.rank
-        plain_x = emit.plain(x)
+        plain_x = emit.in_logical_order(x)
         name = emit.node(op_type, plain_x, axis=axis, keepdims=int(keepdim))
         return emit.value(name, out.shape, torch.int64)
 
@@ -152,7 +152,8 @@ def _vector_norm(
     # sum(|x|^order)^(1 / order), with one reduction where ONNX has it.
     if order == 0:
         raise ExportError(
-            "vector norm of order 0 cannot be exported, nor does it train; use order 1 or 2"
+            "a vector norm of order 0 cannot be exported and has no useful gradient; use"
+            " order 1 or 2"
         )
     size = emit.pointwise("Abs", x)
     axes = list(dim or range(x.rank))

@@ -24,7 +24,7 @@ def _view(emit: Emitter, out: Spec, x: Value, *_: object) -> Value:
 
 
 def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
-    """Return the value with these logical axes alone, and new ones of size 1 for None.
+    """Return the value with only these logical axes, and new axes of size 1 for None.
 
     Its ONNX value is still that of ``x``: a Reshape is missing.
     """
@@ -42,9 +42,15 @@ def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
             order.append(place[axis])
     for i, axis in enumerate(axes):
         if axis is None:
-            # Behind its left neighbour: what was plain stays plain.
+            # After its left neighbour, so that a plain order stays plain.
             order.insert(order.index(i - 1) + 1 if i else 0, i)
-    return Value(x.name, tuple(shape), x.dtype, tuple(stored), tuple(order))
+    return Value(
+        x.name,
+        tuple(shape),
+        x.dtype,
+        tuple(stored),
+        tuple(order),
+    )
 
 
 def _relabel(emit: Emitter, x: Value, axes: Sequence[int | None]) -> Value:
@@ -64,7 +70,7 @@ def _squeeze(emit: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
     dims = range(x.rank) if dim is None else dim
     if isinstance(dims, int):
         dims = [dims]
-    if x.rank == 0:  # a number has no axis, though torch lets one be named
+    if x.rank == 0:  # a scalar has no axis, although torch accepts one
         return _relabel(emit, x, [])
     kept = list(range(x.rank))
     for axis in dims:
@@ -97,13 +103,17 @@ def _transpose(_emit: Emitter, _out: Spec, x: Value, first: int, second: int) ->
 def _expand(emit: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
     missing = len(out.shape) - x.rank
     if missing:
-        x = _relabel(emit, x, [None] * missing + list(range(x.rank)))
+        x = _relabel(
+            emit,
+            x,
+            [None] * missing + list(range(x.rank)),
+        )
     return replace(x, shape=out.shape)
 
 
 @dataclass(frozen=True)
 class _Range:
-    """Positions along a dimension, as the operators of slices have them."""
+    """Positions along a dimension, in the form of slice operators."""
 
     dim: int = 0
     start: Any = None
@@ -126,7 +136,7 @@ def _slice(emit: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
 
 
 def _stop(end: Any, size: Dim) -> Any:
-    """Return where a slice stops, one constant for every way to say that it goes to the end."""
+    """Return the end of a slice; all forms of an open end give one constant."""
     if end is None or end == size:
         return _END
     return _END if isinstance(end, int) and end > _END else end
@@ -165,8 +175,8 @@ def _slice_backward(
 
 
 def _slice_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *positions: Any) -> Value:
-    # Both tensors joined, and a look-up that takes each position from where it comes from now: one
-    # constant table for any step, where pieces to join would be many.
+    # Both tensors joined, and a look-up with one constant table that takes each position from its
+    # new source; joining pieces would need many nodes for a large step.
     chosen = _Range(*positions)
     dim = chosen.dim % x.rank
     size = x.shape[dim]
@@ -197,14 +207,14 @@ def _select_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *place: i
 
 
 def padded(emit: Emitter, x: Value, dim: int, around: tuple[int, int], value: float = 0.0) -> Value:
-    """Return the complete value with more numbers before and after it along a dimension.
+    """Return the complete value, padded at both ends of a dimension.
 
     Args:
         emit: where it is written.
-        x: complete.
+        x: the complete value.
         dim: the dimension.
         around: how many before and after.
-        value: of each.
+        value: the padding value.
     """
     before, after = around
     if before == after == 0:
@@ -233,13 +243,25 @@ def _constant_pad(
         dim = x.rank - 1 - i // 2  # torch counts pads from the last dimension
         before, after = pads[i : i + 2]
         if before < 0 or after < 0:
-            x = _cut(emit, x, dim, max(-before, 0), max(-after, 0))
-        x = padded(emit, x, dim, (max(before, 0), max(after, 0)), value)
+            x = _cut(
+                emit,
+                x,
+                dim,
+                max(-before, 0),
+                max(-after, 0),
+            )
+        x = padded(
+            emit,
+            x,
+            dim,
+            (max(before, 0), max(after, 0)),
+            value,
+        )
     return x
 
 
 def _cut(emit: Emitter, x: Value, dim: int, before: int, after: int) -> Value:
-    """Return the complete value without some numbers at both ends of a dimension."""
+    """Return the complete value, trimmed at both ends of a dimension."""
     axis = emit.ints(x.order.index(dim))
     start = emit.ints(before)
     stop = emit.ints(-after if after else _END)

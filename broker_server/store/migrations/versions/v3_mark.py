@@ -1,4 +1,4 @@
-"""Version 3: the oldest that is read.
+"""Version 3: the oldest version that is supported.
 
 Its tables are in ``tests/broker_server/fixtures/store-v3.sql``.
 """

@@ -1,4 +1,4 @@
-"""Version 4: how a round ended, which devices it left out and when others answered, and counts."""
+"""Version 4: how a round ended, its devices left out, times of the others' answers, and counts."""
 
 from alembic import op
 from sqlalchemy import Column, Float, Integer, String, Text
@@ -8,7 +8,7 @@ down_revision = "3"
 
 
 def upgrade() -> None:
-    """Add the columns; of what was stored before nothing of it is known."""
+    """Add the columns; for existing rows their values are unknown."""
     for column in (
         Column("wanted", Integer),
         Column("ending", String(16)),
@@ -18,4 +18,4 @@ def upgrade() -> None:
         op.add_column("rounds", column)
     for name in ("timing", "screening"):
         op.add_column("tasks", Column(name, Text))
-    op.drop_table("shoal_store")  # the mark that versions 1 and 2 had
+    op.drop_table("shoal_store")  # the mark of versions 1 and 2

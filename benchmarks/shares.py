@@ -1,0 +1,188 @@
+"""Cost of tiers that train a share of their blocks, beside the whole tier and beside PyTorch.
+
+PyTorch trains with the same parameters frozen. All steps take short turns in one process, as in
+`benchmarks.step_time`; memory is that of a process for each set, less that of one for a tiny set,
+so that the runtime itself does not count.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.nets.by_sample import BY_SAMPLE
+from benchmarks.row import Row
+from benchmarks.step_time import Case, Step, Subjects, turns_of
+from device_runtime.bench import SMALL, costs
+from models.tier import HEAD_SHARE
+from trainer_export.check import calm_torch
+
+CASES = (Case("mobilenet_v3_small", batch=16), Case("resnet18", batch=16))
+KEPT_BUDGET = 0.1
+"""The step of a head on kept outputs over the step of the whole model."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a share's costs relative to the whole tier; the step also relative to PyTorch's."""
+
+    name: str
+    step: float
+    memory: float
+    upload: float | None = None
+    of_pytorch: float = 0.8
+
+
+SHARES: Mapping[float, Budget] = {
+    0.5: Budget(
+        "half",
+        step=0.65,
+        memory=0.65,
+    ),
+    HEAD_SHARE: Budget(
+        "head",
+        step=0.35,
+        memory=0.4,
+        upload=0.05,
+    ),
+}
+_FLOAT_BYTES = 4
+
+
+def rows() -> list[Row]:
+    """Measure what each share of every net costs in steps, memory and upload."""
+    (small,) = costs(SMALL, 1)
+    table: list[Row] = []
+    with calm_torch():
+        for case in CASES:
+            with tempfile.TemporaryDirectory() as folder:
+                net = _Net(
+                    case,
+                    Path(folder),
+                    small.peak_mb,
+                )
+                table += net.rows()
+            # Batch norms would let what a frozen layer returns depend on the batch.
+            table.append(_kept_row(replace(case, arch=case.arch + BY_SAMPLE)))
+    return table
+
+
+def _kept_row(case: Case) -> Row:
+    """Measure the second pass over samples whose outputs of the frozen layers are kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Subjects(case, Path(folder) / "whole").steps()["device"]
+        head = Subjects(replace(case, trained=HEAD_SHARE), Path(folder) / "head")
+        with head.kept() as step:
+            turns = turns_of({"whole": whole, "kept": step})
+    ratios: list[float] = []
+    for kept_seconds, whole_seconds in zip(turns["kept"], turns["whole"], strict=True):
+        ratios.append(kept_seconds / whole_seconds)
+    kept_ms = statistics.median(turns["kept"]) * 1e3
+    whole_ms = statistics.median(turns["whole"]) * 1e3
+    return Row.from_values(
+        f"share, second pass/whole, head of {case.arch}",
+        ratios,
+        "ratio, processor",
+        KEPT_BUDGET,
+        note=f"{kept_ms:.2f} / {whole_ms:.2f} ms",
+    )
+
+
+@dataclass(frozen=True)
+class _Net:
+    """One net with the sets of all its shares.
+
+    Attributes:
+        folder: for the sets.
+        runtime_mb: memory of a process that trains next to nothing.
+    """
+
+    case: Case
+    folder: Path
+    runtime_mb: float
+
+    def rows(self) -> list[Row]:
+        """Measure steps in turns, then memory and upload."""
+        steps: dict[str, Step] = {}
+        whole = Subjects(self.case, self.folder / "whole")
+        steps["whole"] = whole.steps()["device"]
+        sent: dict[str, int] = {"whole": _sent_bytes(whole)}
+        for share, budget in SHARES.items():
+            name = budget.name
+            case = replace(self.case, trained=share)
+            subjects = Subjects(case, self.folder / name)
+            ways = subjects.steps()
+            steps[name] = ways["device"]
+            steps[f"{name} eager"] = ways["eager"]
+            sent[name] = _sent_bytes(subjects)
+        turns = turns_of(steps)
+        table: list[Row] = []
+        for budget in SHARES.values():
+            table += self._step_rows(budget, turns)
+            table.append(self._memory_row(budget))
+            table.append(self._upload_row(budget, sent))
+        return table
+
+    def _step_rows(self, budget: Budget, turns: Mapping[str, list[float]]) -> list[Row]:
+        title = self._title(budget)
+        table: list[Row] = []
+        bounds = {"whole": budget.step, f"{budget.name} eager": budget.of_pytorch}
+        for way, bound in bounds.items():
+            # Turn by turn, so that what else the machine does disturbs both alike.
+            ratios: list[float] = []
+            for device, compared in zip(turns[budget.name], turns[way], strict=True):
+                ratios.append(device / compared)
+            kind = way.rpartition(" ")[2]
+            name = f"share, step/{kind}, {title}"
+            device_ms = statistics.median(turns[budget.name]) * 1e3
+            compared_ms = statistics.median(turns[way]) * 1e3
+            note = f"{device_ms:.2f} / {compared_ms:.2f} ms"
+            row = Row.from_values(
+                name,
+                ratios,
+                "ratio, processor",
+                bound,
+                note=note,
+            )
+            table.append(row)
+        return table
+
+    def _memory_row(self, budget: Budget) -> Row:
+        share_mb = self._session_mb(budget.name)
+        whole_mb = self._session_mb("whole")
+        name = f"share, memory/whole, {self._title(budget)}"
+        note = f"{share_mb:.1f} / {whole_mb:.1f} MB"
+        return Row(
+            name,
+            share_mb / whole_mb,
+            "ratio, session",
+            budget.memory,
+            note=note,
+        )
+
+    def _upload_row(self, budget: Budget, sent: Mapping[str, int]) -> Row:
+        share_bytes = sent[budget.name]
+        whole_bytes = sent["whole"]
+        name = f"share, upload/whole, {self._title(budget)}"
+        note = f"{share_bytes:,} / {whole_bytes:,} bytes"
+        return Row(
+            name,
+            share_bytes / whole_bytes,
+            "ratio, bytes",
+            budget.upload,
+            note=note,
+        )
+
+    def _session_mb(self, name: str) -> float:
+        """Return the peak memory of training a set, without the runtime."""
+        (cost,) = costs(self.folder / name, self.case.batch)
+        return cost.peak_mb - self.runtime_mb
+
+    def _title(self, budget: Budget) -> str:
+        return f"{budget.name} of {self.case.arch}"
+
+
+def _sent_bytes(subjects: Subjects) -> int:
+    """Return the bytes of an update in fp32, without its header."""
+    return _FLOAT_BYTES * subjects.manifest.trained_count

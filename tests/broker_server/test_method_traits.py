@@ -1,0 +1,102 @@
+"""What each method states of itself in its module, beside what its built strategy does."""
+
+import pytest
+
+from broker_server.rounds.run_method import RunMethod, _described
+from broker_server.settings.combinations import method_settings
+from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.method_features import evident_features, method_features
+from broker_server.strategies.registry import STRATEGIES, build_strategy
+from broker_server.strategies.traits import Trait
+from models import Registry, Tier, infer_layout
+from tests.broker_server.artifacts import tiny_layout
+from tests.broker_server.test_low_rank import LAYOUT as ADAPTERS
+
+ENCODER = {
+    "embed": 8,
+    "heads": 2,
+    "ffn": 6,
+    "blocks": 4,
+    "vocab": 11,
+    "input_shape": (5,),
+    "classes": 3,
+}
+UNSTATED = {Trait.OPEN_MERGE, Trait.TIER_HEADS, Trait.NO_STATISTICS}
+"""What a method does not offer, and what settings of the evaluation do: no module states these."""
+
+STATED_ONLY = frozenset({Trait.PIECES})
+"""The server does not see how a routine of devices computes: only the method's module knows."""
+
+EVERY_METHOD = [
+    ({"name": "heterofl"}, set()),
+    ({"name": "heterofl", "plan": "rolling"}, {Trait.FIXED_PLANS}),
+    ({"name": "heterofl", "plan": "random"}, {Trait.FIXED_PLANS, Trait.SHARED_PLANS}),
+    ({"name": "fedavg"}, set()),
+    ({"name": "fedprox", "fedprox": {"mu": 0.1}}, set()),
+    ({"name": "fedmedian"}, {Trait.MEAN_OF_CHANGES}),
+    ({"name": "fedrolex"}, {Trait.FIXED_PLANS}),
+    ({"name": "fedrolex", "fedrolex": {"window": "static"}}, set()),
+    (
+        {"name": "fedrolex", "fedrolex": {"weighting": "width"}},
+        {Trait.FIXED_PLANS, Trait.MEAN_OF_CHANGES},
+    ),
+    ({"name": "depthfl"}, set()),
+    ({"name": "scalefl"}, set()),
+    ({"name": "federated_dropout"}, {Trait.FIXED_PLANS, Trait.SHARED_PLANS}),
+    ({"name": "whalefl"}, {Trait.ASSIGNED_TIERS}),
+    ({"name": "fml"}, {Trait.MEAN_OF_CHANGES, Trait.PIECES}),
+    ({"name": "hetlora"}, {Trait.MEAN_OF_CHANGES}),
+    ({"name": "flexlora"}, {Trait.MEAN_OF_CHANGES, Trait.FIXED_PLANS}),
+    ({"name": "inclusivefl"}, {Trait.MEAN_OF_CHANGES}),
+    (
+        {"name": "inclusivefl", "inclusivefl": {"baseline": "local"}},
+        {Trait.MEAN_OF_CHANGES, Trait.SHARED_PLANS},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return infer_layout(Registry.zoo().get("text_encoder"), ENCODER)
+
+
+def configured(table):
+    return FleetConfig.model_validate(
+        {"fleet": "f", "model": {"artifacts": "sets", "arch": "tiny"}, "strategy": table}
+    )
+
+
+def built_method(table, encoder):
+    config = configured(table)
+    layout = tiny_layout()
+    tiers = (Tier(1.0), Tier(0.5))
+    if table["name"] in {"hetlora", "flexlora"}:
+        layout = ADAPTERS
+    elif table["name"] == "inclusivefl":
+        layout = encoder
+        tiers = (Tier(1.0, 4), Tier(1.0, 2), Tier(1.0, 1))
+    strategy = build_strategy(method_settings(config), layout, tiers)
+    return RunMethod(config, layout, strategy.tiers, strategy)
+
+
+def test_every_method_is_here():
+    """A new one states its traits too."""
+    assert {table["name"] for table, _ in EVERY_METHOD} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    ("table", "breaks"), EVERY_METHOD, ids=[str(table) for table, _ in EVERY_METHOD]
+)
+def test_a_module_states_what_its_strategy_does(table, breaks, encoder):
+    """No module states more or less than its plans, instructions and merge show."""
+    method = built_method(table, encoder)
+    evident = evident_features(method.config, _described(method))
+    broken = frozenset().union(*(feature.breaks for feature in evident))
+    needed = frozenset().union(*(feature.needs for feature in evident))
+    assert method.strategy.breaks == breaks
+    assert breaks - STATED_ONLY == broken - UNSTATED
+    assert method.strategy.needs == needed
+    # What is evident is refused in words of its own: nothing is left for the general ones.
+    stated = method_features(method.config, _described(method))[0]
+    assert not stated.needs
+    assert stated.breaks <= STATED_ONLY

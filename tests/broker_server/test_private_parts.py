@@ -1,0 +1,192 @@
+"""Private parts on the server: what a round merges, what is refused, and what it asks of devices."""
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.new_version import first_version
+from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.tier_version import tier_version
+from broker_server.settings.private import PrivateConfig
+from broker_server.store import Store
+from broker_server.store.export import load_version
+from broker_server.strategies.optimizer_rules import OptimizerSettings
+from broker_server.strategies.private_parts import PrivateModel, keep_private
+from broker_server.strategies.strategy import Contribution
+from fleet_protocol import control
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import PlanError, RefusalReason
+from fleet_protocol.messages import TaskMetrics, UploadRefused
+from fleet_protocol.weights import encode_weights
+from models import Registry, compile_plan, infer_layout, make_plan
+from models.parts import parameters_in
+from tests.broker_server.artifacts import ARCH
+from tests.broker_server.methods import built, merged
+from tests.broker_server.peer import Peer
+from tests.models.layouts import noise
+
+METRICS = TaskMetrics(
+    examples=7, batches=1, labels=(), fetch_seconds=0, train_seconds=0, resident_bytes=0
+)
+AVERAGING = ["heterofl", "fedavg", "fedrolex", "fedprox", "fml"]
+
+
+@pytest.fixture(scope="module")
+def layout():
+    return infer_layout(
+        Registry.zoo().get("conv"), {"channels": (3, 4), "input_shape": (1, 6, 6), "classes": 5}
+    )
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize(
+    "optimizer", [None, OptimizerSettings(name="fedadam")], ids=["plain", "fedadam"]
+)
+def test_a_round_merges_what_travels_and_keeps_the_rest(layout, name, optimizer):
+    """Updates lack the private part, which keeps its bits here, whatever the server optimizer."""
+    table = {"name": name, "label_rule": False} if name == "heterofl" else {"name": name}
+    method = keep_private(
+        built(table, layout, optimizer=optimizer), layout, PrivateModel(("head",))
+    )
+    plan = compile_plan(layout, make_plan(layout, layout.tier(1.0))).without(method.stays)
+    old = noise(layout, 9)
+    tier = layout.tier(1.0)
+    updates = []
+    for number in (1, 2):
+        weights = noise(layout, number)
+        for private in method.stays:
+            del weights[private]
+        updates.append(Contribution(f"d{number}", tier, tier.id, plan, weights, METRICS))
+    after = merged(method, updates, old)
+    assert set(after) == set(old)
+    for tensor, before in old.items():
+        if tensor in method.stays:
+            np.testing.assert_array_equal(after[tensor], before)
+            continue
+        assert not np.array_equal(after[tensor], before)
+        if optimizer is None:
+            mean = (updates[0].weights[tensor] + updates[1].weights[tensor]) / 2
+            np.testing.assert_allclose(after[tensor], mean, atol=1e-6)
+
+
+def test_parts_may_be_patterns(layout):
+    """So the norms of all blocks are named at once, as FedBN keeps them."""
+    names = [parameter.name for parameter in layout.parameters]
+    weights = tuple(name for name in names if name.endswith(".weight"))
+    assert parameters_in(layout, ["*.weight"]) == weights
+    assert parameters_in(layout, ["hea?"]) == ("head.weight", "head.bias")
+    with pytest.raises(
+        PlanError, match=r"neither a block nor a module norm\*; its blocks are head, stem"
+    ):
+        parameters_in(layout, ["norm*"])
+
+
+def test_what_a_method_leaves_on_the_devices_stays_there(layout):
+    """A strategy of a user may have such parameters; a copy of the model does not send them."""
+    method = replace(built({"name": "fedavg"}, layout), stays=("head.bias",))
+    assert keep_private(method, layout, PrivateModel(copy_model=True)).stays == ("head.bias",)
+    both = keep_private(method, layout, PrivateModel(("head.weight",))).stays
+    assert both == ("head.weight", "head.bias")
+
+
+def test_all_parameters_cannot_stay(layout):
+    with pytest.raises(PlanError, match="nothing is left to merge"):
+        keep_private(built({"name": "fedavg"}, layout), layout, PrivateModel(("*",)))
+
+
+def test_a_method_with_its_own_routine_decides_how_it_trains(config):
+    """FML trains what stays by its mutual step, so the order of training is not a setting of it."""
+    made = config(
+        strategy={"name": "fml"},
+        private={"parts": ["head"], "private_epochs": 1},
+        evaluation={"data": None},
+    )
+    with pytest.raises(PlanError, match=r"strategy fml decides how devices train"):
+        prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024))
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({}, "name the parts"),
+        ({"parts": ["head"], "copy_model": True}, "but not both"),
+        ({"copy_model": True, "private_epochs": 2}, "remove it"),
+        ({"parts": ["head"], "mu": 0.1}, "remove mu"),
+        ({"part": ["head"]}, "part"),
+    ],
+)
+def test_settings_without_effect_are_errors(table, problem):
+    with pytest.raises(ValidationError, match=problem):
+        PrivateConfig.model_validate(table)
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ({}, r"evaluation\.data and private\.parts are incompatible"),
+        (
+            {"evaluation": {"data": None}, "strategy": {"label_rule": True}},
+            r"private\.parts and strategy\.label_rule = true are incompatible",
+        ),
+    ],
+)
+def test_what_does_not_go_with_private_parts_is_refused(config, tables, problem):
+    made = config(**{"private": {"parts": ["head"]}, **tables})
+    with pytest.raises(PlanError, match=problem):
+        prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024))
+
+
+def test_a_pull_is_refused_before_anybody_trains_without_its_graph(config):
+    made = config(private={"copy_model": True})
+    with pytest.raises(PlanError, match=r"private\.mu = 0\.1 would have no effect; export"):
+        prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024))
+
+
+def what_travels(peer, work):
+    """The update of an honest device."""
+    shared = {n: v + np.float32(1) for n, v in work.weights.items() if n not in work.offer.stays}
+    peer.send(work, encode_weights(shared, work.metadata()), labels=())
+
+
+def with_its_head(peer, work):
+    """An update with the part that should have stayed."""
+    peer.send(work, encode_weights(dict(work.weights), work.metadata()), labels=())
+
+
+def test_an_update_that_brings_a_private_part_is_refused(url, config, running, fleet):
+    """By name; the round goes on with the others, and the server never has the part."""
+    tables = {
+        "private": {"parts": ["head"]},
+        "round": {"min_devices": 2, "quorum": 0.5},
+        "evaluation": {"data": None},
+    }
+    with Peer(fleet, "bad", url, with_its_head) as bad, Peer(fleet, "good", url, what_travels):
+        server = running(config(**tables), url)
+        server.wait()
+        bad.wait_for(lambda peer: peer.got(UploadRefused))
+    assert bad.got(UploadRefused)[0].reason is RefusalReason.BAD_SHAPE
+    assert server.events_of(control.RoundClosed)[0].merged == {"good": "w1.00-d1"}
+
+
+def test_an_exported_version_says_which_parameters_nobody_trained(config):
+    """So that nobody takes the initial head of a fleet for a trained one."""
+    made = config(private={"parts": ["head"]}, evaluation={"data": None})
+    artifacts = load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024)
+    context = prepare_run("r", made, artifacts)
+    with contextlib.closing(Store(made.store)) as store:
+        blobs = BlobStore(store.folder / "blobs")
+        store.add_run(context.initial_record(), first_version(context, blobs))
+        exported = load_version(store, "r", 0)
+        remarks = tier_version(store, exported, None, made.model.artifacts).remarks
+    assert "head.weight, head.bias have the fleet's initial values" in remarks
+
+
+def test_only_settings_that_are_set_go_out():
+    """Devices of an older version refuse those that they do not know."""
+    assert {"adapt_epochs", "compare"}.isdisjoint(PrivateModel(("head",)).settings)
+    asked = PrivateConfig(parts=("head",), adapt_epochs=2, compare=True).kept.settings
+    assert (asked["adapt_epochs"], asked["compare"]) == (2, True)

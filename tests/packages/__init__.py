@@ -1,0 +1,1 @@
+"""Models of real packages, which are installed in an environment of their own: `make test-packages`."""

@@ -1,0 +1,100 @@
+"""Trained shares in a simulation: what stays as it was, and the same bits as in a fleet."""
+
+import numpy as np
+import pytest
+
+from broker_server.store import Store
+from models import Tier
+from models.tier import HEAD_SHARE
+from simulation.runner import simulate
+from simulation.tables import ModelTable
+from tests.marking import mostly_slow
+from tests.simulation.simulations import as_a_fleet, settings, tensors
+
+TIERS = ("w1.00-d1", "w1.00-d1-t0.50", "w1.00-d1-head")
+MODEL = {
+    "arch": "mlp",
+    "settings": {"hidden": (16, 8)},
+    "widths": (1.0,),
+    "trained": (1.0, 0.5, "head"),
+    "windows": True,
+}
+TABLES = {
+    "model": MODEL,
+    "tiers": {"assign": "capacity", "levels": None},
+    "strategy": {"name": "heterofl"},
+    "round": {"rounds": 2, "fraction": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def update_sizes(result):
+    """Bytes of the updates of the last round, by device."""
+    store = Store(result.folder / "store", read_only=True)
+    try:
+        return [task.update_size for task in store.tasks(result.run, 2)]
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "backend"),
+    mostly_slow(
+        [(TIERS[1], "onnx"), (TIERS[2], "torch"), (TIERS[2], "onnx"), (TIERS[1], "torch")],
+        lambda case: case == (TIERS[1], "torch"),
+    ),
+)
+@pytest.mark.slow
+def test_devices_train_their_share(cache, tmp_path, allowed, backend):
+    """What no device trains keeps its bits, and the updates are as small as what they train."""
+    tables = {**TABLES, "tiers": {**TABLES["tiers"], "allowed": (allowed,)}}
+    config = settings(tmp_path, cache, engine={"backend": backend}, **tables)
+    result = simulate(config)
+    first, *_, last = tensors(result.folder, result.run)
+    trained = {"head.weight", "head.bias"}
+    if Tier.parse(allowed).trained != HEAD_SHARE:
+        trained |= {name for name in first if name.startswith("hidden.1.")}
+    for name, value in last.items():
+        assert np.array_equal(value, first[name]) == (name not in trained), name
+    values = sum(first[name].size for name in trained)
+    assert max(update_sizes(result)) < 4 * values + 2000
+
+
+def test_a_window_that_rolls_trains_every_block_in_turn(cache, tmp_path):
+    """The top block in the first round, the one below in the second, and the head in both."""
+    tables = {**TABLES, "strategy": {"name": "heterofl", "window": "rolling"}}
+    tables["tiers"] = {**TABLES["tiers"], "allowed": TIERS[1:2]}
+    result = simulate(settings(tmp_path, cache, **tables))
+    first, second, third = tensors(result.folder, result.run)
+    for before, after, block in ((first, second, "hidden.1."), (second, third, "hidden.0.")):
+        for name, value in after.items():
+            is_trained = name.startswith((block, "head."))
+            assert np.array_equal(value, before[name]) != is_trained, name
+
+
+def test_a_table_names_its_shares():
+    """As the command does: numbers, or ``head``."""
+    assert ModelTable(arch="conv", trained=(1, 0.5, "head")).shares == (1.0, 0.5, HEAD_SHARE)
+    with pytest.raises(ValueError, match="trained"):
+        ModelTable(arch="conv", trained=(0.0,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allowed", TIERS[1:])
+def test_a_fleet_of_shares_ends_where_its_simulation_does(cache, tmp_path, allowed):
+    """Real processes behind a broker end with the bits of the simulation."""
+    tables = {**TABLES, "tiers": {**TABLES["tiers"], "allowed": (allowed,)}}
+    config = settings(tmp_path / "simulation", cache, devices={"count": 2}, **tables)
+    simulated = simulate(config)
+    fleet = as_a_fleet(config, tmp_path)
+    assert fleet.status == "finished", fleet.error
+    simulated_versions = tensors(simulated.folder, simulated.run)
+    assert len(simulated_versions) == 3
+    fleet_versions = tensors(tmp_path / "fleet", fleet.run)
+    for own, theirs in zip(simulated_versions, fleet_versions, strict=True):
+        for name, value in own.items():
+            np.testing.assert_array_equal(value, theirs[name])

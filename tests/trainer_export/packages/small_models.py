@@ -1,0 +1,262 @@
+"""Models as a package would define them: sizes in arguments, and no cut."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Attention over a few tokens, and a hidden layer."""
+
+    def __init__(self, dim: int, num_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, dim = x.shape
+        heads = self.qkv(self.norm(x)).reshape(batch, length, 3, self.num_heads, -1)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (query @ key.transpose(-2, -1)) / query.shape[-1] ** 0.5
+        mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, dim)
+        x = x + self.proj(mixed)
+        mlp: Tensor = self.mlp(x)
+        return x + mlp
+
+
+class Encoder(nn.Module):
+    """Rows of numbers, blocks, and a classifier that returns a dictionary."""
+
+    def __init__(
+        self,
+        features: int = 5,
+        embed_dim: int = 12,
+        num_heads: int = 3,
+        hidden: int = 10,
+        depth: int = 2,
+        num_classes: int = 4,
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"{embed_dim} is no multiple of {num_heads} heads")
+        self.embed = nn.Linear(features, embed_dim)
+        blocks = [Block(embed_dim, num_heads, hidden) for _ in range(depth)]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(embed_dim, num_classes)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits: Tensor = self.head(self.blocks(self.embed(x)).mean(1))
+        return {"logits": logits, "tokens": x}
+
+
+@dataclass
+class Sizes:
+    """The sizes of `Positions`."""
+
+    table: int = 6
+    hidden: int = 8
+
+
+class Positions(nn.Module):
+    """Adds a fixed number to each unit of its table, so that no two of them are alike."""
+
+    def __init__(self, sizes: Sizes | None = None, num_classes: int = 3) -> None:
+        super().__init__()
+        sizes = sizes or Sizes()
+        self.first = nn.Linear(4, sizes.table)
+        self.second = nn.Linear(sizes.table, sizes.hidden)
+        self.head = nn.Linear(sizes.hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = torch.sin(x + torch.arange(x.shape[-1], dtype=x.dtype))
+        logits: Tensor = self.head(self.second(x).relu())
+        return logits
+
+
+def positions(width: int = 8, num_classes: int = 3) -> Positions:
+    """Make a `Positions`, as a function that names models does."""
+    return Positions(Sizes(hidden=width), num_classes)
+
+
+class Stages(nn.Module):
+    """Layers of a list of widths; between two of one width the outputs are added."""
+
+    def __init__(self, widths: tuple[int, ...] = (8, 8, 12), num_classes: int = 3) -> None:
+        super().__init__()
+        before = (4, *widths[:-1])
+        self.layers = nn.ModuleList(map(nn.Linear, before, widths))
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            y = layer(x).tanh()
+            x = x + y if x.shape == y.shape else y
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Fitted(nn.Module):
+    """Layers of a list of widths; between two of other widths a further layer fits them."""
+
+    def __init__(self, widths: tuple[int, ...] = (8, 16), num_classes: int = 3) -> None:
+        super().__init__()
+        before = (5, *widths[:-1])
+        self.layers = nn.ModuleList(map(nn.Linear, before, widths))
+        self.fits = nn.ModuleList()
+        for first, second in zip(before, widths, strict=True):
+            self.fits.append(nn.Identity() if first == second else nn.Linear(first, second))
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, fit in zip(self.layers, self.fits, strict=True):
+            x = fit(x) + layer(x).tanh()
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Projected(nn.Module):
+    """A layer behind heads that is left out if one head is as wide as the stream."""
+
+    def __init__(self, dim: int = 16, heads: int = 4, num_classes: int = 3) -> None:
+        super().__init__()
+        inner = 4 * heads
+        self.first = nn.Linear(5, dim)
+        self.heads = nn.Linear(dim, inner)
+        has_layer = heads > 1 or inner != dim
+        self.out = nn.Linear(inner, dim) if has_layer else nn.Identity()
+        self.head = nn.Linear(dim, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.out(self.heads(self.first(x).tanh()).tanh()))
+        return logits
+
+
+class Halving(nn.Module):
+    """A hidden layer of half of a size."""
+
+    def __init__(self, width: int = 16, num_classes: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.hidden = nn.Linear(width, int(width * 0.5))
+        self.head = nn.Linear(int(width * 0.5), num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(self.first(x).tanh()).tanh())
+        return logits
+
+
+class Tapering(nn.Module):
+    """A list of widths each of which must be half of the one before."""
+
+    def __init__(self, widths: tuple[int, ...] = (16, 8), num_classes: int = 3) -> None:
+        super().__init__()
+        if widths[0] != 2 * widths[1]:
+            raise ValueError("each width must be half of the one before")
+        self.first = nn.Linear(4, widths[0])
+        self.head = nn.Linear(widths[1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(nn.functional.glu(self.first(x).tanh()))
+        return logits
+
+
+class Grouped(nn.Module):
+    """Attention whose query heads share key heads; with as many of both it takes another path."""
+
+    def __init__(
+        self,
+        hidden_size: int = 6,
+        num_heads: int = 4,
+        num_key_heads: int = 2,
+        head_dim: int = 4,
+        num_classes: int = 3,
+    ) -> None:
+        super().__init__()
+        self.shared = num_heads // num_key_heads
+        self.head_dim = head_dim
+        self.embed = nn.Linear(5, hidden_size)
+        self.query = nn.Linear(hidden_size, num_heads * head_dim)
+        self.key = nn.Linear(hidden_size, num_key_heads * head_dim)
+        self.value = nn.Linear(hidden_size, num_key_heads * head_dim)
+        self.out = nn.Linear(num_heads * head_dim, hidden_size)
+        self.head = nn.Linear(hidden_size, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        batch, length, _ = x.shape
+        layers = (self.query, self.key, self.value)
+        query, key, value = (
+            layer(x).view(batch, length, -1, self.head_dim).transpose(1, 2) for layer in layers
+        )
+        if self.shared > 1:
+            copies = (batch, key.shape[1], self.shared, length, self.head_dim)
+            key = key[:, :, None].expand(copies).flatten(1, 2)
+            value = value[:, :, None].expand(copies).flatten(1, 2)
+        # Places in a head differ, so it cannot become thinner.
+        turned = query * torch.arange(1, self.head_dim + 1)
+        mixed = (turned @ key.transpose(2, 3)).softmax(-1) @ value
+        logits: Tensor = self.head((x + self.out(mixed.transpose(1, 2).flatten(2))).mean(1))
+        return logits
+
+
+class Normed(nn.Module):
+    """A norm of groups, which takes no other number of channels than multiples of these."""
+
+    def __init__(self, width: int = 16, num_classes: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.norm = nn.GroupNorm(width // 4, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.first(x)).tanh())
+        return logits
+
+
+def stack(width: int = 8, num_classes: int = 3) -> nn.Sequential:
+    """Make layers in a row, whose constructor has no names for its arguments."""
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, num_classes))
+
+
+class Rounded(nn.Module):
+    """A network of pictures whose code fixes some sizes, and rounds others to multiples of 8."""
+
+    def __init__(self, width: int = 12, num_classes: int = 3) -> None:
+        super().__init__()
+        width = (width + 7) // 8 * 8
+        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
+        self.grow = nn.Conv2d(width, 48, 1)
+        self.depthwise = nn.Conv2d(48, 48, 3, padding=1, groups=48)
+        self.norm = nn.GroupNorm(8, 48)
+        self.shrink = nn.Conv2d(48, width, 1)
+        self.gate = nn.Linear(width, 5)
+        self.open = nn.Linear(5, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.shrink(self.norm(self.depthwise(self.grow(x).relu())).relu())
+        scale = self.open(self.gate(y.mean((2, 3))).relu()).sigmoid()
+        x = x + y * scale[:, :, None, None]
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class RoundedHeads(nn.Module):
+    """Its attention has a fixed number of units, so its layers cannot all be thinner."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(5, 48)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).split(16, -1)
+        scores = (query @ key.transpose(-2, -1)).softmax(-1)
+        logits: Tensor = self.head((scores @ value).mean(1))
+        return logits

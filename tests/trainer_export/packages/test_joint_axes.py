@@ -1,0 +1,131 @@
+"""Arguments that hold only together are found as one axis: lists, equal sizes and shared heads."""
+
+from typing import Any
+
+import pytest
+
+from models.cut import Cut
+from trainer_export.packages.candidates import alike_sets, head_sets, joint_form, shared_head_sets
+from trainer_export.packages.discovery import Discovery, discover_axes
+from trainer_export.packages.loading import package_model
+from trainer_export.packages.survey import Effect, Surveyed
+
+HERE = "tests.trainer_export.packages.small_models"
+
+
+def discover(name: str, shape: tuple[int, ...] = (4,), **arguments: Any) -> Discovery:
+    return discover_axes(package_model(f"{HERE}:{name}", {"input_shape": shape, **arguments}))
+
+
+def calls(discovery: Discovery) -> dict[str, str]:
+    return {"+".join(f.places): f.form.call for f in discovery.findings if f.form}
+
+
+def test_equal_sizes_of_a_list_are_one_axis() -> None:
+    """Where the outputs of two layers are added; the third width is an axis of its own."""
+    discovery = discover("Stages")
+    assert calls(discovery) == {
+        "num_classes": "cut.classes(classes)",
+        "widths.0+widths.1": "cut.groups('widths.0', 8)",
+        "widths.2": "cut.width('widths.2', 12)",
+    }
+    sizes = discovery.forms[1].sizes(Cut(0.5))
+    assert sizes == {"widths.0": 4, "widths.1": 4}
+
+
+def test_the_entries_of_a_list_are_scaled_together() -> None:
+    """None of them takes another number without the others."""
+    assert calls(discover("Tapering"))["widths.0+widths.1"] == "cut.groups('widths', 8)"
+
+
+def test_query_heads_keep_their_number_for_each_key_head() -> None:
+    """One axis cuts both, so that the same path is taken at every width."""
+    discovery = discover("Grouped", (3, 5))
+    assert calls(discovery)["num_heads+num_key_heads"] == "cut.groups('num_heads', 2)"
+    assert calls(discovery)["hidden_size"] == "cut.width('hidden_size', 6)"
+    sizes: dict[str, int] = {}
+    for form in discovery.forms:
+        sizes |= form.sizes(Cut(0.25))
+    assert sizes["num_heads"] == 2
+    assert sizes["num_key_heads"] == 1
+
+
+def test_twice_a_width_that_is_another_width() -> None:
+    """No layer fits two equal widths, which says nothing about the widths themselves."""
+    found = calls(discover("Fitted", (5,)))
+    assert found["widths.0"] == "cut.width('widths.0', 8)"
+    assert found["widths.1"] == "cut.width('widths.1', 16)"
+
+
+def test_axes_that_build_another_model_at_some_width_are_not_taken_together() -> None:
+    """A quarter of both sizes would leave out a layer."""
+    discovery = discover("Projected", (5,))
+    assert [form.kind for form in discovery.forms].count("width") == 1
+    reasons = [finding.reason for finding in discovery.findings]
+    assert any("other layers are built at width 0.25" in reason for reason in reasons)
+
+
+def test_a_size_of_which_a_layer_has_half_is_cut_in_pairs() -> None:
+    assert calls(discover("Halving"))["width"] == "cut.groups('width', 8)"
+
+
+def test_a_norm_of_groups_is_cut_by_whole_groups() -> None:
+    """A width that the constructor refuses is no axis, even if permuting its units proves it."""
+    found = calls(discover("Normed", width=32))
+    assert found["width"] in {"cut.groups('width', 4)", "cut.groups('width', 8)"}
+
+
+def test_a_function_that_makes_a_sequence_is_built_anew() -> None:
+    """Its own arguments are the sizes, because a sequence takes layers."""
+    assert calls(discover("stack"))["width"] == "cut.width('width', 8)"
+
+
+def test_an_argument_that_takes_an_object_is_given_by_fields() -> None:
+    """Of the class that its type names, with the defaults of the others."""
+    arguments = {"input_shape": (4,), "sizes.hidden": 10}
+    model = package_model(f"{HERE}:Positions", arguments)
+    assert model.sizes == {
+        "sizes.table": 6,
+        "sizes.hidden": 10,
+        "num_classes": 3,
+        "layer_parts": 8,
+    }
+    built = model.build({"sizes.hidden": 5})
+    assert built.get_submodule("second").weight.shape == (5, 6)
+
+
+def entry(place: str, size: int, effect: Effect = Effect.WIDTH) -> Surveyed:
+    return Surveyed(place, size, effect)
+
+
+def test_rounded_sizes_are_scaled_by_what_they_are_rounded_to() -> None:
+    rounded = (entry("a", 16, Effect.ROUNDED), entry("b", 48, Effect.ROUNDED))
+    form = joint_form(rounded)
+    assert form is not None
+    assert form.sizes(Cut(0.5)) == {"a": 8, "b": 24}
+    assert joint_form((entry("a", 4), entry("b", 9))) is None
+
+
+def test_all_numbers_of_heads_are_tried_before_each() -> None:
+    """A stream that consists of heads is tried with all of them, too."""
+    entries = (entry("num_heads", 4), entry("num_key_heads", 2), entry("hidden_size", 32))
+    shared = [tuple(e.place for e in joint) for joint in shared_head_sets(entries)]
+    assert shared == [
+        ("num_heads", "num_key_heads"),
+        ("num_heads", "num_key_heads", "hidden_size"),
+    ]
+    assert not [*shared_head_sets(entries[1:])]
+    assert [entry.place for entry in next(head_sets(entries))] == ["num_heads"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sets"),
+    [
+        ({"a": 8, "b": 8, "c": 4}, [("a", "b")]),
+        ({"dims.0": 8, "dims.1": 16, "c": 4}, [("dims.0", "dims.1")]),
+        ({"a": 8, "b": 4}, []),
+    ],
+)
+def test_equal_sizes_and_lists_are_alike(sizes: dict[str, int], sets: list[object]) -> None:
+    entries = [entry(place, size) for place, size in sizes.items()]
+    assert [tuple(e.place for e in joint) for joint in alike_sets(entries)] == sets

@@ -1,0 +1,122 @@
+"""Models whose arguments hide the sizes of their layers are cut in all layers together."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fleet_protocol.errors import ConfigError
+from models import infer_layout
+from models.zoo.inference import judge_layout
+from tests.trainer_export.packages.small_models import Rounded
+from trainer_export.packages.axis_forms import parse_pins
+from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.discovery import Discovery, discover_axes
+from trainer_export.packages.loading import package_model
+from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE, with_layer_parts
+
+HERE = "tests.trainer_export.packages.small_models"
+LAYERS = f"cut.groups('{LAYER_PARTS}', 8)"
+
+
+def model_of(name: str, shape: tuple[int, ...], **arguments: Any) -> PackageModel:
+    return package_model(f"{HERE}:{name}", {"input_shape": shape, **arguments})
+
+
+def calls(discovery: Discovery) -> list[str]:
+    return [form.call for form in discovery.forms]
+
+
+def test_layers_of_hidden_and_rounded_sizes_are_cut_together() -> None:
+    """Samples, labels, and sizes that eighths do not divide stay whole; a slice is proved."""
+    model = model_of("Rounded", (3, 8, 8))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    shapes = layout.shapes(layout.tier(0.25))
+    assert shapes["stem.weight"] == (4, 3, 3, 3)
+    assert shapes["depthwise.weight"] == (12, 1, 3, 3)
+    assert shapes["gate.weight"] == (5, 4)
+    assert shapes["head.weight"] == (3, 4)
+
+
+def test_labels_that_eighths_divide_stay_whole() -> None:
+    model = model_of("Rounded", (3, 8, 8), num_classes=16, width=24)
+    half = model.build({LAYER_PARTS: WHOLE // 2, "num_classes": 8})
+    assert half.get_submodule("head").weight.shape == (8, 12)
+
+
+def test_the_first_layer_takes_whole_samples() -> None:
+    """Their features may be as many as the units of a layer; a later layer of this size is cut."""
+
+    def make(hidden: int = 32) -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, hidden), nn.LayerNorm((hidden,)))
+
+    model = with_layer_parts(PackageModel("", "x", make, {}, input_shape=(16,)))
+    shapes = [tuple(value.shape) for value in model.build({LAYER_PARTS: 2}).parameters()]
+    assert shapes == [(4, 16), (4,), (8, 4), (8,), (8,), (8,)]
+    # The constructors are those of PyTorch again.
+    assert nn.Linear(16, 8).weight.shape == (8, 16)
+
+
+def test_layers_that_cannot_be_thinner_are_refused_with_a_reason() -> None:
+    discovery = discover_axes(model_of("RoundedHeads", (4, 5)))
+    assert calls(discovery) == ["cut.classes(classes)"]
+    (finding,) = (entry for entry in discovery.findings if entry.places == (LAYER_PARTS,))
+    assert "the model fails at width 0.5" in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("pin", "expected"),
+    [
+        (f"{LAYER_PARTS}=groups:4,name=layers", ["cut.groups('layers', 4)"]),
+        (f"{LAYER_PARTS}=off", []),
+    ],
+)
+def test_a_user_decides_about_the_layers(pin: str, expected: list[str]) -> None:
+    model = model_of("Rounded", (3, 8, 8))
+    discovery = discover_axes(model, parse_pins([pin, "width=off"], model.sizes))
+    assert calls(discovery) == [*expected, "cut.classes(classes)"]
+
+
+def test_arguments_that_leave_most_of_a_model_whole_give_way() -> None:
+    """The width of the stem can be cut, but only all layers together make the model small."""
+
+    class Stem(nn.Module):
+        def __init__(self, stem: int = 6, num_classes: int = 3) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Linear(4, stem), nn.Tanh(), nn.Linear(stem, 64), nn.Tanh(), nn.Linear(64, 64)
+            )
+            self.head = nn.Linear(64, num_classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.head(self.layers(x).tanh())
+            return logits
+
+    arguments = {"stem": 6, "num_classes": 3}
+    plain = PackageModel("", "stem", Stem, arguments, "num_classes", input_shape=(4,))
+    assert calls(discover_axes(plain)) == ["cut.classes(classes)", "cut.width('stem', 6)"]
+    discovery = discover_axes(with_layer_parts(plain))
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    (finding,) = (entry for entry in discovery.findings if entry.places == ("stem",))
+    assert "leaves most of the model whole" in finding.reason
+
+
+def test_a_proof_ends_when_its_time_is_up() -> None:
+    """No layout counts as proved that there was no time to prove."""
+    model = model_of("Rounded", (3, 8, 8))
+    arch = architecture_of(model, discover_axes(model).forms)
+    with pytest.raises(ConfigError, match="the time for the proof was up"):
+        judge_layout(arch, until=0.0)
+
+
+def test_a_model_of_many_parts_is_the_class_itself() -> None:
+    """Whole, it is what the package builds."""
+    built = model_of("Rounded", (3, 8, 8)).build({})
+    own = Rounded()
+    assert {name: value.shape for name, value in built.named_parameters()} == {
+        name: value.shape for name, value in own.named_parameters()
+    }

@@ -1,0 +1,149 @@
+"""Describes how transformers stores the model of a tier, see `models.package_form`.
+
+Models of transformers are recognised by their class, also within a model of peft. Shoal's own
+adapters and those of peft are described by their factors.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+
+from fleet_protocol.frozen import problems
+from models.package_form import AdapterForm, PackageForm
+from models.zoo.adapters import LoraConv1D, LoraLinear
+
+_PACKAGE = "transformers"
+_SAVED = ".modules_to_save."  # peft's trained copy of a module
+_LEFT_OUT = ".original_module."  # what peft's copy replaces
+_BASE_LAYER = ".base_layer."
+# A cache of keys and values is a choice of whoever predicts, and an export needs none.
+_OF_EXPORT = ("use_cache", "torch_dtype")
+
+
+class _UnknownAdapterError(Exception):
+    """An adapter that a folder of peft cannot represent; the text says why."""
+
+
+def package_form(module: nn.Module, names: Iterable[str]) -> PackageForm | None:
+    """Return how transformers stores a model; None for models of other origin.
+
+    Args:
+        module: the exported model of a tier, converted or not.
+        names: the names in the state of its class.
+    """
+    path, model = model_of_package(module)
+    if model is None:
+        return None
+    class_name = type(model).__name__
+    try:
+        prefix = f"{path}." if path else ""
+        adapters = tuple(_adapters(model, prefix))
+        renamed = _renamed(names, prefix, adapters)
+        return PackageForm(
+            class_name=class_name,
+            config=_config_of(model, class_name),
+            adapters=adapters,
+            renamed=renamed,
+        )
+    except _UnknownAdapterError as error:
+        return PackageForm(class_name=class_name, problem=str(error))
+    except ValidationError as error:
+        return PackageForm(class_name=class_name, problem=problems(error, "configuration"))
+
+
+def model_of_package(module: nn.Module) -> tuple[str, Any]:
+    """Return the path and the model of transformers that a module is, or that peft wraps."""
+    wrapped: Any = module
+    # By what it has, so that peft need not be installed.
+    inner = wrapped.get_base_model() if hasattr(module, "peft_config") else module
+    if type(inner).__module__.partition(".")[0] != _PACKAGE or not hasattr(inner, "config"):
+        return "", None
+    for path, layer in module.named_modules():
+        if layer is inner:
+            return path, inner
+    return "", None
+
+
+def _config_of(model: Any, class_name: str) -> dict[str, Any]:
+    """Return the configuration of a model as in ``config.json``."""
+    # Only what differs from the defaults, as transformers itself saves it.
+    text = model.config.to_json_string(use_diff=True)
+    config: dict[str, Any] = json.loads(text)
+    for name in _OF_EXPORT:
+        config.pop(name, None)
+    # The exported class: a configuration may name the class it was trained with.
+    config["architectures"] = [class_name]
+    config["dtype"] = "float32"
+    return config
+
+
+def _adapters(model: nn.Module, prefix: str) -> Iterator[AdapterForm]:
+    """Yield the low-rank adapters of a model.
+
+    Raises:
+        _UnknownAdapterError: if one computes something else than a product of two factors.
+    """
+    for path, layer in model.named_modules():
+        if isinstance(layer, (LoraLinear, LoraConv1D)):
+            yield AdapterForm(
+                layer=path,
+                weight=f"{prefix}{path}.weight",
+                down=f"{prefix}{path}.down",
+                up=f"{prefix}{path}.up",
+                scale=layer.scale,
+                transposed=isinstance(layer, LoraConv1D),
+            )
+        elif hasattr(layer, "lora_A"):
+            yield _peft_adapter(path, layer, prefix)
+
+
+def _peft_adapter(path: str, layer: Any, prefix: str) -> AdapterForm:
+    names = list(getattr(layer, "scaling", {}))
+    base = getattr(layer, "base_layer", None)
+    is_linear = isinstance(base, nn.Linear) or type(base).__name__ == "Conv1D"
+    variants = getattr(layer, "lora_variant", None)
+    # Several adapters, or variants such as DoRA, are more than one product.
+    if len(names) != 1 or not is_linear or variants:
+        raise _UnknownAdapterError(
+            f"{path} has adapters that are not one product of two factors beside a linear layer"
+        )
+    (name,) = names
+    return AdapterForm(
+        layer=path,
+        weight=f"{prefix}{path}.base_layer.weight",
+        down=f"{prefix}{path}.lora_A.{name}.weight",
+        up=f"{prefix}{path}.lora_B.{name}.weight",
+        scale=float(layer.scaling[name]),
+        transposed=bool(getattr(layer, "fan_in_fan_out", False)),
+    )
+
+
+def _renamed(
+    names: Iterable[str], prefix: str, adapters: Iterable[AdapterForm]
+) -> Mapping[str, str]:
+    """Return the names of a class that differ in the package; "" for those that it lacks."""
+    factors: set[str] = set()
+    for adapter in adapters:
+        factors |= {adapter.down, adapter.up}
+    renamed: dict[str, str] = {}
+    for name in names:
+        package_name = "" if name in factors else _package_name(name, prefix)
+        if package_name != name:
+            renamed[name] = package_name
+    return renamed
+
+
+def _package_name(name: str, prefix: str) -> str:
+    """Return the name of a tensor without what peft puts into it."""
+    if _LEFT_OUT in name:
+        return ""
+    name = name.removeprefix(prefix).replace(_BASE_LAYER, ".")
+    module, saved, tensor = name.partition(_SAVED)
+    if not saved:
+        return name
+    # The name of the adapter lies between module and tensor.
+    _adapter, _, tensor = tensor.partition(".")
+    return f"{module}.{tensor}"

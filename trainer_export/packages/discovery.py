@@ -1,0 +1,391 @@
+"""Find the axes of a package's model: every whole number of its constructor is tried as one.
+
+The judge is the proof of layouts (`models.zoo.inference`), and that narrow models work. All
+arguments are tried at once in their usual forms. If these do not hold, each is tried apart, on the
+model with few blocks, and then those that may have to follow one another as one axis
+(`trainer_export.packages.candidates`); what holds is proved together.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fleet_protocol.errors import ConfigError, PlanError
+from models.cut import Cut
+from models.user_lines import first_line
+from models.zoo.builds import ModelBuilder
+from models.zoo.inference import blocks_by_depth, judge_layout
+from trainer_export.packages.axis_forms import (
+    CUTS,
+    AxisDecision,
+    AxisForm,
+    classes_form,
+    depth_form,
+    groups_form,
+)
+from trainer_export.packages.builder import exportable
+from trainer_export.packages.candidates import (
+    alike_sets,
+    forms_of,
+    head_sets,
+    hides_sizes,
+    joint_forms,
+    named_heads,
+    shared_head_sets,
+    sizes_by_place,
+    usual_assignments,
+)
+from trainer_export.packages.narrow_run import refusal_of_narrow
+from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE
+from trainer_export.packages.survey import LATE, Effect, ShapeProber, Surveyed, survey, with_effects
+
+SECONDS = 12.0
+"""Processor time for discovery; what is not tried by then stays whole."""
+
+_TOGETHER_SECONDS = 20.0  # until when all axes are proved together
+_USUAL_SECONDS = 8.0  # until when the usual forms are proved, so that others are tried, too
+_FEW_BLOCKS = 2
+_MOST_OF_IT = 0.6  # of the parameters at half of the width, where even layers of one width have 0.5
+_NOT_WITH_OTHERS = "holds by itself, but not with the others: "
+_SHORT = 8  # tokens of a sample on which axes are tried
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The finding for some arguments that one axis would cut."""
+
+    places: tuple[str, ...]
+    form: AxisForm | None  # None if they stay whole
+    reason: str = ""  # why they stay whole
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The axes of a model, and what was found for each argument."""
+
+    forms: tuple[AxisForm, ...]
+    findings: tuple[Finding, ...]
+    seconds: float  # of processor time
+
+
+def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Discovery:
+    """Find the axes of a package's model.
+
+    Args:
+        model: the model.
+        pins: what a user decided; these arguments are not tried.
+    """
+    return _Search(model, tuple(pins)).run()
+
+
+class _Search:
+    """One search, with what was found so far."""
+
+    def __init__(self, model: PackageModel, pins: tuple[AxisDecision, ...]) -> None:
+        self._model = model
+        self._begun = time.process_time()
+        self._findings: list[Finding] = []
+        self._forms: list[AxisForm] = []
+        self._prober = ShapeProber.for_model(model)
+        self._few: dict[str, int] = {}  # sizes of the model that axes are tried on
+        self._pinned = [pin.form for pin in pins]
+        # First, so that nothing below tries what the user has decided.
+        for pin in pins:
+            reason = "" if pin.form else "stays whole, as --axis says"
+            self._note(pin.places, pin.form, reason)
+
+    def run(self) -> Discovery:
+        """Find labels, then depth, then widths."""
+        labels = self._model.labels
+        if labels and labels not in self._decided():
+            self._note((labels,), classes_form(labels, self._model.sizes[labels]))
+        deadline = self._begun + SECONDS
+        skipped = frozenset({*self._decided(), LAYER_PARTS})
+        surveyed = survey(self._prober, skipped, deadline)
+        self._find_depth(with_effects(surveyed, Effect.BLOCKS))
+        movable = with_effects(surveyed, Effect.WIDTH, Effect.ROUNDED)
+        still = with_effects(surveyed, Effect.NONE, Effect.REFUSED)
+        heads = [*named_heads(movable), *named_heads(still)]
+        if hides_sizes(movable) and self._take_layer_parts():
+            self._note_others(surveyed, ())
+        elif self._take_usual_forms(movable, heads):
+            self._note_others(surveyed, ())
+            self._prefer_layer_parts()
+        else:
+            self._find_heads(shared_head_sets([*movable, *still]))
+            refused = self._find_widths(movable, heads)
+            self._find_joint_axes(refused, still, heads)
+            self._note_others(surveyed, refused)
+            self._drop_what_does_not_hold_together()
+            self._prefer_layer_parts()
+        return Discovery(
+            tuple(self._forms), tuple(self._findings), time.process_time() - self._begun
+        )
+
+    # ------------------------------------------------------------------ the record
+
+    def _decided(self) -> set[str]:
+        places: set[str] = set()
+        for finding in self._findings:
+            places.update(finding.places)
+        return places
+
+    def _note(
+        self,
+        places: Iterable[str],
+        form: AxisForm | None,
+        reason: str = "",
+    ) -> None:
+        self._findings.append(Finding(tuple(places), form, reason))
+        if form is not None:
+            self._forms.append(form)
+
+    def _note_others(
+        self,
+        surveyed: Sequence[Surveyed],
+        refused: Sequence[Surveyed],
+    ) -> None:
+        """Note why the others stay whole."""
+        reasons = {entry.place: entry.reason for entry in refused}
+        for entry in surveyed:
+            if entry.place not in self._decided():
+                reason = reasons.get(entry.place) or entry.reason
+                text = f"{entry.effect.value}: {reason}" if reason else entry.effect.value
+                self._note((entry.place,), None, text)
+
+    # ------------------------------------------------------------------ the judge
+
+    def _refusal_together(
+        self,
+        forms: Sequence[AxisForm],
+        seconds: float = SECONDS,
+    ) -> str:
+        """Return why all axes of a model do not hold; "" if they do."""
+        return self._refusal(forms, seconds, are_all=True)
+
+    def _refusal(
+        self, forms: Sequence[AxisForm], seconds: float = SECONDS, *, are_all: bool = False
+    ) -> str:
+        """Return why some axes do not hold on the model with few blocks; "" if they do."""
+        until = self._begun + seconds
+        if time.process_time() > until:
+            return LATE
+        arch = exportable(self._short_model(), forms, self._few_for(forms))
+        try:
+            layout = judge_layout(arch, until=until)
+        except (ConfigError, PlanError) as error:
+            return LATE if time.process_time() > until else self._brief(error)
+        return refusal_of_narrow(arch, layout if are_all else None)
+
+    def _few_for(self, forms: Sequence[AxisForm]) -> dict[str, int]:
+        """Return the sizes of the model with few blocks, without those that some axes set."""
+        few = dict(self._few)
+        for form in forms:
+            for place in form.factors:
+                few.pop(place, None)
+        return few
+
+    def _brief(self, error: Exception) -> str:
+        """Return the first line of a refusal without the names of error and model."""
+        message = first_line(error).partition(": ")[2]
+        return message.removeprefix(f"{self._model.name}: ")
+
+    def _short_model(self) -> PackageModel:
+        """Return the model for short texts."""
+        shape = self._model.input_shape
+        if self._model.input_dtype == "int64" and shape is not None and len(shape) == 1:
+            return replace(self._model, input_shape=(min(_SHORT, *shape, _SHORT),))
+        return self._model
+
+    # ------------------------------------------------------------------ depth
+
+    def _find_depth(self, candidates: Sequence[Surveyed]) -> None:
+        """Take the argument with the most blocks whose blocks are alike; a model has one depth."""
+        # The main stack has the most blocks; a short one, such as a stem's, is rarely worth
+        # cutting.
+        by_size = sorted(candidates, key=lambda entry: -entry.size)
+        has_depth = any(form.kind == "depth" for form in self._forms)
+        for entry in by_size:
+            form = depth_form(entry.place, entry.size)
+            if has_depth:
+                self._note((entry.place,), None, "is a depth as well, and a model has one")
+            else:
+                refusal = self._depth_refusal(form)
+                self._note((entry.place,), None if refusal else form, refusal)
+                has_depth = not refusal
+        for entry in by_size:
+            self._make_few(entry.place, entry.size)
+
+    def _depth_refusal(self, form: AxisForm) -> str:
+        """Return why blocks are not alike, by the shapes of every depth; "" if they are."""
+        builder = ModelBuilder(exportable(self._model, [*self._labels(), form]))
+        try:
+            blocks_by_depth(builder, builder.shapes(Cut()), form.size)
+        except (ConfigError, PlanError) as error:
+            return self._brief(error)
+        return ""
+
+    def _make_few(self, place: str, size: int) -> None:
+        """Let axes be tried on fewer blocks, if the constructor can do with them."""
+        for blocks in (1, _FEW_BLOCKS):
+            sizes = {**self._few, place: min(size, blocks)}
+            if self._prober.can_build(sizes):
+                self._few = sizes
+                return
+
+    def _labels(self) -> list[AxisForm]:
+        labels: list[AxisForm] = []
+        for form in self._forms:
+            if form.kind == "classes":
+                labels.append(form)
+        return labels
+
+    # ------------------------------------------------------------------ widths
+
+    def _take_usual_forms(
+        self,
+        movable: Sequence[Surveyed],
+        heads: Sequence[Surveyed],
+    ) -> bool:
+        """Prove the usual forms of all arguments at once, which is most often enough."""
+        for forms in usual_assignments(movable, heads):
+            if not self._refusal_together([*self._forms, *forms], _USUAL_SECONDS):
+                for form in forms:
+                    self._note(form.factors, form)
+                return True
+        return False
+
+    def _take_layer_parts(self) -> bool:
+        """Prove that all layers can be cut together, unless arguments have axes already."""
+        if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided() or self._cuts():
+            return False
+        form = groups_form({LAYER_PARTS: WHOLE}, WHOLE)
+        reason = self._refusal_of_layer_parts(form)
+        self._note((LAYER_PARTS,), None if reason else form, reason)
+        return not reason
+
+    def _refusal_of_layer_parts(self, form: AxisForm) -> str:
+        """Return why the layers cannot be cut together; "" if they can."""
+        # Much cheaper than a proof, and most models that cannot be cut so fail here.
+        arch = exportable(self._short_model(), [form], self._few_for([form]))
+        others = [other for other in self._forms if other.kind not in CUTS]
+        return refusal_of_narrow(arch, None) or self._refusal_together(
+            [*others, form], _TOGETHER_SECONDS
+        )
+
+    def _prefer_layer_parts(self) -> None:
+        """Cut the layers instead of arguments that leave most of the model whole."""
+        if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided():
+            return
+        cuts = self._cuts()
+        if any(form in self._pinned for form in cuts):
+            return
+        form = groups_form({LAYER_PARTS: WHOLE}, WHOLE)
+        share = self._share_at_half(cuts)
+        if share < _MOST_OF_IT or self._share_at_half([form]) >= share:
+            return
+        reason = self._refusal_of_layer_parts(form)
+        self._note((LAYER_PARTS,), None if reason else form, reason)
+        if not reason:
+            for cut in cuts:
+                self._leave_out(cut, f"leaves most of the model whole, unlike {LAYER_PARTS}")
+
+    def _cuts(self) -> list[AxisForm]:
+        return [form for form in self._forms if form.kind in CUTS]
+
+    def _share_at_half(self, forms: Sequence[AxisForm]) -> float:
+        """Return the share of the parameters that a model of half of the width has."""
+        sizes: dict[str, int] = {}
+        for form in forms:
+            sizes |= form.sizes_at(1 / 2)
+        return self._prober.share(sizes)
+
+    def _find_widths(
+        self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]
+    ) -> list[Surveyed]:
+        """Try each argument separately; return those that hold in no form, with the reason."""
+        refused: list[Surveyed] = []
+        decided = self._decided()
+        for entry in movable:
+            if entry.place in decided:
+                continue
+            reason = ""
+            for form in forms_of(entry, heads):
+                refusal = self._refusal([*self._labels(), form])
+                if not refusal:
+                    self._note((entry.place,), form)
+                    break
+                reason = reason or refusal
+            else:
+                refused.append(replace(entry, reason=reason))
+        return refused
+
+    def _find_joint_axes(
+        self, refused: Sequence[Surveyed], still: Sequence[Surveyed], heads: Sequence[Surveyed]
+    ) -> None:
+        """Try as one axis what does not hold apart: whole heads, equal sizes, entries of a list."""
+        self._find_heads(head_sets([*refused, *still]))
+        # The constructor may refuse another number of each size by itself.
+        for entries in alike_sets([*refused, *with_effects(still, Effect.REFUSED)]):
+            places = sizes_by_place(entries)
+            self._try_joint(places, joint_forms(entries, heads))
+
+    def _find_heads(self, sets: Iterable[Sequence[Surveyed]]) -> None:
+        """Try as one axis, which is cut by whole heads, each of some sets of arguments."""
+        for entries in sets:
+            places = sizes_by_place(entries)
+            self._try_joint(places, [groups_form(places, min(places.values()))])
+
+    def _try_joint(
+        self,
+        places: Iterable[str],
+        forms: Iterable[AxisForm],
+    ) -> None:
+        """Take the first form that holds, unless one of the arguments has an axis already."""
+        if self._decided().intersection(places):
+            return
+        for form in forms:
+            if not self._refusal([*self._labels(), form]):
+                self._note(places, form)
+                return
+
+    # ------------------------------------------------------------------ all together
+
+    def _drop_what_does_not_hold_together(self) -> None:
+        """Prove all axes together, and leave out one after the other until they hold."""
+        refusal = self._refusal_together(self._forms, _TOGETHER_SECONDS)
+        depths = [form for form in self._forms if form.kind == "depth"]
+        if (
+            refusal
+            and depths
+            and not self._refusal_together(self._without(depths[0]), _TOGETHER_SECONDS)
+        ):
+            self._leave_out(depths[0], _NOT_WITH_OTHERS + refusal)
+            return
+        while refusal and refusal != LATE:
+            widths: list[AxisForm] = []
+            for form in self._forms:
+                if form.kind not in {"classes", "depth"}:
+                    widths.append(form)
+            if not widths:
+                return
+            self._leave_out(self._culprit(widths), _NOT_WITH_OTHERS + refusal)
+            refusal = self._refusal_together(self._forms, _TOGETHER_SECONDS)
+
+    def _culprit(self, widths: Sequence[AxisForm]) -> AxisForm:
+        """Return an axis without which the others hold, else the last."""
+        # The newest first: earlier axes were found beside more of the others.
+        for form in reversed(widths):
+            if not self._refusal_together(self._without(form), _TOGETHER_SECONDS):
+                return form
+        return widths[-1]
+
+    def _without(self, form: AxisForm) -> list[AxisForm]:
+        return [candidate for candidate in self._forms if candidate != form]
+
+    def _leave_out(self, form: AxisForm, reason: str) -> None:
+        self._forms.remove(form)
+        for number, finding in enumerate(self._findings):
+            if finding.form == form:
+                self._findings[number] = Finding(finding.places, None, reason)

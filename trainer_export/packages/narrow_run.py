@@ -1,0 +1,46 @@
+"""Finds out whether the smaller models that some axes ask for can be built and run."""
+
+import torch
+from torch import nn
+
+from models.architecture import Architecture
+from models.cut import Cut
+from models.layout import Layout
+from models.user_lines import first_line
+from models.zoo.builds import ModelBuilder, SkippedInitialization, shapes_of
+from models.zoo.randomized_model import random_samples, randomize
+
+_WIDTHS = (0.5, 0.25)
+
+
+def refusal_of_narrow(arch: Architecture, layout: Layout | None) -> str:
+    """Return why a narrow model of an architecture does not work; "" if it does.
+
+    The whole model reveals nothing about its constructor, which may refuse sizes that do not fit:
+    fewer channels than its norms have groups, or heads that do not divide a stream. It may also
+    build other layers where two sizes happen to be equal.
+
+    Args:
+        arch: the architecture.
+        layout: the proved layout of its whole model, to which the parameters are compared; None
+            if further axes may still change which sizes are equal.
+    """
+    builder = ModelBuilder(arch)
+    for width in _WIDTHS:
+        try:
+            with torch.random.fork_rng(devices=[]), SkippedInitialization():
+                module = builder.build(Cut(width))
+            if layout is not None and not _has_shapes(module, layout, width):
+                return f"other layers are built at width {width}"
+            samples = random_samples(module, builder.row)
+            randomize(module, samples).run(gradients=False)
+        except Exception as error:  # noqa: BLE001 - a package's model raises anything
+            cause = error.__cause__ or error
+            return f"the model fails at width {width}: {first_line(cause)}"
+    return ""
+
+
+def _has_shapes(module: nn.Module, layout: Layout, width: float) -> bool:
+    """Return whether a narrow model has the parameters of its layout."""
+    tier = layout.tier(width)
+    return shapes_of(module) == {**layout.shapes(tier), **layout.base_of(tier)}

@@ -1,0 +1,49 @@
+"""A model of a package: the arguments it is built with, and the call that it gets."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from models.architecture import Dtype
+from models.zoo.package_call import PackageCall, PackageOutput, adapt_call
+from trainer_export.packages.sizes import sizes_of, with_sizes
+
+
+@dataclass(frozen=True)
+class PackageModel:
+    """How a package's model is built, with other sizes if asked for.
+
+    Example:
+        >>> mlp = PackageModel("timm:x", "x", nn.Linear, {"in_features": 4, "out_features": 8})
+        >>> mlp.sizes
+        {'in_features': 4, 'out_features': 8}
+        >>> mlp.build({"out_features": 6})
+        Linear(in_features=4, out_features=6, bias=True)
+    """
+
+    spec: str  # as the user wrote it
+    name: str  # of the architecture
+    make: Callable[..., nn.Module]  # takes the arguments as keywords
+    arguments: Mapping[str, Any]
+    labels: str = ""  # the place of the number of labels; "" if no argument has it
+    input_shape: tuple[int, ...] | None = None  # of a sample; None if nothing tells it
+    input_dtype: Dtype = "float32"
+    call: PackageCall = field(default_factory=PackageCall)
+    output: PackageOutput = field(default_factory=PackageOutput)
+    changes: Mapping[str, Any] = field(default_factory=dict)  # arguments that the user gave
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The whole numbers of its arguments by place, which may be widths and depths."""
+        return sizes_of(self.arguments)
+
+    def build(self, sizes: Mapping[str, int]) -> nn.Module:
+        """Build the model with some sizes; it takes a batch and returns one tensor.
+
+        Raises:
+            ConfigError: if there is no argument for a size.
+        """
+        module = self.make(**with_sizes(self.arguments, sizes))
+        return adapt_call(module, self.call, self.output)

@@ -1,0 +1,119 @@
+"""Cut a model inside its layers, where no argument of its constructor is a width.
+
+Many packages fix the sizes of a network in their code, or round them, as in MobileNet and ResNet.
+So a model gets one further argument, `LAYER_PARTS`. While the constructor runs, every layer gets
+this number of eighths of the size that it asks for. Sizes that eighths do not divide stay whole, as
+do the labels and the channels of a sample. A wrong guess of these is refused like any other axis:
+by the proof of layouts, and because narrow models must work.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from trainer_export.packages.package_model import PackageModel
+
+LAYER_PARTS = "layer_parts"
+"""The argument that is the size of all layers."""
+
+WHOLE = 8
+"""The value of the argument for the whole model."""
+
+_SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
+    {
+        nn.Linear: ("in_features", "out_features"),
+        _ConvNd: ("in_channels", "out_channels", "groups"),
+        _NormBase: ("num_features",),
+        nn.LayerNorm: ("normalized_shape",),
+        nn.RMSNorm: ("normalized_shape",),
+        nn.GroupNorm: ("num_groups", "num_channels"),
+        nn.Embedding: ("embedding_dim",),
+        nn.PReLU: ("num_parameters",),
+        nn.RNNBase: ("input_size", "hidden_size", "proj_size"),
+    }
+)
+"""The arguments of layers that are sizes; subclasses call the constructors of these classes."""
+
+_INPUTS = ("in_features", "in_channels", "input_size")
+
+
+def with_layer_parts(model: PackageModel) -> PackageModel:
+    """Return a model that also takes `LAYER_PARTS`."""
+    shape = model.input_shape or ()
+    # Pictures have their channels first, sequences often last.
+    channels = frozenset({*shape[:1], *shape[-1:]})
+    make = ScaledLayers(model.make, model.labels, channels)
+    return replace(model, make=make, arguments={**model.arguments, LAYER_PARTS: WHOLE})
+
+
+@dataclass(frozen=True)
+class ScaledLayers:
+    """Makes a model all of whose layers have a share of their sizes."""
+
+    make: Callable[..., nn.Module]
+    labels: str  # the argument that is the number of labels; "" if there is none
+    channels: frozenset[int]  # sizes of a sample, one of which the first layer may take
+
+    def __call__(self, *, layer_parts: int = WHOLE, **arguments: Any) -> nn.Module:
+        """Make the model with some eighths of the size of each layer."""
+        if layer_parts == WHOLE:
+            return self.make(**arguments)
+        with _Scaling(layer_parts, arguments.get(self.labels), self.channels).applied():
+            return self.make(**arguments)
+
+
+@dataclass
+class _Scaling:
+    """Changes the sizes that constructors of layers are called with."""
+
+    parts: int
+    labels: int | None
+    channels: frozenset[int]
+    sees_sample: bool = field(default=True)  # until the first layer that has inputs
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Scale the layers that are made meanwhile."""
+        originals = {kind: kind.__init__ for kind in _SIZES}
+        for kind, names in _SIZES.items():
+            self._replace(kind, names)
+        try:
+            yield
+        finally:
+            for kind, original in originals.items():
+                kind.__init__ = original  # type: ignore[method-assign]
+
+    def _replace(self, kind: type[nn.Module], names: tuple[str, ...]) -> None:
+        original = kind.__init__
+        signature = inspect.signature(original)
+
+        def scaled(layer: nn.Module, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(layer, *args, **kwargs)
+            for name in names:
+                if name in bound.arguments:
+                    bound.arguments[name] = self._scale(name, bound.arguments[name])
+            original(*bound.args, **bound.kwargs)
+
+        scaled.__signature__ = signature  # type: ignore[attr-defined]
+        kind.__init__ = scaled  # type: ignore[method-assign, assignment]
+
+    def _scale(self, name: str, size: Any) -> Any:
+        """Return the share of a size."""
+        if isinstance(size, (tuple, list)) and len(size) == 1:
+            return [self._scale(name, size[0])]
+        if not isinstance(size, int):
+            return size
+        takes_sample = False
+        if name in _INPUTS:
+            takes_sample = self.sees_sample and size in self.channels
+            self.sees_sample = False
+        if takes_sample or size == self.labels or size % WHOLE:
+            return size
+        return size // WHOLE * self.parts

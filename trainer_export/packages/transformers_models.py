@@ -1,0 +1,185 @@
+"""Models of transformers from a folder with a config.json."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fleet_protocol.errors import ConfigError
+from models.zoo.package_call import PackageCall
+from trainer_export.packages.masks import choose_mask
+from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.sizes import sizes_of, with_sizes
+
+_LENGTH = 64  # tokens of a sample, unless the model takes fewer
+_POSITIONS = ("max_position_embeddings", "n_positions")
+_BLOCKS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM")
+_LABEL_FIELDS = ("id2label", "label2id")  # of which the number of labels follows
+_NO_PADDING = -1  # a token that no sample has
+
+
+@dataclass(frozen=True)
+class _FromConfig:
+    """Builds a model from the fields of its configuration."""
+
+    config: type[Any]
+    model: type[nn.Module]
+    labels: Mapping[int, str]  # the names of a folder's labels
+
+    def __call__(self, **fields: Any) -> nn.Module:
+        """Build the model, whose attention is computed step by step."""
+        config = self.config.from_dict(fields)
+        # A model of another number of labels gets new names from its package.
+        if self.labels and len(self.labels) == config.num_labels:
+            config.id2label = dict(self.labels)
+            config.label2id = {name: number for number, name in self.labels.items()}
+        config._attn_implementation = "eager"  # noqa: SLF001 - no public name
+        return self.model(config)
+
+
+def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel:
+    """Return the model of a folder with a ``config.json``.
+
+    The class is the one that the configuration names (``architectures``), else a classifier of
+    texts or pictures.
+
+    Args:
+        folder: folder with ``config.json``; its weights are read by ``--start``.
+        arguments: fields of the configuration that differ; ``class`` names another class.
+
+    Raises:
+        ConfigError: if there is no configuration, or transformers has no class for it.
+    """
+    transformers: Any = import_module("transformers")
+    # It warns of token ids above a vocabulary that an axis makes larger.
+    transformers.logging.set_verbosity_error()
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path} has no config.json; give the folder of a model of transformers")
+    changes = dict(arguments)
+    config = transformers.AutoConfig.from_pretrained(path)
+    kind = _class_of(transformers, config, changes.pop("class", None))
+    fields = _fields_of(config, kind, changes)
+    model = PackageModel(
+        "",
+        str(config.model_type).replace("-", "_"),
+        _FromConfig(type(config), kind, dict(config.id2label or {})),
+        fields,
+        "vocab_size" if _is_language_model(kind) else "num_labels",
+    )
+    names = inspect.signature(kind.forward).parameters
+    if "input_ids" in names:
+        return _with_tokens(model, has_mask="attention_mask" in names)
+    if "pixel_values" in names:
+        return _with_pixels(model)
+    return model
+
+
+def _class_of(
+    transformers: Any,
+    config: Any,
+    name: str | None,
+) -> type[nn.Module]:
+    """Return the class of the model.
+
+    Raises:
+        ConfigError: if transformers has no model of this name, or none for the configuration.
+    """
+    names = [name] if name else [*(config.architectures or ())]
+    for class_name in names:
+        kind = getattr(transformers, class_name, None)
+        if isinstance(kind, type):
+            return kind
+    if name:
+        raise ConfigError(f"transformers has no class {name!r}; see its documents for the names")
+    for auto in (
+        transformers.AutoModelForSequenceClassification,
+        transformers.AutoModelForImageClassification,
+    ):
+        mapping = auto._model_mapping  # noqa: SLF001 - no public name
+        if type(config) in mapping:
+            kinds = mapping[type(config)]
+            first: type[nn.Module] = kinds[0] if isinstance(kinds, (tuple, list)) else kinds
+            return first
+    raise ConfigError(
+        f"the configuration of {config.model_type} names no class; give one, for example "
+        "--set class=BertForSequenceClassification"
+    )
+
+
+def _is_language_model(kind: type[nn.Module]) -> bool:
+    return kind.__name__.endswith(_LANGUAGE_MODELS)
+
+
+def _fields_of(
+    config: Any,
+    kind: type[nn.Module],
+    changes: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the fields of a configuration with those of the user."""
+    fields: dict[str, Any] = config.to_dict()
+    fields["use_cache"] = False
+    _drop_derived_lists(config, fields, changes)
+    if not _is_language_model(kind):
+        fields["num_labels"] = config.num_labels
+        for name in _LABEL_FIELDS:
+            fields.pop(name, None)
+    sizes: dict[str, int] = {}
+    for name, value in changes.items():
+        if "." in name:
+            sizes[name] = value
+        else:
+            fields[name] = value
+    return with_sizes(fields, sizes)
+
+
+def _drop_derived_lists(
+    config: Any,
+    fields: dict[str, Any],
+    changes: Mapping[str, Any],
+) -> None:
+    """Drop lists of words that a configuration derives from other fields: the kind of each layer.
+
+    A model with fewer layers needs a shorter list, which its configuration derives anew.
+    """
+    for name, value in config.to_dict().items():
+        if name in changes or not _is_list_of_words(value):
+            continue
+        remaining = {**fields}
+        remaining.pop(name, None)
+        try:
+            derived = type(config).from_dict(remaining).to_dict()
+        except Exception:  # noqa: BLE001, S112 - a configuration without it raises anything
+            continue
+        if derived.get(name) == value:
+            fields.pop(name, None)
+
+
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _with_pixels(model: PackageModel) -> PackageModel:
+    size = model.arguments.get("image_size", 224)
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    shape = (model.arguments.get("num_channels", 3), *sides)
+    return replace(model, input_shape=shape, call=PackageCall("pixel_values"))
+
+
+def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
+    """Return a model of texts, with the mask that hides what the package's own hides."""
+    fields = model.arguments
+    length = min([_LENGTH, *(fields[name] for name in _POSITIONS if fields.get(name))])
+    padding = fields.get("pad_token_id")
+    padding = _NO_PADDING if padding is None else padding
+    call = PackageCall("input_ids", padding=padding)
+    if has_mask:
+        shallow = dict.fromkeys(set(_BLOCKS) & set(sizes_of(fields)), 1)
+        probe = model.make(**with_sizes(fields, shallow))
+        call = choose_mask(probe, call, fields["vocab_size"])
+    return replace(model, input_shape=(length,), input_dtype="int64", call=call)
