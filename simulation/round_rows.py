@@ -22,7 +22,7 @@ from simulation.own_accuracy import (
     reported_hits,
     worst_tenth,
 )
-from simulation.results.history import DeviceRow, RoundRow
+from simulation.results.rounds import DeviceRow, RoundRow
 from simulation.virtual_fleet import VirtualFleet
 
 
