@@ -73,11 +73,11 @@ class DataTable(FrozenModel):
         root: folder of the data sets that do not come with Shoal; by default, the folder in the
             environment variable SHOAL_DATA.
         options: options of the loader, such as the window of ``watch``.
-        train_limit: largest number of training samples, spread evenly over the data set; None for
+        train_limit: maximum number of training samples, spread evenly over the data set; None for
             all.
-        test_limit: largest number of test samples, spread evenly over the data set; None for all.
-        validation: number of training samples, spread evenly, that no device trains on and that
-            serve for evaluation, so that settings can be chosen without the test set. None
+        test_limit: maximum number of test samples, spread evenly over the data set; None for all.
+        validation: number of training samples, spread evenly, that no device trains on and that are
+            used for evaluation, so that you can choose settings without the test set. None
             evaluates on the test samples.
         augment: random changes to the samples of training steps; for your own files, set this key
             in ``[data.train]``.
@@ -136,11 +136,11 @@ class PartitionTable(FrozenModel):
     Attributes:
         kind: how samples are divided among the devices: ``iid``, ``dirichlet``, ``shards`` (a
             number of labels per device, specification 1.8) or ``subject``.
-        alpha: concentration of the Dirichlet split.
+        alpha: concentration parameter of the Dirichlet split.
         per_device: number of shards per device.
         as_released: whether shards follow the released code, which assigns a label to a device at
             most once.
-        seed: seed of the split; None for the seed of the run.
+        seed: seed for the split; None for the seed of the run.
     """
 
     kind: Literal["iid", "dirichlet", "shards", "subject"] = "iid"
@@ -218,8 +218,8 @@ class DeviceGroup(FrozenModel):
             entries without a count.
         max_width: width of the largest sub-model that these devices can train.
         max_depth: depth of the largest sub-model that these devices can train; None for any depth.
-        dropout: probability that such a device goes offline during a round; it then stays offline
-            until the round ends.
+        dropout: probability that a device of this kind goes offline during a round; it then stays
+            offline until the round ends.
     """
 
     type: str = "MacBookPro2018"
@@ -301,7 +301,7 @@ class EngineTable(FrozenModel):
         kind: where virtual devices train: ``local`` (processes of this machine) or ``ray``.
         workers: number of processes or actors; 0 for one per core.
         address: address of a running Ray cluster; with None, a cluster starts on this machine.
-        backend: what computes training steps: ``onnx`` (the graphs that devices run) or ``torch``.
+        backend: backend for training steps: ``onnx`` (the graphs that devices run) or ``torch``.
         device: device of the torch backend, ``cpu`` or ``cuda``.
         group: number of virtual devices of one tier that the torch backend trains together.
     """
