@@ -115,9 +115,9 @@ class PredictConfig(FrozenModel):
         mqtt: whether clients that may control the fleet's server may also send requests over the
             fleet's broker.
         max_bytes: maximum size of a request at the socket, in bytes.
-        max_clients: maximum number of clients that are served at the socket at the same time; other
-            clients wait. Over the broker, up to this number of requests can wait; further requests
-            are refused.
+        max_clients: maximum number of clients that are served at the socket at the same
+            time; other clients wait. Over the broker, up to this number of requests can wait;
+            further requests are refused.
         confidence: in a model with exits, stop at the first exit whose largest probability
             (softmax) is at least this number. With None, every sample passes through the whole
             model.
