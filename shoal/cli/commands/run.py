@@ -1,4 +1,4 @@
-"""Start a run, on a running server or on a server that works only for this run.
+"""Start a run on a running server, or on a new server that serves only this run.
 
 If fleet.toml has the table `model.export`, the command exports the model first, unless it has not
 changed. With --board, boards of this machine take part, and end with the run.
