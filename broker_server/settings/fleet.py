@@ -236,8 +236,8 @@ class FleetConfig(RunKeys):
         contract: the definition of a sample for every board, if the test set does not define it, or
             lists names in another order; None to use the test set.
         view: the page that `shoal up` also serves; None for none.
-        code: further folders with Python functions that ``evaluation.data`` may name, besides the
-            folder of this file.
+        code: additional folders with Python functions that ``evaluation.data`` can name, besides
+            this file's folder.
     """
 
     fleet: Name
