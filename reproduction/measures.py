@@ -12,7 +12,8 @@ from statistics import fmean
 from types import MappingProxyType
 
 from fleet_protocol.errors import ConfigError
-from simulation.results.history import ACCURACY, Judged, Quantity, RoundRow, first_reaching
+from simulation.results.quantities import ACCURACY, Judged, Quantity
+from simulation.results.rounds import RoundRow, first_reaching
 
 Value = Callable[[RoundRow], float | None]
 

@@ -15,7 +15,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.messages import Evaluation, TaskMetrics
 from simulation.judges import Judges
-from simulation.results.history import DeviceRow, RoundRow
+from simulation.results.rounds import DeviceRow, RoundRow
 from simulation.virtual_fleet import VirtualFleet
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from reproduction.figures import ClaimResult
     from reproduction.report.writing import WrittenTable
     from reproduction.running import Job, TablePart
-    from simulation.results.history import RoundRow
-    from simulation.tables import EngineTable
+    from simulation.device_tables import EngineTable
+    from simulation.results.rounds import RoundRow
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _publish(
 
 def _engine(options: _Options) -> "EngineTable":
     from fleet_protocol.configuration import validate_config
-    from simulation.tables import EngineTable
+    from simulation.device_tables import EngineTable
 
     table = {"kind": options.engine}
     for name in ("address", "workers", "backend", "device", "group"):

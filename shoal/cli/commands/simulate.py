@@ -19,7 +19,7 @@ from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
 if TYPE_CHECKING:
-    from simulation.results.history import RoundRow
+    from simulation.results.rounds import RoundRow
     from simulation.settings import SimulationConfig
 
 
