@@ -312,7 +312,10 @@ def _arm_section(experiment: Experiment, rows: Rows) -> Paragraphs:
 
 def _note_section(experiment: Experiment) -> Paragraphs:
     if experiment.notes:
-        yield "At every scale, there are also differences that no setting shows:"
+        if experiment.url:
+            yield "At every scale, there are also differences that no setting shows:"
+        else:
+            yield "These notes apply at every scale:"
         yield _listed(experiment.notes)
 
 
@@ -328,7 +331,7 @@ def _checked_section(experiment: Experiment, rows: Rows) -> Paragraphs:
 
 
 def _difference_section(experiment: Experiment, rows: Rows) -> Paragraphs:
-    whole = "published protocol" if experiment.url else "scale paper"
+    whole = "published protocol" if experiment.url else "scale `paper`"
     yield f"## Differences from the {whole}"
     by_arm: dict[str, Sequence[Difference]] = {}
     for row in rows:
