@@ -60,8 +60,8 @@ class ConditionsConfig(FrozenModel):
 
     Attributes:
         mains: train only while no battery is discharging.
-        battery: two shares of the battery's full charge, such as `[0.3, 0.5]`: the board pauses
-            below the first, and continues from the second.
+        battery: two fractions of the battery's full charge, such as `[0.3, 0.5]`: the board pauses
+            below the first, and continues at the second.
         celsius: two temperatures in degrees Celsius, such as `[80, 70]`: the board pauses above the
             first, and continues at the second.
         unthrottled: train only while neither heat nor low voltage slows the processor down.
@@ -81,7 +81,7 @@ class ConditionsConfig(FrozenModel):
         metered: network interfaces whose traffic costs money, such as `["wwan*"]`: the board pauses
             while a default route uses one of them.
         look_seconds: seconds between two checks of the conditions.
-        settle_seconds: seconds for which a condition that failed must hold again before the board
+        settle_seconds: seconds for which a failed condition must be met again before the board
             continues.
         root: folder that contains `sys` and `proc`; in a container, the host's folders may be
             mounted elsewhere.

@@ -17,8 +17,8 @@ class EvaluationKeys(FrozenModel):
     """How a global model is evaluated, wherever its test set comes from.
 
     Attributes:
-        tier: id of the tier that is evaluated; None evaluates the whole model. A run that trains
-            only smaller tiers leaves the rest of the model untrained.
+        tier: id of the tier that is evaluated; None evaluates the whole model. Name a tier if a run
+            trains only smaller tiers, because the rest of the model then stays untrained.
         batch_size: number of samples per call of the eval graph.
         every: number of closed rounds from one evaluation to the next; the last round is always
             evaluated.
@@ -38,8 +38,8 @@ class EvaluationKeys(FrozenModel):
             ``lower`` for ``loss``, ``mae``, ``rmse`` and ``perplexity``, and ``higher`` for all
             other metrics.
         patience: number of consecutive evaluations without improvement after which the run ends
-            before its last round; None for all rounds.
-        min_delta: amount by which an evaluation must exceed the best one to count as an
+            before its last round; None runs all rounds.
+        min_delta: amount by which an evaluation must improve on the best one to count as an
             improvement.
     """
 
@@ -93,7 +93,7 @@ class EvaluationConfig(EvaluationKeys):
 
     Attributes:
         data: the server's test set; None disables evaluation.
-        tiers: ids of further tiers to evaluate, each as the model that its devices receive; if
+        tiers: ids of further tiers to evaluate, each as the model that its devices receive or, if
             plans move or are random, as the model with the leading units.
         tier_data: test sets of tiers that have separate labels; the others are evaluated on
             ``data``.

@@ -37,11 +37,11 @@ class WhaleflSettings(SizingRules):
     """``[strategy.whalefl]`` (specification 4.2).
 
     Attributes:
-        theta: utility at which a device chooses the full model. With ``auto``, every device takes
+        theta: utility at which a device chooses the full model. With ``auto``, every device trains
             its narrowest tier in the first round, and theta is then the median of the system
             efficiencies that the devices measured, divided by 0.6.
         transmission: model whose transfer time is T_cm: the ``smallest`` tier in use, as in the
-            paper, or the ``full`` model, for which the released theta of 9 is meant. None means
+            paper, or the ``full`` model, to which the released theta of 9 applies. None means
             ``smallest`` if theta is ``auto``, and ``full`` if theta is a number.
     """
 

@@ -406,7 +406,7 @@ def test_a_file_beside_the_set_is_imported_from_there(
 @pytest.mark.attack(
     "file",
     "The description of a class has code in place of names",
-    "refused; no line with it is printed",
+    "refused; the code is not printed",
     "2026-11-28",
 )
 @pytest.mark.parametrize("field", ["module", "name", "file"])

@@ -32,11 +32,11 @@ class _Options:
     ] = None
     name: NewName = None
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Number of rounds, instead of the configured number.")
+        int | None, typer.Option(min=1, help="Number of rounds; overrides the configuration.")
     ] = None
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed, instead of the configured one.")
-    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed; overrides the configuration.")] = (
+        None
+    )
     workers: Annotated[
         int | None, typer.Option(min=0, help="Number of processes or actors; 0 for one per core.")
     ] = None
