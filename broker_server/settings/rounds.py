@@ -25,9 +25,9 @@ class RoundKeys(FrozenModel):
             round closes when the wanted number of devices has answered, without waiting for
             stragglers.
         buffer: number of updates after which the server makes a new version. A device that has not
-            answered continues, and its update counts in a later version. With None, the server
-            waits for all devices. With a buffer, ``fraction`` is the share of devices that are
-            working at any time.
+            answered continues, and its update becomes part of a later version. With None, the
+            server waits for all devices. With a buffer, ``fraction`` is the share of devices that
+            are working at any time.
         staleness: exponent a in an update's weight, (1 + s) ** -a, where s is the number of new
             versions since the device began its task.
     """

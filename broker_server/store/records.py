@@ -91,7 +91,7 @@ class LeftOut(FrozenModel):
 
     Attributes:
         reasons: reasons why devices were not selected, by device id.
-        more: number of further devices that were not selected.
+        more: number of other devices that were not selected.
     """
 
     reasons: Mapping[str, str]

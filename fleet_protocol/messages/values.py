@@ -94,7 +94,7 @@ class Profile(FrozenModel):
             measured.
         temperature_celsius: temperature of the processor in degrees Celsius, if the board reports
             one.
-        on_battery: whether the board runs on battery, if the board reports it.
+        on_battery: whether the board runs on battery power, if the board reports it.
         provider: execution provider that computes the board's training steps, and why it was
             chosen; empty if the board has no choice, or has not chosen yet.
         unable: why the board cannot train or has paused, and what to do; empty if the board can

@@ -130,7 +130,7 @@ class FlashConfig(FrozenModel):
         files: files to copy to the board; they are placed in the folder to which paths in
             ``[data]`` are relative.
         data: the training data, as in device.toml.
-        settings: further keys of device.toml, such as ``max_width``.
+        settings: additional keys of device.toml, such as ``max_width``.
         network: Wi-Fi.
         ssh: the account that may log in.
     """

@@ -337,7 +337,7 @@ def test_refused_clients_write_few_lines(tmp_path, at_hand, caplog):
         for _ in range(50):
             with connected(tmp_path) as late:
                 assert said_to(late) == b""
-    lines = [line for line in caplog.messages if "accepts no further client" in line]
+    lines = [line for line in caplog.messages if "accepts no more clients" in line]
     assert 1 <= len(lines) <= 6
 
 

@@ -249,7 +249,7 @@ def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
         True,
     ]
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read your key: chmod 600"):
+    with pytest.raises(ConfigError, match="others can read your key: chmod 600"):
         signers(tmp_path / "store")
 
 

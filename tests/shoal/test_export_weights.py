@@ -469,7 +469,10 @@ def test_what_is_printed_is_of_the_file(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--tier", "w0.25-d1"), r"'w0.25-d1' is not exported; exported are w1.00-d1, w0.50-d1"),
+        (
+            ("--tier", "w0.25-d1"),
+            r"'w0.25-d1' is not exported; the exported tiers are w1.00-d1, w0.50-d1",
+        ),
         (("--version", "7"), r"no version 7; it has versions 0 to 2"),
         (("--best", "--version", "1"), r"--best and --version both"),
     ],

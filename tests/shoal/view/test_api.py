@@ -305,7 +305,7 @@ def test_a_status_says_whether_a_server_works_on_the_store(store, client):
     assert status["as_of"] >= before
     assert (status["served"], status["seconds_left"]) == (False, None)
     shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
-    assert "no server works on this store" in shown
+    assert "no server is using this store" in shown
     assert "5 of 6 devices were online when the server stopped" in shown
     for holder in (store, store.parent):  # of a server, of a simulation
         with held(holder, "not now"):
