@@ -59,7 +59,7 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
         return loaded, {}
     if config.y_path is None:
         raise DataError(
-            f"{config.path} holds samples only; name the file with the labels as `y_path`"
+            f"{config.path} contains only samples; name the file with the labels as `y_path`"
         )
     labels = _load_numpy(config.y_path, config.bounds)
     if isinstance(labels, np.lib.npyio.NpzFile):
