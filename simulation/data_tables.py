@@ -25,11 +25,11 @@ class DataTable(FrozenModel):
         root: folder of the data sets that do not come with Shoal; by default, the folder in the
             environment variable SHOAL_DATA.
         options: options of the loader, such as the window of ``watch``.
-        train_limit: largest number of training samples, spread evenly over the data set; None for
+        train_limit: maximum number of training samples, spread evenly over the data set; None for
             all.
-        test_limit: largest number of test samples, spread evenly over the data set; None for all.
-        validation: number of training samples, spread evenly, that no device trains on and that
-            serve for evaluation, so that settings can be chosen without the test set. None
+        test_limit: maximum number of test samples, spread evenly over the data set; None for all.
+        validation: number of training samples, spread evenly, that no device trains on and that are
+            used for evaluation, so that you can choose settings without the test set. None
             evaluates on the test samples.
         augment: random changes to the samples of training steps; for your own files, set this key
             in ``[data.train]``.
@@ -88,11 +88,11 @@ class PartitionTable(FrozenModel):
     Attributes:
         kind: how samples are divided among the devices: ``iid``, ``dirichlet``, ``shards`` (a
             number of labels per device, specification 1.8) or ``subject``.
-        alpha: concentration of the Dirichlet split.
+        alpha: concentration parameter of the Dirichlet split.
         per_device: number of shards per device.
         as_released: whether shards follow the released code, which assigns a label to a device at
             most once.
-        seed: seed of the split; None for the seed of the run.
+        seed: seed for the split; None for the seed of the run.
     """
 
     kind: Literal["iid", "dirichlet", "shards", "subject"] = "iid"

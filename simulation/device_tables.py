@@ -18,8 +18,8 @@ class DeviceGroup(FrozenModel):
             entries without a count.
         max_width: width of the largest sub-model that these devices can train.
         max_depth: depth of the largest sub-model that these devices can train; None for any depth.
-        dropout: probability that such a device goes offline during a round; it then stays offline
-            until the round ends.
+        dropout: probability that a device of this kind goes offline during a round; it then stays
+            offline until the round ends.
     """
 
     type: str = "MacBookPro2018"
@@ -101,7 +101,7 @@ class EngineTable(FrozenModel):
         kind: where virtual devices train: ``local`` (processes of this machine) or ``ray``.
         workers: number of processes or actors; 0 for one per core.
         address: address of a running Ray cluster; with None, a cluster starts on this machine.
-        backend: what computes training steps: ``onnx`` (the graphs that devices run) or ``torch``.
+        backend: backend for training steps: ``onnx`` (the graphs that devices run) or ``torch``.
         device: device of the torch backend, ``cpu`` or ``cuda``.
         group: number of virtual devices of one tier that the torch backend trains together.
     """

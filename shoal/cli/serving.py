@@ -179,7 +179,7 @@ def _left(settings: FleetConfig) -> int:
             steer_run(settings, "stop", "", "ends after the round in progress")
             return INTERRUPTED
     console.print(
-        "detached; the run continues on its server. Watch it with `shoal log -f`, end it with"
+        "detached; the run continues on its server. Watch it with `shoal log -f`, or end it with"
         " `shoal stop`"
     )
     return INTERRUPTED

@@ -18,6 +18,8 @@ class Judged(Protocol):
     @property
     def local_accuracy(self) -> float | None: ...  # noqa: D102
     @property
+    def local_worst_tenth(self) -> float | None: ...  # noqa: D102
+    @property
     def matthews(self) -> float | None: ...  # noqa: D102
     @property
     def perplexity(self) -> float | None: ...  # noqa: D102

@@ -31,6 +31,8 @@ class RoundRow:
         too_far: updates that were refused because of that bound.
         tier_metrics: accuracy and metrics of further tiers of that version, by names such as
             ``w1.00-d2 accuracy``; None if none were evaluated.
+        local_worst_tenth: mean of the tenth of the devices with the lowest accuracy on their own
+            held-out samples; the newest accuracy of each device counts.
     """
 
     round: int
@@ -52,6 +54,7 @@ class RoundRow:
     clipped: int = 0
     too_far: int = 0
     tier_metrics: Mapping[str, float] | None = None
+    local_worst_tenth: float | None = None
 
 
 @dataclass(frozen=True)

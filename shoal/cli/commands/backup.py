@@ -1,4 +1,4 @@
-"""Write a store to one signed file; the store's server may keep running.
+"""Back up a store to one signed file; the server can keep running.
 
 Example: shoal backup store store.zip
 """

@@ -1,4 +1,4 @@
-"""Start a run, on a running server or on a server that works only for this run.
+"""Start a run on a running server, or on a new server that serves only this run.
 
 Example: shoal run --name baseline
 """

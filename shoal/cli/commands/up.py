@@ -53,7 +53,7 @@ class _Options:
     ] = False
     view: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve the page of the store on this port."),
+        typer.Option(min=0, max=65535, help="Serve the store's page on this port."),
     ] = None
 
 

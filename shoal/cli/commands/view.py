@@ -1,4 +1,4 @@
-"""Serve a store as a page for the browser, and as an API.
+"""Serve a store as a web page and as an API.
 
 Only operators can make changes.
 
