@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import FrozenModel
 from reproduction.experiment import Experiment, Scale, stated
-from reproduction.measures import Measure, Reading
 from reproduction.published import Published
+from reproduction.readings import Measure, Reading
 from reproduction.running import ArmResult
 
 EARLIER = "earlier-"

@@ -16,15 +16,9 @@ from reproduction.by_seed import mean_and_spread
 from reproduction.figures import OUT_OF_REACH as REACH
 from reproduction.figures import VERDICTS, figures, judge
 from reproduction.figures_json import to_json
-from reproduction.measures import (
-    GLOBAL,
-    LOCAL,
-    OWN,
-    PERPLEXITY,
-    ROUNDS_TO_BEST,
-    Reading,
-    measure_named,
-)
+from reproduction.measures import measure_named
+from reproduction.plain_measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST
+from reproduction.readings import Reading
 from reproduction.report import writing
 from reproduction.report.cells import claim_cells
 from reproduction.report.drawing import draw
