@@ -67,7 +67,7 @@ def _head(experiment: Experiment, rows: Rows) -> Paragraphs:
     if experiment.url:
         paper = f"Paper: <{experiment.url}>. "
     yield f"# {experiment.title}"
-    yield f"{paper}Scale: {scale}. The table has the {count} of {total} arms that were run."
+    yield f"{paper}Scale: {scale}. This page shows the {count} of {total} arms that were run."
     for published, here in stand_ins(experiment, arms_of(rows)):
         yield (
             f"**{here} stands for {published}: published figures and claims do not apply to it.**"
@@ -76,8 +76,8 @@ def _head(experiment: Experiment, rows: Rows) -> Paragraphs:
 
 def _judging(rows: Rows) -> str:
     words = (
-        "The column `ours` decides, paired over the seeds: Student's interval of 95 % must be"
-        " beyond the wanted value."
+        "The column `ours` decides each claim, in pairs of runs with the same seed: Student's 95 %"
+        " confidence interval must be beyond the wanted value."
     )
     return f"{words} {stated_since(rows)}".rstrip()
 
@@ -144,7 +144,7 @@ def _deciding(
     decisive = "last evaluation"
     if count > 1:
         decisive = f"mean of the last {count} evaluations"
-    words = f"`ours` is the {decisive}, or a figure without a round, such as a time."
+    words = f"`ours` is the {decisive}, or a figure that belongs to no round, such as a time."
     last_alone: list[str] = []
     for figure in shown:
         name = figure.arm.name
@@ -152,8 +152,8 @@ def _deciding(
             last_alone.append(name)
     if count > 1 and last_alone:
         words += (
-            f" For {', '.join(last_alone)} and claims about them, it is the last evaluation,"
-            " because no others were stored."
+            f" For {', '.join(last_alone)}, and for claims about these arms, it is the last"
+            " evaluation, because no others were stored."
         )
     return words
 
@@ -180,7 +180,7 @@ def _drawn(rows: Rows, drawn: Collection[Run]) -> Paragraphs:
     total = len(runs)
     count = len(runs & set(drawn))
     if 0 < count < total:
-        yield (f"The plots show {count} of the {total} runs, those with stored curves.")
+        yield f"The plots show {count} of the {total} runs, because only these have stored curves."
 
 
 def _claim_section(title: str, results: Results, *words: str) -> Paragraphs:
@@ -208,15 +208,18 @@ def _arm_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     sizes = size_cells(rows)
     if sizes:
         yield (
-            "Sizes are means over all updates: parameters, operations of a forward pass of one"
-            " sample, and the space of the parameters in float32 (MiB)."
+            "Sizes are means over all updates: the number of parameters, the operations of a"
+            " forward pass of one sample, and the space of the parameters in float32 (MiB)."
         )
         yield table_text(sizes)
 
 
 def _note_section(experiment: Experiment) -> Paragraphs:
     if experiment.notes:
-        yield "Differences that no setting shows, at every scale:"
+        if experiment.url:
+            yield "At every scale, there are also differences that no setting shows:"
+        else:
+            yield "These notes apply at every scale:"
         yield _listed(experiment.notes)
 
 
@@ -224,13 +227,16 @@ def _checked_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     # The checks are of the runs at this scale, and would be untrue beside others.
     if experiment.checked and rows[0].scale == "small":
         yield "## Checks of the published runs"
-        yield "These runs are in `docs/results`, at this scale; others may give different results."
+        yield (
+            "The checked runs are those in `docs/results`, at this scale; other runs can give"
+            " different results."
+        )
         yield from experiment.checked
 
 
 def _difference_section(experiment: Experiment, rows: Rows) -> Paragraphs:
-    whole = "published protocol" if experiment.url else "whole one"
-    yield f"## What differs from the {whole}"
+    whole = "published protocol" if experiment.url else "scale `paper`"
+    yield f"## Differences from the {whole}"
     by_arm: dict[str, Sequence[Difference]] = {}
     for row in rows:
         arm = experiment.arm(row.arm)
@@ -240,10 +246,9 @@ def _difference_section(experiment: Experiment, rows: Rows) -> Paragraphs:
         by_arm[row.arm] = differences(published, here)
     merged = grouped(by_arm)
     if not merged:
-        yield f"The configurations show no difference: this is the {whole}."
+        yield f"The configurations show no difference from the {whole}."
         return
-    of_scale = "" if experiment.url else " of the scale paper"
-    yield f"Computed from the configurations{of_scale}."
+    yield "These differences are computed from the configurations."
     lines: list[dict[str, str]] = []
     for difference in merged:
         cells = {

@@ -227,7 +227,7 @@ def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
 
 @pytest.mark.attack(
     "outsider",
-    "Puts a text, a list or an unknown key into a request for a run",
+    "Puts a string, a list or an unknown key into a request for a run",
     "refused as `malformed`",
     "2026-11-28",
 )

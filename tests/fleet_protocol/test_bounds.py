@@ -324,7 +324,7 @@ HEADERS = {
 
 @pytest.mark.attack(
     "file",
-    "Weights have a header whose tensors overlap, leave gaps, or have impossible sizes",
+    "A weights file has a header in which tensors overlap, leave gaps or have impossible sizes",
     "refused with an error that names the file",
     "2026-11-29",
 )

@@ -11,7 +11,7 @@ from fleet_protocol.errors import StorageError
 
 @pytest.mark.attack(
     "file",
-    "A privileged user names a device file, or a link to one, as the file to write",
+    "A privileged user names a device file, or a link to one, as the output file",
     "refused with an error that names the file; the device file stays",
     "2026-11-29",
 )

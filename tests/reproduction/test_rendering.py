@@ -316,7 +316,7 @@ def test_a_table_has_what_was_run_and_names_the_rest(rolex):
     """
     experiment, rows = found_in("fedrolex-3", rolex)
     text = as_markdown(experiment, rows, plots=["p.png"])
-    assert "The table has the 2 of 24 arms that were run." in text
+    assert "This page shows the 2 of 24 arms that were run." in text
     lines = [line for line in text.splitlines() if line.startswith("| fedrolex/cifar10-high |")]
     # Of each run the mean of the last evaluations is 5 points below the best.
     assert (
@@ -539,7 +539,7 @@ def test_a_page_says_which_runs_its_plots_lack(rolex):
     every = {(stored_row.arm, stored_row.seed) for stored_row in rows}
     assert "runs, those with stored curves" not in as_markdown(experiment, rows, drawn=every)
     assert "runs, those with stored curves" not in as_markdown(experiment, rows)
-    words = "The plots show 1 of the 5 runs, those with stored curves"
+    words = "The plots show 1 of the 5 runs, because only these have stored curves"
     assert words in as_markdown(experiment, rows, drawn=sorted(every)[:1])
 
 
@@ -634,7 +634,7 @@ def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_pa
     (older,) = {stored_row.arm for stored_row in old}
     text = (folder / "fedrolex-3.md").read_text()
     assert f"Runs of {older} are older than the statement of the claims." in text
-    assert f"For {older} and claims about them, it is the last evaluation," in text
+    assert f"For {older}, and for claims about these arms, it is the last evaluation," in text
 
 
 def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():

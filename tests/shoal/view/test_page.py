@@ -306,7 +306,7 @@ def test_what_looks_wrong_in_a_boards_data_is_said(tmp_path, opened):
     """On the page of the device and among what to do next, as text."""
     store = made(tmp_path)
     findings = (
-        "values range from 0 to 255, the fleet's range from 0 to 1",
+        "values range from 0 to 255, but the fleet's range from 0 to 1",
         "column '<b>bold</b>' is 7",
     )
     with closing(Store(store)) as written:
