@@ -109,8 +109,8 @@ def _read_all(paths: Sequence[Path], config: ImagesData) -> NDArray[np.uint8]:
         pixels = read_image(path, config)
         if pixels.shape != first.shape:
             raise DataError(
-                f"image {path} has shape {list(pixels.shape)}, the others {list(first.shape)}; "
-                "set `size = [height, width]` in [data]"
+                f"image {path} has shape {list(pixels.shape)}, but the others have"
+                f" {list(first.shape)}; set `size = [height, width]` in [data]"
             )
         samples[place] = pixels
     return samples

@@ -184,7 +184,7 @@ FORMS = {
     "pixels from 0 to 255": (
         Images(),
         lambda _: {"scale": 1},
-        r"from 0 to 255, the fleet's range from 0 to 1 .*multiply",
+        r"from 0 to 255, but the fleet's range from 0 to 1 .*multiply",
     ),
     "another unit": (Table(), column(2, lambda x: x * 1000), "column 'weight' ranges from .*units"),
     "another zero": (

@@ -358,7 +358,7 @@ def test_what_has_passed_is_hashed_again_but_not_read_again(monkeypatch) -> None
     check_graph(data, [spec])
     check_graph(evil.SerializeToString(), [stolen], leaves_board=False)
     for _ in range(2):
-        with pytest.raises(RefusedError, match="carries the batch"):
+        with pytest.raises(RefusedError, match="contains the batch"):
             check_graph(evil.SerializeToString(), [stolen])
     monkeypatch.delattr("fleet_protocol.graphs.check.check_structure")
     check_graph(data, [spec])
