@@ -238,6 +238,8 @@ class Context:
             tier=task.announced_tier,
             lacks=lacks,
             keys=None if task.member is None else task.member.keys,
+            # A clock before 1970 is as wrong as one that shows its first second.
+            clock=max(0, int(time.time())),
         )
 
     def publish_status(self, *, with_state: bool = True) -> None:
