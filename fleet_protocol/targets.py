@@ -152,4 +152,4 @@ def _shape_remedy(y: Targets, manifest: Manifest) -> str:
         return "give one label per sample"
     if len(shape) == 1:
         return "give one label per token"
-    return f"give one label for each place {list(shape)}"
+    return f"give one label for each position {list(shape)}"
