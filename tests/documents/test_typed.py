@@ -401,7 +401,7 @@ def of_page(page, start):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("line", in_scene("exports"), ids=lambda line: line.text)
 def test_exports(line, does, tmp_path):
     """Each as it stands, beside what its page says is there: a file of weights, losses and a model
