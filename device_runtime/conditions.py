@@ -68,12 +68,12 @@ class ConditionsConfig(FrozenModel):
         load: two shares of all processors, such as `[0.5, 0.3]`: the board pauses if other programs
             use more than the first, and continues at the second.
         memory_pressure: two shares of the last minute, such as `[0.2, 0.1]`: the board pauses if a
-            process waited for memory for more than the first, and continues at the second.
+            process waited for memory for more than the first share, and continues at the second.
         cpu_pressure: two shares of the last minute: the board pauses if a process waited for the
-            processor for more than the first, and continues at the second. The agent's own work
-            counts, too.
+            processor for more than the first share, and continues at the second. This includes the
+            agent's own work.
         io_pressure: two shares of the last minute: the board pauses if a process waited for disks
-            for more than the first, and continues at the second.
+            for more than the first share, and continues at the second.
         new_data: train only if the board has at least this many more samples than at its last
             finished task.
         quiet_hours: times of day without training, in the board's time zone, as in
@@ -279,7 +279,7 @@ def _metered(check: ConditionCheck) -> Reading:
         return Reading()
     for name in names:
         if any(fnmatch(name, pattern) for pattern in check.rules.metered):
-            reason = f"its network is {name}, which costs money; it continues on another network"
+            reason = f"it is on the metered network {name}; it continues on another network"
             return Reading(", ".join(names), reason)
     return Reading(", ".join(names) or "no default route")
 

@@ -175,8 +175,8 @@ class DeviceConfig(FrozenModel):
         report_data: whether to send the server the findings about the board's data, as sentences
             with figures, and a digest of the list ``labels`` in ``[data]``. If false, the findings
             appear only in this board's log and in `shoal device doctor`.
-        code: further folders with Python functions that the data settings may name, besides the
-            folder of this file.
+        code: additional folders with Python functions that the data settings can name, besides this
+            file's folder.
     """
 
     fleet: Name

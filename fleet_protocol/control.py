@@ -256,7 +256,7 @@ class RoundJudged(_RunEvent):
 
     Attributes:
         round: number of the closed round.
-        version: number of the global version that the round made.
+        version: number of the global version that the round created.
         evaluation: evaluation of that version on the server's test set.
         note: why there is no evaluation; None if there is one.
     """

@@ -9,7 +9,7 @@ from fleet_protocol.frozen import FiniteJson, FrozenModel
 
 
 class OptimizerSpec(FrozenModel):
-    """The update rule that is baked into the train graph.
+    """The update rule that is part of the train graph.
 
     Attributes:
         name: name of the update rule.
@@ -69,7 +69,7 @@ class LossSpec(ExtendedSpec):
         bounds: allowed range of the targets, if the targets are numbers.
         parts: number of values in each target of a sample, in order, if there are several targets.
         whole: targets that are labels although they are stored as float32, by name; an empty name
-            stands for the only target. Each has the smallest and the largest label that the loss
+            means the only target. Each has the smallest and the largest label that the loss
             accepts. A third number, if present, is a label outside this range that is ignored.
         knobs: numeric parameters that a task may set, with their defaults; each is an input of the
             train graph.
@@ -105,7 +105,7 @@ class RecipeSpec(ExtendedSpec):
         clip_norm: bound on the global gradient norm; None for no bound.
         proximal: whether the graph adds ``mu * (parameter - anchor)`` to the gradient before
             clipping (FedProx). The train graph then takes the scalar ``mu`` and, for every
-            parameter, ``anchor.<name>``, which holds the weights that were sent to the device.
+            parameter, ``anchor.<name>``, which contains the weights that were sent to the device.
         metrics: metrics that an evaluation reports besides loss and accuracy.
         clip_value: bound on each entry of the gradient, applied before the bound on the norm; None
             for no bound.

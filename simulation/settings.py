@@ -43,7 +43,7 @@ class EvaluationTable(EvaluationKeys):
             model is computed; 0 to skip the perplexity.
         holdout: share of every device's samples that is held out to evaluate the device's sub-model
             after training.
-        tiers: ids of further tiers to evaluate, each as the model that its devices receive.
+        tiers: ids of additional tiers to evaluate, each as the model that its devices receive.
     """
 
     tiers: tuple[str, ...] = ()

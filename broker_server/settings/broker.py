@@ -28,8 +28,9 @@ class BrokerConfig(FrozenModel):
         ca_file: file with the certificates to trust instead of the system's.
         cert_file: file with the client certificate of the server.
         key_file: file with the private key of the client certificate.
-        identity: file with the server's enrolment in a fleet made by `shoal init`. All messages are
-            then signed, and a Mosquitto that the server starts requires the fleet's certificates.
+        identity: file with the server's enrolment in a fleet that ``shoal init`` created. All
+            messages are then signed, and a Mosquitto that the server starts requires the fleet's
+            certificates.
         insecure: allow a broker that carries the fleet's messages over a network on which others
             can read and change them.
         connect_timeout_seconds: seconds for which the server tries to connect at startup before it
@@ -70,7 +71,7 @@ class BrokerConfig(FrozenModel):
         # A broker on this computer is reached over loopback, which another host does not share.
         if self.receiver_hosts and self.hosted:
             raise ValueError(
-                "receivers on other hosts need the url of a broker that they reach, not"
+                "receivers on other hosts need the url of a broker that they can reach, not"
                 f" {self.url!r}"
             )
         return self

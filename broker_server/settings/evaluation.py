@@ -75,7 +75,9 @@ class EvaluationKeys(FrozenModel):
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo) -> "EvaluationKeys":
         if self.threads > _MOST_THREADS and info.context != STORED:
-            raise ValueError(f"evaluation.threads is at most {_MOST_THREADS}; 0 uses every core")
+            raise ValueError(
+                f"evaluation.threads must be at most {_MOST_THREADS}; 0 uses every core"
+            )
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
         self.refuse_idle(
@@ -93,8 +95,8 @@ class EvaluationConfig(EvaluationKeys):
 
     Attributes:
         data: the server's test set; None disables evaluation.
-        tiers: ids of further tiers to evaluate, each as the model that its devices receive or, if
-            plans move or are random, as the model with the leading units.
+        tiers: ids of additional tiers to evaluate, each as the model that its devices receive or,
+            if plans move or are random, as the model with the leading units.
         tier_data: test sets of tiers that have separate labels; the others are evaluated on
             ``data``.
         statistics_quorum: share of the selected devices that must answer a statistics query.

@@ -19,6 +19,7 @@ from broker_server.settings.assignment import parse_mix
 from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.combinations import yielding_defaults
 from broker_server.settings.evaluation import EvaluationConfig, Share
+from broker_server.settings.export import ExportTable
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.private import PrivateConfig
@@ -68,12 +69,15 @@ class ModelConfig(FrozenModel):
             weights.
         recipe: settings with which the artifacts must have been exported, as far as they are given;
             None accepts any.
+        export: the export that `shoal run` and `shoal up` do first; None to use the folder as it
+            is.
     """
 
     artifacts: Path = Path("artifacts")
     arch: str
     weights: Path | None = None
     recipe: RecipeTable | None = None
+    export: ExportTable | None = None
 
 
 class TrainConfig(FrozenModel):
@@ -232,8 +236,8 @@ class FleetConfig(RunKeys):
         contract: the definition of a sample for every board, if the test set does not define it, or
             lists names in another order; None to use the test set.
         view: the page that `shoal up` also serves; None for none.
-        code: further folders with Python functions that ``evaluation.data`` may name, besides the
-            folder of this file.
+        code: additional folders with Python functions that ``evaluation.data`` can name, besides
+            this file's folder.
     """
 
     fleet: Name
@@ -251,6 +255,13 @@ class FleetConfig(RunKeys):
         # A frozen value may change only while it is created: settings that give way were never set.
         self.__dict__.update(yielding_defaults(self))
         return self
+
+    def without_export(self) -> "FleetConfig":
+        """Return the settings of a run, which begins with what is exported."""
+        if self.model.export is None:
+            return self
+        model = self.model.model_copy(update={"export": None})
+        return self.model_copy(update={"model": model})
 
     @classmethod
     def stored(cls, text: str) -> "FleetConfig":

@@ -62,7 +62,7 @@ class RobustConfig(FrozenModel):
     def _has_effect(self, info: ValidationInfo) -> "RobustConfig":
         if max(self.norm_factor, self.weight_bound) > _MOST_BOUND and info.context != STORED:
             raise ValueError(
-                f"norm_bound and weight_bound are at most {_MOST_BOUND:g}; 0 means no bound"
+                f"norm_bound and weight_bound must be at most {_MOST_BOUND:g}; 0 means no bound"
             )
         trims = self.merge in {"trimmed_mean", "krum"}
         where = f'on merge = "{self.merge}"'

@@ -25,9 +25,9 @@ class RoundKeys(FrozenModel):
             round closes when the wanted number of devices has answered, without waiting for
             stragglers.
         buffer: number of updates after which the server makes a new version. A device that has not
-            answered continues, and its update counts in a later version. With None, the server
-            waits for all devices. With a buffer, ``fraction`` is the share of devices that are
-            working at any time.
+            answered continues, and its update becomes part of a later version. With None, the
+            server waits for all devices. With a buffer, ``fraction`` is the share of devices that
+            are working at any time.
         staleness: exponent a in an update's weight, (1 + s) ** -a, where s is the number of new
             versions since the device began its task.
     """
@@ -72,9 +72,9 @@ class UploadConfig(FrozenModel):
 
     Attributes:
         encoding: encoding of the updates. ``fp32`` sends the weights. Every other encoding sends
-            their difference from the weights that the device received: ``fp16`` and ``bf16`` (which
-            has the range of float32) in 50% of the bytes, ``int8`` in 26%, ``int4`` in 13%, and
-            ``topk``, which sends only the largest entries, in 5%.
+            their difference from the weights that the device received, in fewer bytes: 50% for
+            ``fp16`` and for ``bf16``, which has the range of float32; 26% for ``int8``; 13% for
+            ``int4``; and 5% for ``topk``, which sends only the largest entries.
         keep: share of the entries of every tensor that ``topk`` sends.
     """
 

@@ -64,7 +64,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """A device that ever connected.
+    """A device that has ever connected.
 
     Attributes:
         fleet: name of the fleet.
@@ -91,7 +91,7 @@ class LeftOut(FrozenModel):
 
     Attributes:
         reasons: reasons why devices were not selected, by device id.
-        more: number of further devices that were not selected.
+        more: number of other devices that were not selected.
     """
 
     reasons: Mapping[str, str]

@@ -77,7 +77,9 @@ def choice_remedy(efficiencies: Sequence[float]) -> str:
     """Return what to set if all devices always choose alike."""
     fitting = ""
     if efficiencies:
-        fitting = f"; {theta_of(efficiencies):.4g} would fit what devices measured in these rounds"
+        fitting = (
+            f"; {theta_of(efficiencies):.4g} would fit the devices' measurements in these rounds"
+        )
     return f'Set strategy.whalefl.theta = "auto" for the next run{fitting}.'
 
 
@@ -142,8 +144,8 @@ def tiers_within(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
     if not within:
         ids_in_use = ", ".join(tier.id for tier in sorted(set(allowed)))
         raise PlanError(
-            f"no tier in use fits a device whose largest is {maximum.id}; the tiers in use "
-            f"are {ids_in_use or 'none'}"
+            f"no tier in use fits a device whose largest sub-model is {maximum.id}; the tiers in"
+            f" use are {ids_in_use or 'none'}"
         )
     return tuple(within)
 

@@ -109,7 +109,7 @@ def read_enrolment(path: Path, role: str = "") -> Enrolment:
         raise ConfigError(f"cannot read the enrolment {path}: {error.strerror}") from error
     if os.name == "posix" and mode & _OTHERS_BITS:
         raise ConfigError(
-            f"others may read the enrolment {path}, which holds a key: chmod 600 {quote(str(path))}"
+            f"others can read the enrolment {path}, which holds a key: chmod 600 {quote(str(path))}"
         )
     try:
         enrolment = Enrolment.model_validate_json(data)

@@ -38,7 +38,7 @@ SUM_LIMIT = 128  # members of a secure sum: a message to each of them stays belo
 
 
 class BlobRef(FrozenModel):
-    """A blob by content.
+    """A blob, identified by its content.
 
     Attributes:
         digest: digest of the blob; see `fleet_protocol.digests`.
@@ -94,7 +94,7 @@ class Profile(FrozenModel):
             measured.
         temperature_celsius: temperature of the processor in degrees Celsius, if the board reports
             one.
-        on_battery: whether the board runs on battery, if the board reports it.
+        on_battery: whether the board runs on battery power, if the board reports it.
         provider: execution provider that computes the board's training steps, and why it was
             chosen; empty if the board has no choice, or has not chosen yet.
         unable: why the board cannot train or has paused, and what to do; empty if the board can

@@ -76,8 +76,8 @@ StoreFolder = Annotated[
 RunId = Annotated[
     str | None,
     typer.Option(
-        help="Name or id of a run, or a prefix of the id. The default is the newest run; lists"
-        " and logs include all runs by default.",
+        help="Name or id of a run, or a prefix of the id. By default, lists and logs include all"
+        " runs, and other commands use the newest run.",
         rich_help_panel=SOURCE,
     ),
 ]

@@ -105,7 +105,7 @@ class Ssh(FrozenModel):
     """``[ssh]``: the account that may log in; without it nobody can.
 
     Attributes:
-        user: name of the account on the board; the account may use sudo.
+        user: name of the account on the board; the account can use sudo.
         keys: public SSH keys, or files with one key each.
     """
 
@@ -130,7 +130,7 @@ class FlashConfig(FrozenModel):
         files: files to copy to the board; they are placed in the folder to which paths in
             ``[data]`` are relative.
         data: the training data, as in device.toml.
-        settings: further keys of device.toml, such as ``max_width``.
+        settings: additional keys of device.toml, such as ``max_width``.
         network: Wi-Fi.
         ssh: the account that may log in.
     """

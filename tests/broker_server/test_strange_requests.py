@@ -81,13 +81,13 @@ def attacks(config, evil):
 
 def whole_configuration(fleet, number, document):
     """A request as it was when one carried a configuration."""
-    said = {
+    request = {
         "type": "run-request",
         "request": f"r{number}",
         "fleet": fleet,
         "config": json.dumps(document),
     }
-    return json.dumps(said).encode()
+    return json.dumps(request).encode()
 
 
 def untouched(evil):
@@ -110,7 +110,7 @@ def refused(settings):
 @pytest.mark.attack(
     "outsider",
     "Requests a run whose configuration names a function, a path or an address",
-    "refused as `malformed`; nothing is opened or called",
+    "refused as `malformed`; the server opens and calls nothing",
     "2026-11-28",
 )
 @pytest.mark.parametrize("insecure", [False, True])
@@ -171,9 +171,9 @@ def asked(settings, request):
         while True:
             event = inbox.get(timeout=PATIENCE)
             if isinstance(event, Received) and event.topic == Topics(settings.fleet).server_events:
-                told = control.parse_run_event(event.payload)
-                if getattr(told, "request", None) == request.request:
-                    return told
+                answer = control.parse_run_event(event.payload)
+                if getattr(answer, "request", None) == request.request:
+                    return answer
 
 
 NAMED = {
@@ -190,7 +190,7 @@ NAMED = {
 
 @pytest.mark.attack(
     "outsider",
-    "Requests a run with settings that no request may change",
+    "Requests a run with settings that no request is allowed to change",
     "refused; the answer names the settings",
     "2026-11-28",
 )
@@ -215,11 +215,11 @@ def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
             request = RunRequest(
                 request=f"r{number}", fleet=fleet, settings=wanted.settings, others=wanted.others
             )
-            told = asked(elsewhere, request)
-            assert isinstance(told, control.RunRejected), name
-            assert told.exit_code == ConfigError.exit_code
-            assert NAMED[name] in told.detail
-            assert "the file of `shoal up --config`" in told.detail
+            answer = asked(elsewhere, request)
+            assert isinstance(answer, control.RunRejected), name
+            assert answer.exit_code == ConfigError.exit_code
+            assert NAMED[name] in answer.detail
+            assert "the file of `shoal up --config`" in answer.detail
         with contextlib.closing(Store(settings.store, read_only=True)) as store:
             assert not store.runs()
     assert untouched(evil)
@@ -227,7 +227,7 @@ def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
 
 @pytest.mark.attack(
     "outsider",
-    "Puts a text, a list or an unknown key into a request for a run",
+    "Puts a string, a list or an unknown key into a request for a run",
     "refused as `malformed`",
     "2026-11-28",
 )
@@ -251,16 +251,18 @@ def test_nothing_but_numbers_and_fingerprints_travels(change):
     """A word, a list or another key is no request."""
     from fleet_protocol.requests import parse_request  # noqa: PLC0415
 
-    said = {"type": "run-request", "request": "r", "fleet": "lab", "settings": {}, "others": {}}
-    assert parse_request(json.dumps(said).encode()).settings == {}
+    head = {"type": "run-request", "request": "r", "fleet": "lab", "settings": {}, "others": {}}
+    assert parse_request(json.dumps(head).encode()).settings == {}
     with pytest.raises(RefusedError):
-        parse_request(json.dumps({**said, **change}).encode())
+        parse_request(json.dumps({**head, **change}).encode())
 
 
 @pytest.mark.attack(
     "outsider",
-    "Leaves a request for a run retained in the broker, for every later start of the server",
-    "refused as `replayed`, with the command that deletes the request; no run begins",
+    "Leaves a retained request for a run in the broker, so that it reaches the server at every "
+    "start",
+    "refused as `replayed`; the message shows the command that deletes the request, and no run "
+    "begins",
     "2026-11-29",
 )
 def test_a_request_that_the_broker_has_retained_begins_no_run(url, config, fleet):
@@ -299,28 +301,32 @@ def test_what_a_request_may_set_is_set(kind, config, fleet, tmp_path):
     with open_fleet(kind, config, fleet, tmp_path) as (settings, elsewhere):
         wanted = RequestedSettings.from_config(elsewhere)
         for number, (name, bounds) in enumerate(SETTABLE.items()):
-            others = {other: value for other, value in wanted.others.items() if other != name}
+            other_settings = {
+                setting: value for setting, value in wanted.others.items() if setting != name
+            }
             for value in (bounds.most * 2, -1):
                 request = RunRequest(
                     request=f"o{number}",
                     fleet=fleet,
                     settings={**wanted.settings, name: value},
-                    others=others,
+                    others=other_settings,
                 )
-                told = asked(
+                answer = asked(
                     elsewhere, request.model_copy(update={"request": f"o{number}-{value > 0:d}"})
                 )
-                assert isinstance(told, control.RunRejected)
-                assert f"{name} = {value!r} is out of bounds: use {bounds}" in told.detail
-        others = {name: value for name, value in wanted.others.items() if name not in numbers}
+                assert isinstance(answer, control.RunRejected)
+                assert f"{name} = {value!r} is out of bounds: use {bounds}" in answer.detail
+        other_settings = {
+            name: value for name, value in wanted.others.items() if name not in numbers
+        }
         settings_wanted = {**wanted.settings, **numbers}
         request = RunRequest(
-            request="r", fleet=fleet, settings=settings_wanted, others=others, name="afar"
+            request="r", fleet=fleet, settings=settings_wanted, others=other_settings, name="afar"
         )
-        told = asked(elsewhere, request)
-        assert isinstance(told, control.RunStarted)
-        assert told.rounds == 1
-        assert steer(elsewhere, "abandon") == told.run
+        answer = asked(elsewhere, request)
+        assert isinstance(answer, control.RunStarted)
+        assert answer.rounds == 1
+        assert steer(elsewhere, "abandon") == answer.run
         with contextlib.closing(Store(settings.store, read_only=True)) as store:
             (run,) = store.runs()
     assert run.name == "afar"
@@ -354,7 +360,7 @@ def test_a_server_without_a_file_takes_no_run_over_mqtt(url, config, fleet, tmp_
 @pytest.mark.attack(
     "outsider",
     "Requests a run over MQTT from a server without identities",
-    "refused and counted; the first answers name the remedy",
+    "refused and counted; the first answers say how to allow such requests",
     "2026-11-28",
 )
 def test_who_asks_where_mqtt_is_closed_is_told_what_to_do(url, config, fleet, tmp_path, caplog):
@@ -406,7 +412,8 @@ def how_it_is(settings, run):
 @pytest.mark.attack(
     "file",
     "A changed database names a function in the configuration of a run",
-    "the run resumes with what the server saved, or is held; the function is never called",
+    "the server resumes the run with the configuration that it saved, or puts it on hold; it "
+    "never calls the function",
     "2026-11-28",
 )
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "restored"])
@@ -464,7 +471,7 @@ def test_a_run_of_another_file_goes_on_after_a_restart(url, config, fleet, tmp_p
     shutil.copy(test_set, folder / "mine.npz")
     data = {"kind": "npz", "path": folder / "mine.npz"}
     own = config(broker={"url": url}, store=folder / "store")
-    other = own.model_copy(
+    changed = own.model_copy(
         update={
             "seed": 9,
             "evaluation": own.evaluation.model_validate({"data": data, "threads": 1}),
@@ -472,7 +479,7 @@ def test_a_run_of_another_file_goes_on_after_a_restart(url, config, fleet, tmp_p
     )
     held = threading.Event()
     with Serving(own, url) as serving, Peer(fleet, "d", url, lambda *_: held.set()):
-        follower = threading.Thread(target=lambda: submit(other))
+        follower = threading.Thread(target=lambda: submit(changed))
         follower.start()
         assert held.wait(PATIENCE)
         serving.server.stop()
@@ -533,8 +540,8 @@ def renamed_in(store, run):
 
 @pytest.mark.attack(
     "file",
-    "A packed store folder has its own saved configuration",
-    "the run is held, because the signature is not the user's",
+    "A store folder from somebody else has its own saved configuration",
+    "the server puts the run on hold, because the signature is not the user's",
     "2026-11-28",
 )
 @pytest.mark.parametrize("attack", ["entry point", "artifacts"])

@@ -229,7 +229,7 @@ def test_an_output_that_grows_with_the_batch_is_refused() -> None:
 
 @pytest.mark.attack(
     "broker",
-    "Offers a graph with a constant that it reads from a file of the board",
+    "Offers a graph with a constant that would be read from a file on the board",
     "refused as `unsafe-graph`",
     "2026-11-22",
 )
@@ -249,7 +249,7 @@ def test_an_initializer_in_a_file_of_the_board_never_loads(tmp_path) -> None:
 
 @pytest.mark.attack(
     "broker",
-    "Offers a graph with control flow, functions or foreign operators",
+    "Offers a graph with control flow, functions or operators that the exporter does not use",
     "refused as `unsafe-graph`",
     "2026-11-22",
 )
@@ -287,7 +287,7 @@ def test_what_the_exporter_does_not_write_is_refused() -> None:
     assert "IR version" in refused(strange)
     strange = small(constants={"w": np.zeros((2, 2), np.float32)})
     strange.graph.initializer[0].dims[0] = 2**39
-    assert "holds 4 elements" in refused(strange)
+    assert "contains 4 elements" in refused(strange)
 
 
 def _named_anew(place) -> onnx.ModelProto:
@@ -358,7 +358,7 @@ def test_what_has_passed_is_hashed_again_but_not_read_again(monkeypatch) -> None
     check_graph(data, [spec])
     check_graph(evil.SerializeToString(), [stolen], leaves_board=False)
     for _ in range(2):
-        with pytest.raises(RefusedError, match="carries the batch"):
+        with pytest.raises(RefusedError, match="contains the batch"):
             check_graph(evil.SerializeToString(), [stolen])
     monkeypatch.delattr("fleet_protocol.graphs.check.check_structure")
     check_graph(data, [spec])
@@ -445,7 +445,7 @@ def test_bytes_that_are_changed_never_hang_or_crash_the_reader(changes, cut) -> 
 
 @pytest.mark.attack(
     "outsider",
-    "Sends arbitrary bytes as a graph",
+    "Sends arbitrary bytes in place of a graph",
     "refused as `unsafe-graph`",
     "2026-11-22",
 )

@@ -39,7 +39,7 @@ class StatusView:
         seconds_left: estimated seconds until the run's last round ends, based on its newest rounds;
             None unless the run is in progress.
         repeated: number of the run's versions that repeat an earlier version and that no round
-            made.
+            created.
         simulated: whether the run belongs to a simulation.
     """
 

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
+from device_runtime.agent.measurements import ReportedData
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, resume_event
@@ -77,7 +78,7 @@ class Starting(DeviceState):
         ctx.measurements.unable = self_test(config.state_dir, backend)
         if ctx.measurements.unable:
             ctx.services.journal.error(
-                f"this board joins, but it cannot train: {ctx.measurements.unable}"
+                f"this board has joined, but it cannot train: {ctx.measurements.unable}"
             )
 
     def _tell_fleet(self, error: Exception) -> None:
@@ -90,7 +91,8 @@ class Starting(DeviceState):
         )
         with contextlib.suppress(ShoalError):
             link = _connect(ctx, min(_LAST_WORD_SECONDS, config.connect_timeout_seconds))
-            profile = ctx.measurements.profile(config, 0, ctx.services.memory, ctx.releases)
+            no_data = ReportedData(examples=0)
+            profile = ctx.measurements.profile(config, no_data, ctx.services.memory, ctx.releases)
             ctx.uplink.publish_status(None, profile)
             # The process ends next; without this the message would stay in a buffer.
             link.drain(time.monotonic() + _LAST_WORD_SECONDS)
@@ -117,7 +119,7 @@ class Probing(DeviceState):
         event = resume_event(ctx.task.record if ctx.task else None, ctx.services.blobs)
         if event is Event.RESUME_POISONED and ctx.task:
             why = _why_poisoned(ctx.task.record)
-            ctx.failure = (RefusalReason.FAILED, f"{why}; it is not tried again")
+            ctx.failure = (RefusalReason.FAILED, f"{why}; it will not be tried again")
         ctx.post(event)
 
     def _resume(self, record: StoredTask) -> None:

@@ -1,7 +1,7 @@
 """Simulate a fleet: real rounds with virtual devices and emulated clocks.
 
-If you run the command again with the same configuration, it resumes a simulation that was stopped.
-With more rounds, it adds the missing rounds.
+Run the command again with the same configuration to resume a simulation that was stopped. With more
+rounds, the command adds the missing rounds.
 
 Example: shoal simulate --rounds 50
 """
