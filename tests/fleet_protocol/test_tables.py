@@ -91,7 +91,9 @@ def test_a_text_among_numbers_is_named(tmp_path):
 )
 def test_a_header_that_is_a_sample_is_refused(tmp_path, text, keys):
     """The first sample would be lost without a word."""
-    with pytest.raises(DataError, match=r"the first line of .*d\.csv holds .*set header = false"):
+    with pytest.raises(
+        DataError, match=r"the first line of .*d\.csv contains .*set header = false"
+    ):
         load(tmp_path, text, **keys)
 
 
