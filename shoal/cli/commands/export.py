@@ -76,6 +76,7 @@ def _export(options: ExportArguments) -> None:
                     least_share=options.start_share,
                     as_json=options.as_json,
                 ),
+                layout=layout,
             ),
             options.out,
             artifact_set.ExportOptions(
