@@ -40,7 +40,8 @@ from models.zoo.layers import set_mode
 from reproduction.experiment import merged
 from simulation.data.held import SampleSplit
 from simulation.preparing import prepare
-from simulation.results.history import RoundRow, read_devices
+from simulation.results.history import read_devices
+from simulation.results.rounds import RoundRow
 from simulation.runner import SimulationResult, simulate
 from simulation.settings import SimulationConfig
 

@@ -101,7 +101,8 @@ def costs(folder: Path, batch: int) -> Iterator[Cost]:
     manifests = sorted(folder.rglob("manifest.json"))
     if not manifests:
         raise ConfigError(
-            f"{folder} holds no artifact set: `shoal export` writes them, on a machine with PyTorch"
+            f"{folder} contains no artifact set: `shoal export` writes them, on a machine with"
+            " PyTorch"
         )
     for path in manifests:
         yield _measure_in_process(path, batch)

@@ -60,20 +60,20 @@ class ConditionsConfig(FrozenModel):
 
     Attributes:
         mains: train only while no battery is discharging.
-        battery: two shares of the battery's full charge, such as `[0.3, 0.5]`: the board pauses
-            below the first, and continues from the second.
+        battery: two fractions of the battery's full charge, such as `[0.3, 0.5]`: the board pauses
+            below the first, and continues at the second.
         celsius: two temperatures in degrees Celsius, such as `[80, 70]`: the board pauses above the
             first, and continues at the second.
         unthrottled: train only while neither heat nor low voltage slows the processor down.
         load: two shares of all processors, such as `[0.5, 0.3]`: the board pauses if other programs
             use more than the first, and continues at the second.
         memory_pressure: two shares of the last minute, such as `[0.2, 0.1]`: the board pauses if a
-            process waited for memory for more than the first, and continues at the second.
+            process waited for memory for more than the first share, and continues at the second.
         cpu_pressure: two shares of the last minute: the board pauses if a process waited for the
-            processor for more than the first, and continues at the second. The agent's own work
-            counts, too.
+            processor for more than the first share, and continues at the second. This includes the
+            agent's own work.
         io_pressure: two shares of the last minute: the board pauses if a process waited for disks
-            for more than the first, and continues at the second.
+            for more than the first share, and continues at the second.
         new_data: train only if the board has at least this many more samples than at its last
             finished task.
         quiet_hours: times of day without training, in the board's time zone, as in
@@ -81,7 +81,7 @@ class ConditionsConfig(FrozenModel):
         metered: network interfaces whose traffic costs money, such as `["wwan*"]`: the board pauses
             while a default route uses one of them.
         look_seconds: seconds between two checks of the conditions.
-        settle_seconds: seconds for which a condition that failed must hold again before the board
+        settle_seconds: seconds for which a failed condition must be met again before the board
             continues.
         root: folder that contains `sys` and `proc`; in a container, the host's folders may be
             mounted elsewhere.
@@ -279,7 +279,7 @@ def _metered(check: ConditionCheck) -> Reading:
         return Reading()
     for name in names:
         if any(fnmatch(name, pattern) for pattern in check.rules.metered):
-            reason = f"its network is {name}, which costs money; it continues on another network"
+            reason = f"it is on the metered network {name}; it continues on another network"
             return Reading(", ".join(names), reason)
     return Reading(", ".join(names) or "no default route")
 

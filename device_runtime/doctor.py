@@ -128,9 +128,9 @@ def _radio() -> str:
         switches = [text for _path, text in texts(path.parent.glob("soft"))]
         if kind == "wlan" and "1" in switches:
             raise _CheckWarningError(
-                "the Wi-Fi of this board is switched off (rfkill), which it is until its "
-                "country is set: write `country` in [network] of flash.toml and write the "
-                "card again, or run `raspi-config nonint do_wifi_country DE`"
+                "the Wi-Fi of this board is switched off (rfkill), as it is until its country is"
+                " set: set `country` in [network] of flash.toml and write the card again, or run"
+                " `raspi-config nonint do_wifi_country DE`"
             )
     return "no Wi-Fi is switched off"
 
@@ -285,7 +285,7 @@ def _condition(reading: Reading) -> str:
             "[conditions]"
         )
     if reading.reason:
-        raise _CheckWarningError(f"{reading.text}; now it would pause: {reading.reason}")
+        raise _CheckWarningError(f"{reading.text}; the board would pause now: {reading.reason}")
     return reading.text
 
 

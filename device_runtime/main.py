@@ -183,7 +183,7 @@ def _level(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     # Not with typer, which a board may lack.
     parser = argparse.ArgumentParser(
-        prog="shoal device", description="Be a device of a Shoal fleet."
+        prog="shoal device", description="Run this board as a device of a Shoal fleet."
     )
     parser.add_argument(
         "command",

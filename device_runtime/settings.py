@@ -112,14 +112,15 @@ class PredictConfig(FrozenModel):
     Attributes:
         socket: path of the socket to which programs on the board connect; every program that can
             write to this file may send requests.
-        mqtt: whether those who may control the fleet's server may also send requests, over the
+        mqtt: whether clients that may control the fleet's server may also send requests over the
             fleet's broker.
-        max_bytes: largest size of a request at the socket, in bytes.
-        max_clients: number of clients that are served at the same time at the socket; other clients
-            wait. Over the broker, the same number of requests may wait; further requests are
-            refused.
-        confidence: leave a model with exits at the first exit whose largest share (softmax) is at
-            least this number. With None, the whole model predicts.
+        max_bytes: maximum size of a request at the socket, in bytes.
+        max_clients: maximum number of clients that are served at the socket at the same
+            time; other clients wait. Over the broker, up to this number of requests can wait;
+            further requests are refused.
+        confidence: in a model with exits, stop at the first exit whose largest probability
+            (softmax) is at least this number. With None, every sample passes through the whole
+            model.
         seconds: seconds allowed for receiving a request, for computing its answer, and for the
             client to read the answer.
     """
@@ -150,18 +151,18 @@ class DeviceConfig(FrozenModel):
             fastest number: at the first task on a graph, the agent tries one thread, two threads,
             and as many as this process may use.
         holdout: share of the board's samples that is held out for evaluation.
-        connect_timeout_seconds: seconds for which the agent tries to reach the broker at its start
+        connect_timeout_seconds: seconds for which the agent tries to reach the broker at startup
             before it gives up.
         retry_seconds: seconds between two announcements of a finished update that the server has
             not acknowledged.
         repair_seconds: seconds without a chunk after which the agent requests the missing chunks
             again.
-        max_cache_bytes: largest total size, in bytes, of the blobs that the agent keeps between
+        max_cache_bytes: maximum total size, in bytes, of the blobs that the agent keeps between
             tasks.
-        cache: largest size of the stored outputs of frozen layers, such as ``"2 GB"`` or a number
+        cache: maximum size of the stored outputs of frozen layers, such as ``"2 GB"`` or a number
             of bytes; 0 stores nothing. With stored outputs, the frozen layers run once for this
-            board's samples, and not in every pass. The cache works only on the CPU, for a tier that
-            trains a share of its blocks, and with samples that do not change at random.
+            board's samples instead of in every pass. The cache works only on the CPU, for a tier
+            that trains a share of its blocks, and with samples that are not changed at random.
         tls: certificate files.
         identity: identity of this board in an enrolled fleet; the board then accepts only what the
             fleet's server has signed.
@@ -171,11 +172,11 @@ class DeviceConfig(FrozenModel):
         conditions: when this board may train.
         runtime: execution providers for training steps.
         predict: predictions on this board; ``true`` enables only `shoal device predict`.
-        report_data: whether to send the fleet the data findings, as sentences with figures, and a
-            digest of the list ``labels`` in ``[data]``. If false, the findings appear only in this
-            board's log and in `shoal device doctor`.
-        code: further folders with Python functions that the data settings may name, besides the
-            folder of this file.
+        report_data: whether to send the server the findings about the board's data, as sentences
+            with figures, and a digest of the list ``labels`` in ``[data]``. If false, the findings
+            appear only in this board's log and in `shoal device doctor`.
+        code: additional folders with Python functions that the data settings can name, besides this
+            file's folder.
     """
 
     fleet: Name

@@ -112,7 +112,7 @@ class FleetChanged(_RunEvent):
 
 
 class RoundStarted(_RunEvent):
-    """The server sends the offers of a round, or sends them again after it was restarted.
+    """The server sends the offers of a round, or sends them again after a restart.
 
     Attributes:
         round: number of the round, counted from 1; abandoned rounds count as well.
@@ -220,7 +220,7 @@ class StatisticsStarted(_RunEvent):
 
 
 class RoundClosed(_RunEvent):
-    """A round made a new global version.
+    """A round closed with a new global version.
 
     Attributes:
         round: number of the round.
@@ -231,9 +231,9 @@ class RoundClosed(_RunEvent):
             also None if the evaluation runs while the next round trains, see `RoundJudged`.
         note: why the version was not evaluated, if an evaluation was due.
         round_seconds: seconds from the offers until the round closed.
-        wire_bytes: bytes that passed the server's connection in the run so far; see
+        wire_bytes: bytes that have passed through the server's connection in the run so far; see
             `broker_server.rounds.accounting`.
-        payload_bytes: bytes of payload in the run so far; see `broker_server.rounds.accounting`.
+        payload_bytes: payload bytes in the run so far; see `broker_server.rounds.accounting`.
         epsilon: privacy loss (epsilon) of a device's participation in the run so far; None if no
             noise is added.
     """
@@ -252,11 +252,11 @@ class RoundClosed(_RunEvent):
 
 
 class RoundJudged(_RunEvent):
-    """The evaluation of a closed round's version, made while the next round was training.
+    """The evaluation of a closed round's version, computed while the next round was training.
 
     Attributes:
         round: number of the closed round.
-        version: number of the global version that the round made.
+        version: number of the global version that the round created.
         evaluation: evaluation of that version on the server's test set.
         note: why there is no evaluation; None if there is one.
     """
@@ -291,9 +291,9 @@ class RunFinished(_RunEvent):
         version: number of the last global version.
         rounds: number of closed rounds.
         evaluation: evaluation of the last version, if it was evaluated.
-        wire_bytes: bytes that passed the server's connection in the whole run; see
+        wire_bytes: bytes that passed through the server's connection in the whole run; see
             `broker_server.rounds.accounting`.
-        payload_bytes: bytes of payload in the whole run; see `broker_server.rounds.accounting`.
+        payload_bytes: payload bytes in the whole run; see `broker_server.rounds.accounting`.
         error: what failed, if anything did.
         early: why the run finished before its last round, if it did.
         exit_code: exit code of a command that waited for the run.

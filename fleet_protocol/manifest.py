@@ -191,7 +191,7 @@ class Manifest(ExtendedSpec):
     Attributes:
         format_version: version of this schema.
         arch: name of the architecture.
-        settings: the builder's settings, from which the set can be traced back to its module.
+        settings: the builder's settings; they identify the module from which the set was exported.
         tier: id of the tier.
         width: width ratio in (0, 1].
         depth: number of blocks that the tier keeps.
@@ -199,7 +199,7 @@ class Manifest(ExtendedSpec):
         input_shape: shape of one sample.
         input_dtype: element type of the samples.
         label_shape: shape of the labels of one sample: empty for one label, ``(T,)`` for one label
-            per token. If a sample has several labels, a negative label does not count.
+            per token. If a sample has several labels, negative labels are ignored.
         recipe: the computation of the train graph.
         parameters: the parameters in the order of the weights blob.
         states: states of the optimizer; empty if the optimizer has none.
@@ -212,10 +212,10 @@ class Manifest(ExtendedSpec):
         noise: layers that need random numbers in training, in the order in which the numbers are
             drawn. Graphs for evaluation and prediction need none.
         frozen: names of parameters that this tier contains but only other tiers train. These
-            parameters come with the weights of each task; the graphs take them and never return
-            them, and no update contains them.
-        base: tensors that no tier trains; the graphs take them like parameters and never return
-            them. They are in the file ``base``, which all tiers share.
+            parameters come with the weights of each task; the graphs take them as inputs but never
+            return them, and no update contains them.
+        base: tensors that no tier trains; the graphs take them as inputs, like parameters, but
+            never return them. They are in the file ``base``, which all tiers share.
         graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, the step in two
             parts (`fleet_protocol.graph_parts`), ``ort-training/step``,
             ``ort-training/training_model``, ``ort-training/eval_model``,

@@ -28,7 +28,7 @@ class NamedComponent(FrozenModel):
 
     Attributes:
         name: name of the optimizer, loss or metric.
-        settings: parameters of the optimizer, loss or metric; missing parameters have their
+        settings: parameters of the optimizer, loss or metric; omitted parameters have their
             defaults.
     """
 
@@ -53,11 +53,10 @@ class RecipeTable(FrozenModel):
     Attributes:
         optimizer: the update rule.
         loss: the loss to minimise.
-        momentum: momentum of the optimizer, instead of this key in the optimizer's own table.
-        weight_decay: weight decay of the optimizer, instead of this key in the optimizer's own
-            table.
-        clip_norm: bound of the global gradient norm; 0 for no bound.
-        clip_value: bound of each entry of the gradient, applied before the bound of the norm; 0 for
+        momentum: short form of the key ``momentum`` in the optimizer's own table.
+        weight_decay: short form of the key ``weight_decay`` in the optimizer's own table.
+        clip_norm: bound on the global gradient norm; 0 for no bound.
+        clip_value: bound on each entry of the gradient, applied before the bound on the norm; 0 for
             no bound.
         accumulate: whether devices can compute a batch in pieces (``[train] micro_batch``).
         proximal: whether the training step has FedProx's proximal term.

@@ -61,18 +61,18 @@ class LossSpec(ExtendedSpec):
             the label mask (specification 1.5).
         target: element type of ``y``; the shape of ``y`` for one sample is the manifest's
             ``label_shape``.
-        masked: whether the graphs take the label ``mask``.
+        masked: whether the graphs have the label mask as an input, ``mask``.
         metrics: outputs of the eval graph, which are sums over a batch; the first output is the sum
             of the loss.
         settings: parameters of the loss; empty if all have their defaults.
-        ignored: label that does not count; boards and the server pass it to the graphs as -1.
+        ignored: label that is ignored; boards and the server pass it to the graphs as -1.
         bounds: allowed range of the targets, if the targets are numbers.
         parts: number of values in each target of a sample, in order, if there are several targets.
         whole: targets that are labels although they are stored as float32, by name; an empty name
-            stands for the only target. Each has the smallest and the largest label that the loss
-            accepts. A third number, if present, is a label outside this range that does not count.
-        knobs: numbers that a task may set, with their defaults; each is an input of the train
-            graph.
+            means the only target. Each has the smallest and the largest label that the loss
+            accepts. A third number, if present, is a label outside this range that is ignored.
+        knobs: numeric parameters that a task may set, with their defaults; each is an input of the
+            train graph.
         figures: metrics that an evaluation with this loss always reports besides loss and accuracy.
         answer: if several outputs of the infer graph predict the same target, the outputs whose
             mean is the model's prediction.
@@ -102,17 +102,17 @@ class RecipeSpec(ExtendedSpec):
     Attributes:
         optimizer: the update rule; its states are listed in the manifest's ``states``.
         loss: the loss to minimise.
-        clip_norm: bound of the global gradient norm; None for no bound.
-        proximal: whether the gradient gains ``mu * (parameter - anchor)`` before clipping
-            (FedProx). The train graph then takes the scalar ``mu`` and, for every parameter,
-            ``anchor.<name>``, which holds the weights that were sent to the device.
+        clip_norm: bound on the global gradient norm; None for no bound.
+        proximal: whether the graph adds ``mu * (parameter - anchor)`` to the gradient before
+            clipping (FedProx). The train graph then takes the scalar ``mu`` and, for every
+            parameter, ``anchor.<name>``, which contains the weights that were sent to the device.
         metrics: metrics that an evaluation reports besides loss and accuracy.
-        clip_value: bound of each entry of the gradient, applied before the bound of the norm; None
+        clip_value: bound on each entry of the gradient, applied before the bound on the norm; None
             for no bound.
         accumulate: whether the train graph takes a batch in pieces. The graph's input ``share`` is
-            the piece's share of the labels in the batch that count. The input ``last`` is 1 for the
-            last piece; no parameter changes before that piece. The states then include a
-            ``gradient_sum.<name>`` for every parameter.
+            the piece's share of those labels in the batch that are not ignored. The input ``last``
+            is 1 for the last piece; no parameter changes before that piece. The states then include
+            a ``gradient_sum.<name>`` for every parameter.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"metrics", "clip_value", "accumulate"})

@@ -32,7 +32,7 @@ MOST_SETTINGS = 2000
 
 
 class RunRequest(FrozenModel):
-    """Ask a running server to start a run of its own configuration.
+    """A request to a running server to start a run of its own configuration.
 
     The request carries only numbers as values. The server compares its fingerprints with those of
     its own configuration, to check that both mean the same one.
@@ -40,7 +40,7 @@ class RunRequest(FrozenModel):
     Attributes:
         request: id that the sender chose; the server's events about this request repeat it.
         fleet: name of the fleet.
-        settings: numbers for the run; the server defines which numbers may be set, and their
+        settings: numeric settings for the run; the server defines which ones can be set, and their
             bounds.
         others: fingerprints of the values of all other settings, by name.
         name: name of the run; None for the name in the server's own configuration.
@@ -58,14 +58,14 @@ class RunRequest(FrozenModel):
 
 
 class SteerRequest(FrozenModel):
-    """Ask a server to pause, stop or continue the run in progress.
+    """A request to a server to pause, stop or continue the run in progress.
 
     Attributes:
         request: id that the sender chose; the reply repeats it.
         fleet: name of the fleet.
         run: id of the run, a prefix of the id, or the run's name; empty for the run in progress.
         wish: ``go`` continues the run, ``pause`` and ``stop`` take effect after the round in
-            progress, and ``abandon`` stops at once without finishing that round.
+            progress, and ``abandon`` stops immediately, without finishing that round.
     """
 
     type: Literal["steer-request"] = "steer-request"

@@ -16,13 +16,13 @@ class RateSchedule(FrozenModel):
     """``[train.rate]``: the multiplier of the learning rate.
 
     Attributes:
-        kind: course of the rate after the warm-up: ``constant``, ``cosine`` (Loshchilov, Hutter:
+        kind: how the rate changes after the warm-up: ``constant``, ``cosine`` (Loshchilov, Hutter:
             "SGDR", ICLR 2017, without restarts), ``linear``, or ``step``.
         warmup: number of rounds, possibly fractional, over which the rate grows linearly to its
             full value.
         final: rate at the end of ``cosine`` and ``linear``, as a share of the full rate.
-        every: number of rounds between two reductions of the kind ``step``.
-        factor: factor by which each reduction of the kind ``step`` multiplies the rate.
+        every: for ``step``: number of rounds between two reductions of the rate.
+        factor: for ``step``: factor by which each reduction multiplies the rate.
         per: how often the rate changes: with every ``round``, or with every training ``step`` of a
             device.
     """

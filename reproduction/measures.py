@@ -12,7 +12,8 @@ from statistics import fmean
 from types import MappingProxyType
 
 from fleet_protocol.errors import ConfigError
-from simulation.results.history import ACCURACY, Judged, Quantity, RoundRow, first_reaching
+from simulation.results.quantities import ACCURACY, Judged, Quantity
+from simulation.results.rounds import RoundRow, first_reaching
 
 Value = Callable[[RoundRow], float | None]
 
@@ -158,6 +159,12 @@ _OWN_DATA = Quantity(
     lambda row: row.local_accuracy,
     share=True,
 )
+_WORST_TENTH = Quantity(
+    "own-worst",
+    "accuracy of the worst tenth of the devices on their own data",
+    lambda row: row.local_worst_tenth,
+    share=True,
+)
 _PERPLEXITY = Quantity("perplexity", "perplexity", lambda row: row.perplexity)
 _MATTHEWS = Quantity(
     "matthews",
@@ -182,6 +189,15 @@ OWN = Measure(
     _OWN_DATA,
 )
 """The same at its own best round, for models that are evaluated by it."""
+
+OWN_WORST = Measure(
+    "own-worst",
+    "accuracy of the worst tenth of the devices on their own data",
+    "%",
+    _at_best(_WORST_TENTH, _OWN_DATA),
+    _WORST_TENTH,
+)
+"""The mean of the tenth of the devices with the lowest accuracies, at the best round of `OWN`."""
 
 PERPLEXITY = Measure(
     "perplexity",
@@ -221,6 +237,7 @@ _NAMED: Mapping[str, Measure] = MappingProxyType(
         "global": GLOBAL,
         "local": LOCAL,
         "own": OWN,
+        "own-worst": OWN_WORST,
         "perplexity": PERPLEXITY,
         "matthews": MATTHEWS,
         "rounds": ROUNDS_TO_BEST,

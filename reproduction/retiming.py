@@ -17,7 +17,8 @@ from models.tier import Tier
 from simulation.board_times import training_load
 from simulation.clock import load_clock
 from simulation.dynamics import Conditions
-from simulation.results.history import RoundRow, read_devices, read_history
+from simulation.results.history import read_devices, read_history
+from simulation.results.rounds import RoundRow
 from simulation.settings import NO_DEADLINE, SimulationConfig
 
 Rounds = tuple[RoundRow, ...]

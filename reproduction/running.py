@@ -30,9 +30,10 @@ from reproduction.run_record import (
     read_record,
 )
 from reproduction.sizes import Sizes, mean_sizes
-from simulation.results.history import DEVICES, RoundRow, read_history, write_history
+from simulation.device_tables import EngineTable
+from simulation.results.history import DEVICES, read_history, write_history
+from simulation.results.rounds import RoundRow
 from simulation.settings import SimulationConfig
-from simulation.tables import EngineTable
 
 _KEPT_VERSIONS = 2  # older ones are not used, and would fill the disk
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import parse_manifest
-from simulation.results.history import RoundRow
+from simulation.results.rounds import RoundRow
 
 _FLOAT_BYTES = 4
 _MEBI = 2**20

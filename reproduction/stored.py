@@ -24,12 +24,12 @@ EARLIER = "earlier-"
 """Prefix of a folder with figures of an earlier statement of a table; a number follows."""
 
 _COSTS = Path(__file__).with_name("costs.toml")
-_EVALUATED = ("accuracy", "local_accuracy", "matthews", "perplexity")
+_EVALUATED = ("accuracy", "local_accuracy", "matthews", "perplexity", "local_worst_tenth")
 """Columns of a point that an evaluation fills."""
 
 
-_LATER = frozenset({"parameters", "flops"})
-"""Columns of a `Row` that earlier versions did not write."""
+_LATER = frozenset({"parameters", "flops", "local_worst_tenth"})
+"""Columns of a `Row` or a `Point` that earlier versions did not write."""
 
 Columns = dict[str, Any]
 """Some columns of a row, by name."""
@@ -102,6 +102,7 @@ class Point(FrozenModel):
     simulated_total: float
     payload_bytes: int
     widths: str = ""
+    local_worst_tenth: float | None = None
 
     @property
     def by_device(self) -> tuple[float | None, ...]:

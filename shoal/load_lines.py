@@ -199,7 +199,7 @@ def _meanings(content: TierVersion) -> tuple[str, ...]:
     if contract is not None and contract.missing is not None:
         value = "a missing value of a column"
         if manifest.input_dtype == "int64":
-            value = "the token that fills up short texts"
+            value = "the token that pads short texts"
         lines.append(f"# {value}: {contract.missing!r}")
     if contract is not None and contract.labels:
         lines.append(f"# labels of the outputs, in order: {_listed(contract.labels)}")

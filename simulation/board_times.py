@@ -14,8 +14,8 @@ from models.layout import Layout
 from models.shares import counted_blocks
 from models.tier import Tier
 from simulation.clock import Clock, Load
+from simulation.device_tables import DeviceGroup
 from simulation.dynamics import Conditions
-from simulation.tables import DeviceGroup
 
 _FLOAT_BYTES = 4
 

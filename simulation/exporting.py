@@ -26,7 +26,7 @@ from models.registry import infer_layout
 from models.shares import tiers_of_window
 from models.tier import Tier
 from simulation.data.dataset import Dataset
-from simulation.tables import ModelTable
+from simulation.model_tables import ModelTable
 
 if TYPE_CHECKING:
     from trainer_export.recipe import Recipe

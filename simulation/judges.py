@@ -24,6 +24,7 @@ from fleet_protocol.data import DataSet
 from fleet_protocol.metrics import RULES
 from fleet_protocol.targets import Targets
 from simulation.data.held import Indices, SampleSplit
+from simulation.own_accuracy import Hits
 from simulation.settings import EvaluationTable
 
 Judge = Callable[[VersionRecord, BlobStore], float]
@@ -31,6 +32,9 @@ Judge = Callable[[VersionRecord, BlobStore], float]
 
 It reads the version from the blobs, and raises a BlobError if that fails.
 """
+
+OwnJudge = Callable[[VersionRecord, BlobStore], list[Hits]]
+"""Evaluates a version on the samples of each device that has any."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Judges:
     """
 
     evaluator: Evaluator | None = None
-    local: Judge | None = None
+    local: OwnJudge | None = None
     further: Mapping[str, Judge] = field(default_factory=dict)
     beside: tuple[Evaluator, ...] = ()
 
@@ -114,11 +118,10 @@ def _by_own_samples(
     evaluator: Evaluator,
     split: SampleSplit,
     labels: Targets,
-) -> Judge:
-    """Compute the accuracy on every device's part of the test set (specification 1.6, 2.7).
+) -> OwnJudge:
+    """Count right answers on every device's part of the test set (specification 1.6, 2.7).
 
-    If devices train with a label mask, the evaluation uses it. All samples have equal weight, so
-    devices with larger parts weigh more.
+    If devices train with a label mask, the evaluation uses it.
     """
     classes = context.artifacts.layout.classes
     masked = context.config.train.mask_labels
@@ -134,16 +137,15 @@ def _by_own_samples(
             samples.append(test)
             masks.append(label_mask(present, classes, masked=masked))
 
-    def judge(version: VersionRecord, blobs: BlobStore) -> float:
+    def judge(version: VersionRecord, blobs: BlobStore) -> list[Hits]:
         weights, statistics = judged_model(context, version, blobs)
-        # Sums over all devices and not a mean of their accuracies, as in the papers.
-        correct = 0
-        count = 0
+        hits = []
         for test, mask in zip(samples, masks, strict=True):
-            right, judged = evaluator.hits(weights, statistics, test, mask)
-            correct += right
-            count += judged
-        return float(correct / count)
+            correct, count = evaluator.hits(weights, statistics, test, mask)
+            # The labels of a device may all be ignored.
+            if count:
+                hits.append(Hits(correct, count))
+        return hits
 
     return judge
 

@@ -27,6 +27,7 @@ from simulation.data.datasets import load_dataset
 from simulation.data.held import write_data
 from simulation.data.own import own_data
 from simulation.data.split import split_data
+from simulation.data_tables import DataTable
 from simulation.exporting import (
     ChosenArchitecture,
     ModelPair,
@@ -41,7 +42,6 @@ from simulation.exporting import (
 )
 from simulation.refusals import PlannedExport, require_runnable
 from simulation.settings import SimulationConfig
-from simulation.tables import DataTable
 
 _ADDING_MODELS = 'models = "FILE" in [model]'
 """How to add the user's architectures to a simulation, for messages."""

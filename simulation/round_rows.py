@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from broker_server.rounds.run_context import RunContext
@@ -15,7 +15,14 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.messages import Evaluation, TaskMetrics
 from simulation.judges import Judges
-from simulation.results.history import DeviceRow, RoundRow
+from simulation.own_accuracy import (
+    Hits,
+    NewestHits,
+    mean_accuracy,
+    reported_hits,
+    worst_tenth,
+)
+from simulation.results.rounds import DeviceRow, RoundRow
 from simulation.virtual_fleet import VirtualFleet
 
 
@@ -44,6 +51,7 @@ class RowMaker:
         self._times = fleet.times
         self._boards = {board.id: board for board in fleet.boards}
         self._judges = judges
+        self._newest = NewestHits(store, context.run)
         # The time between two processes does not belong to a round.
         self._process_began = time.time()
 
@@ -76,6 +84,7 @@ class RowMaker:
             if is_merged and task.metrics is not None:
                 devices.append(self._device_row(record, task, task.metrics))
         simulated = self._simulated_seconds(record, first)
+        own_hits, newest_hits = self._own_hits(record, tasks)
         losses = [row.train_loss for row in devices if row.train_loss is not None]
         epsilons = epsilon_by_round(self._store, find_run(self._store, record.run))
         clipped, too_far = count_bounded(tasks, record.number)
@@ -89,7 +98,8 @@ class RowMaker:
             simulated_total=simulated_before + simulated,
             seconds=self._real_seconds(record),
             payload_bytes=payload_bytes,
-            local_accuracy=self._local_accuracy(record, tasks),
+            local_accuracy=mean_accuracy(own_hits),
+            local_worst_tenth=worst_tenth(newest_hits),
             epsilon=epsilons.get(record.number),
             clipped=clipped,
             too_far=too_far,
@@ -169,20 +179,22 @@ class RowMaker:
             columns[name] = judge(version, self._blobs)
         return columns
 
-    def _local_accuracy(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> float | None:
-        """Return the accuracy on the devices' samples.
+    def _own_hits(
+        self, record: RoundRecord, tasks: Sequence[TaskRecord]
+    ) -> tuple[Collection[Hits], Collection[Hits]]:
+        """Return the results on the devices' samples: of this round, and the newest of each device.
 
-        If the devices have parts of the test set, it is the accuracy of the global version,
-        otherwise that of their models on their held-out samples.
+        If the devices have parts of the test set, they are those of the global version on all
+        parts, otherwise those of the devices' models on their held-out samples.
         """
-        if self._judges.local is not None and record.evaluation is not None:
-            version = self._store.version(record.run, record.version + 1)
-            return None if version is None else self._judges.local(version, self._blobs)
-        evaluations = []
-        for task in tasks:
-            if task.kind == "train" and task.metrics is not None:
-                evaluations.append(task.metrics.evaluation)
-        return _mean_accuracy(evaluations)
+        newest = self._newest.until(record.number, tasks).values()
+        if self._judges.local is None or record.evaluation is None:
+            return reported_hits(tasks).values(), newest
+        version = self._store.version(record.run, record.version + 1)
+        if version is None:
+            return (), ()
+        judged = self._judges.local(version, self._blobs)
+        return judged, judged
 
 
 def _evaluated(evaluation: VersionEvaluation | None) -> dict[str, Any]:
@@ -217,16 +229,3 @@ def _tier_values(evaluation: VersionEvaluation) -> dict[str, float] | None:
         for name, value in _metric_values(judged).items():
             values[f"{tier} {name}"] = value
     return values
-
-
-def _mean_accuracy(evaluations: Sequence[Evaluation | None]) -> float | None:
-    """Return the mean accuracy over all samples; None without samples."""
-    correct = 0.0
-    examples = 0
-    for evaluation in evaluations:
-        if evaluation is not None and evaluation.accuracy is not None:
-            correct += evaluation.accuracy * evaluation.examples
-            examples += evaluation.examples
-    if not examples:
-        return None
-    return correct / examples

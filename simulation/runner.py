@@ -40,7 +40,8 @@ from simulation.engines import open_engine
 from simulation.judges import chosen_judges
 from simulation.orders import WorkerSetup
 from simulation.preparing import Prepared, prepare
-from simulation.results.history import HistoryWriter, RoundRow
+from simulation.results.history import HistoryWriter
+from simulation.results.rounds import RoundRow
 from simulation.round_rows import RowMaker
 from simulation.settings import SimulationConfig
 from simulation.virtual_dispatcher import VirtualDispatcher

@@ -1,7 +1,8 @@
 """The configuration of a simulation, ``sim.toml``, as frozen values.
 
-The tables of a fleet's run are those of ``fleet.toml``. `simulation.tables` has the tables for what
-a fleet has outside its configuration.
+The tables of a fleet's run are those of ``fleet.toml``. The tables for what a fleet has outside its
+configuration are in `simulation.model_tables`, `simulation.data_tables`, `simulation.device_tables`
+and `simulation.clock_settings`.
 """
 
 from pathlib import Path
@@ -14,15 +15,10 @@ from broker_server.settings.fleet import FleetConfig, ModelConfig, RunKeys
 from broker_server.settings.rounds import RoundConfig, RoundKeys
 from broker_server.store.queries.views import SIMULATED_FLEET
 from fleet_protocol.data import NpzData
-from simulation.clock import ClockConfig
-from simulation.tables import (
-    DataTable,
-    DevicesTable,
-    EngineTable,
-    ModelTable,
-    OwnModelsTable,
-    PartitionTable,
-)
+from simulation.clock_settings import ClockConfig
+from simulation.data_tables import DataTable, PartitionTable
+from simulation.device_tables import DevicesTable, EngineTable
+from simulation.model_tables import ModelTable, OwnModelsTable
 
 HOW_COMPUTED = frozenset({"out", "cache", "keep_versions", "run_name", "engine"})
 """Keys of the computation and the output of a simulation.
@@ -47,7 +43,7 @@ class EvaluationTable(EvaluationKeys):
             model is computed; 0 to skip the perplexity.
         holdout: share of every device's samples that is held out to evaluate the device's sub-model
             after training.
-        tiers: ids of further tiers to evaluate, each as the model that its devices receive.
+        tiers: ids of additional tiers to evaluate, each as the model that its devices receive.
     """
 
     tiers: tuple[str, ...] = ()

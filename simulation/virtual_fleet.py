@@ -9,7 +9,7 @@ from fleet_protocol.messages import DeviceProfile, DeviceStatus, Profile
 from models.layout import Layout
 from simulation.board_times import BoardTimes
 from simulation.clock import Clock
-from simulation.tables import DevicesTable
+from simulation.device_tables import DevicesTable
 
 _FLEET = "simulation"
 

@@ -73,9 +73,9 @@ FOUND = {
 
 @pytest.mark.attack(
     "file",
-    "Changed layouts, registries, keys, databases and configurations that used to raise an error"
-    " without naming the file",
-    "refused by name",
+    "Corrupted layouts, registries, keys, databases and configurations that once raised an error "
+    "without the file's name",
+    "refused with an error that names the file",
     "2026-11-29",
 )
 @pytest.mark.parametrize("case", FOUND)
@@ -97,8 +97,9 @@ def _fuzzed(*arguments):
 
 @pytest.mark.attack(
     "file",
-    "Artifact sets, backups, bundles, enrolments and configurations, changed at random",
-    "used or refused by name; no file outside is opened, and no program is started",
+    "Artifact sets, backups, bundles, enrolments and configurations that were corrupted at random",
+    "used safely, or refused with an error that names the file; no other file is opened, and no "
+    "program is started",
     "2026-11-28",
 )
 def test_changed_files_of_operators_are_used_or_refused_by_name():

@@ -70,28 +70,37 @@ def exported(folder: Path, store: Path) -> Path:
 RUNS = {"one_round": begun, "simulation": simulated, "demo": demonstrated}
 
 
+PROCESSOR_FIELDS = ("vendor_id", "cpu family", "model", "model name", "cache size", "flags")
+"""What chooses kernels and the sizes of their blocks, as `/proc/cpuinfo` names it. Two processors
+with the same flags have rounded differently."""
+
+
+def processor_fields(cpuinfo: str) -> list[str]:
+    """The lines of the first processor that `PROCESSOR_FIELDS` names."""
+    first = cpuinfo.split("\n\n", maxsplit=1)[0].splitlines()
+    return [line for line in first if line.split(":")[0].strip() in PROCESSOR_FIELDS]
+
+
 def surroundings() -> dict[str, str]:
-    """What the last bits of a float depend on beside our code: kernels are chosen by the
-    processor's flags.
-    """
-    flags = next(
-        (
-            line
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("flags")
-        ),
-        "",
-    )
+    """What the last bits of a float depend on beside our code."""
+    fields = "\n".join(processor_fields(Path("/proc/cpuinfo").read_text()))
     installed = {item.metadata["Name"]: item.version for item in distributions()}
     return {
         "machine": platform.machine(),
-        "processor": hashlib.sha256(flags.encode()).hexdigest()[:16],
+        "processor": hashlib.sha256(fields.encode()).hexdigest()[:16],
         **{
             name: installed[name]
             for name in sorted(RUNTIMES | {"numpy", "torch"})
             if name in installed
         },
     }
+
+
+def test_a_processor_is_more_than_its_flags():
+    """Another model with the same flags is another processor."""
+    lines = ["model\t\t: 167", "stepping\t: 1", "flags\t\t: fpu avx2"]
+    other = ["model\t\t: 143", *lines[1:]]
+    assert processor_fields("\n".join(lines)) != processor_fields("\n".join(other))
 
 
 @pytest.mark.slow

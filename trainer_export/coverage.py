@@ -73,11 +73,11 @@ class Coverage:
         if self.share >= least:
             return
         raise ConfigError(
-            f"{self.source}: the model takes {len(self.taken)} of its "
-            f"{len(self.taken) + len(self.random)} tensors from there, a share of {self.share:.2f};"
-            f" {len(self.random)} would stay random ({_some(self.random)}) and {len(self.left)} of"
-            f" the source would be left ({_some(self.left)}). Correct --start-name, or accept this"
-            f" share with --start-share {self.share:.2f}"
+            f"{self.source}: the model takes {len(self.taken)} of its"
+            f" {len(self.taken) + len(self.random)} tensors from there, a share of"
+            f" {self.share:.2f}; {len(self.random)} would remain random ({_some(self.random)})"
+            f" and {len(self.left)} of the source would be left ({_some(self.left)}). Correct"
+            f" --start-name, or accept this share with --start-share {self.share:.2f}"
         )
 
     def groups(self) -> Mapping[str, tuple[Group, ...]]:

@@ -198,8 +198,8 @@ class InitialWeights:
         )
         example = f", such as '{pair}'" if pair else ""
         return (
-            f"{'; '.join(reasons)}. Say what is called otherwise with --start-name THEIRS=OURS"
-            f"{example}, or take what fits with --start-partial"
+            f"{'; '.join(reasons)}. Map names that differ with --start-name THEIRS=OURS{example},"
+            " or load only what fits with --start-partial"
         )
 
 

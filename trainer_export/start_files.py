@@ -74,7 +74,7 @@ def _checkpoint_in(folder: Path) -> Path:
     raise ConfigError(
         f"{folder} is neither a store nor the folder of a checkpoint, which has"
         f" {_CHECKPOINTS[0]}, {_CHECKPOINTS[1]} or one other .safetensors file; it has {content}."
-        " Name the file of the tensors"
+        " Name the file with the tensors"
     )
 
 

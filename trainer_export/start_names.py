@@ -109,7 +109,7 @@ def _unmatched(
     is_reversed = any(_matches(pair.theirs, name) for name in ours)
     if is_reversed and pair.ours and any(_matches(pair.ours, name) for name in theirs):
         return (
-            "it is the wrong way round, as the file's name comes first: --start-name"
+            "it is the wrong way round; the file's name comes first: --start-name"
             f" '{pair.ours}={pair.theirs}'"
         )
     hint = did_you_mean(pair.theirs, _patterns_of(theirs))

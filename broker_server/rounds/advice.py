@@ -30,7 +30,7 @@ class Advice:
     """A finding about a run, and what to do about it.
 
     Attributes:
-        kind: ``bad`` if the run suffers, ``info`` otherwise.
+        kind: ``bad`` for a problem of the run, ``info`` otherwise.
         title: the finding, as a sentence.
         evidence: the figures behind the finding.
         remedy: what to do, with commands in backquotes.
@@ -97,15 +97,15 @@ def _end(run: RunRecord) -> Iterator[Advice]:
             "bad",
             "The run failed",
             reason,
-            "Remove the cause; then `shoal run` begins a new run, and `shoal simulate` "
-            "continues a simulation.",
+            "Remove the cause; then `shoal run` starts a new run, and `shoal simulate` continues"
+            " a simulation.",
         )
     elif run.status == "stopped":
         yield Advice(
             "info",
             "The run was stopped before its last round",
             reason,
-            "Nothing, if that was intended; `shoal run` begins a new run.",
+            "If this was intended, do nothing; `shoal run` starts a new run.",
         )
 
 
@@ -122,9 +122,9 @@ def _interruption(
     yield Advice(
         "bad",
         "The run has not ended, but no server is running it",
-        f"{newest}; no process holds the store {store.folder}.",
-        "Start it again with the same configuration, and it continues: `shoal up` or `shoal "
-        "run` for a fleet, `shoal simulate` for a simulation.",
+        f"{newest}; no process is using the store {store.folder}.",
+        "To continue it, start it again with the same configuration: `shoal up` or `shoal run`"
+        " for a fleet, `shoal simulate` for a simulation.",
     )
 
 
@@ -140,7 +140,7 @@ def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iter
         yield Advice(
             "bad",
             "The run is in progress, but does not advance",
-            f"No round has advanced for {still:.0f} s; one may take {longest:.0f} s.",
+            f"No round has advanced for {still:.0f} s; a round may take up to {longest:.0f} s.",
             "Check whether its server is running; `shoal run` with the same configuration "
             "continues the run.",
         )
@@ -157,7 +157,7 @@ def _abandoned_rounds(rounds: Sequence[RoundView]) -> Iterator[Advice]:
             "bad",
             "Rounds are abandoned",
             f"Round {newest.number}: {newest.reason or 'no reason was stored'}.",
-            f"Look at `shoal rounds show {newest.number}`; round.quorum says how many updates a"
+            f"Look at `shoal rounds show {newest.number}`; round.quorum sets how many updates a"
             " round needs.",
         )
 
@@ -175,8 +175,8 @@ def _missed_tasks(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) ->
     yield Advice(
         "bad",
         "Many devices do not answer in time",
-        f"{missed} of {tasks} tasks of the last {len(ended)} rounds were missed; over all "
-        f"rounds, most by {names}.",
+        f"{missed} of {tasks} tasks of the last {len(ended)} rounds were missed; over all rounds,"
+        f" {names} missed the most.",
         "Raise round.deadline_seconds, ask more devices with round.over_selection, or give "
         "these devices a smaller tier.",
     )
@@ -217,8 +217,8 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
         yield Advice("bad", title, f"The newest has {newest_text}; {best_text}.", remedy)
     elif since >= _LONG_UNCHANGED:
         evidence = (
-            f"There were {since} evaluations since the best one: {best_text}, and the newest "
-            f"{newest_text}."
+            f"There have been {since} evaluations since the best one ({best_text}); the newest"
+            f" has {newest_text}."
         )
         yield Advice("info", "The model has stopped improving", evidence, remedy)
     elif run.ended_at:
@@ -229,7 +229,7 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
 def _take_version(store: Store, run: RunRecord, view: VersionView) -> str:
     """Return the command that exports a version, if its weights are stored."""
     if not view.kept:
-        return "Its weights were removed: keep_versions sets how many versions keep theirs."
+        return "Its weights were deleted; keep_versions sets how many versions keep their weights."
     return (
         f"Export it: `shoal export-weights --store {quote(str(store.folder))} --run "
         f"{quote(run.id)} --version {view.version.number}`."
@@ -277,10 +277,10 @@ def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:
         yield Advice(
             "info",
             "The model is much worse on some devices than on others",
-            f"On their own samples {worst.device.id} ({worst.tier}) reaches {low:.4f}, and "
-            f"{best.device.id} ({best.tier}) {high:.4f}.",
-            "See under Coverage on the page which units its tier never trains, and in the "
-            "table how many samples it has.",
+            f"On its own samples, {worst.device.id} ({worst.tier}) reaches {low:.4f}, while"
+            f" {best.device.id} ({best.tier}) reaches {high:.4f}.",
+            "The page shows under Coverage which units its tier never trains; the table shows how"
+            " many samples it has.",
         )
 
 
@@ -308,9 +308,9 @@ def _unmoved(store: Store, run: RunRecord, rounds: Sequence[RoundView]) -> Itera
     end = ends.pop()
     yield Advice(
         "bad",
-        f"Every device takes its {end} sub-model in every round",
-        f"In the last {len(ended)} rounds all {count} choices of a sub-model were the {end} one"
-        " that was offered.",
+        f"Every device trains its {end} sub-model in every round",
+        f"In the last {len(ended)} rounds, devices chose the {end} offered sub-model in all"
+        f" {count} cases.",
         method.choice_remedy(efficiencies),
     )
 

@@ -296,11 +296,11 @@ def _folders_with(root: Path, file_name: str) -> list[str]:
 def _architecture_folder(root: Path, arch: str) -> Path:
     problem = name_problem(arch)
     if problem is not None:
-        raise ConfigError(f"{quoted(arch)} does not name an architecture: {problem}")
+        raise ConfigError(f"{quoted(arch)} is not a valid name of an architecture: {problem}")
     folder = root / arch
     if folder.is_dir():
         return folder
     exported = _folders_with(root, "layout.json") if root.is_dir() else []
-    content = f"it holds {', '.join(exported)}" if exported else "nothing is exported there"
+    content = f"it contains {', '.join(exported)}" if exported else "nothing is exported there"
     command = f"`shoal export --arch {quote(arch)} --out {quote(str(root))}`"
     raise ConfigError(f"no architecture {arch!r} in {root} ({content}); run {command}")

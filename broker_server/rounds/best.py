@@ -178,7 +178,7 @@ class VersionView:
         bytes: size of the version's weights in bytes, if they are stored.
         score: score of the version by the run's metric, where larger is better; None if the version
             was not evaluated.
-        labels: accuracy on each label, by tier; ``model`` stands for the whole model
+        labels: accuracy on each label, by tier; ``model`` means the whole model
             (`fleet_protocol.metrics.label_accuracies`).
     """
 

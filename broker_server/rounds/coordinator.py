@@ -142,7 +142,7 @@ class Coordinator:
         if last is not None and are_retries_used_up(self._context, self._store):
             retries = self._context.config.round.retries
             raise TransportError(
-                f"{retries} rounds in a row were abandoned, the last because: {last.reason}"
+                f"{retries} rounds in a row were abandoned, the last one because: {last.reason}"
             )
 
     def _plan_round(self, number: int) -> TrainingRound:
@@ -217,7 +217,7 @@ class Coordinator:
         if not late:
             return
         ids = [task.id for task in late]
-        self._store.settle(ids, TaskPhase.MISSED, "the run ended before the update counted")
+        self._store.settle(ids, TaskPhase.MISSED, "the run ended before the update was merged")
         self._dispatcher.close("the run is over")
         clean_up(self._context, self._services, last, late)
 
@@ -225,8 +225,8 @@ class Coordinator:
         """Report that the disk or the broker fails; the run continues with the next server."""
         kind = TransportError if isinstance(error, ConnectionError) else StorageError
         detail = (
-            f"{error}; the run is not over: start it again, and it continues (`shoal up` "
-            "does so by itself)"
+            f"{error}; the run has not ended: start it again to continue it (`shoal up` does so"
+            " automatically)"
         )
         finished = self._finished("stopped", detail, kind.exit_code)
         self._reporter.emit(finished)  # without a log line, which could not be written

@@ -59,7 +59,7 @@ def load_test_set(
     with naming_table(table):
         data = reconcile(load_data(shaped), terms, own_labels=True).fit_to(manifest)
     if not counted(data.y):
-        raise DataError(f"{data.source}: every label is negative, so none counts")
+        raise DataError(f"{data.source}: every label is negative, so all samples are ignored")
     return data
 
 
@@ -216,7 +216,7 @@ class Evaluator:
         if changes:
             self._warned = True
             _LOG.warning(
-                "%s changed after this run had read it: the run evaluates versions on the "
-                "samples as they were; restart the server to use the new ones",
+                "%s changed after this run had read it: the run evaluates versions on the earlier"
+                " samples; restart the server to use the new ones",
                 list_paths(changes),
             )

@@ -25,15 +25,14 @@ def load_other_sets(config: FleetConfig, root: Path) -> Artifacts:
         replacement = after.artifacts.tiers.get(tier_set.tier.id)
         if replacement is None:
             raise ConfigError(
-                f"{root} has no tier {tier_set.tier.id}, which the run in progress trains; "
-                "export it, too"
+                f"{root} has no tier {tier_set.tier.id}, which the run in progress trains; export"
+                " it as well"
             )
         difference = before.set_difference(tier_set, replacement.manifest)
         if difference:
             raise ConfigError(
-                f"{replacement.folder}: {difference} in the run in progress, so their "
-                "updates could not be added; let the run end, and begin another with these "
-                "artifacts"
+                f"{replacement.folder}: {difference} in the run in progress, so their updates"
+                " could not be added; let the run end, and start another with these artifacts"
             )
     return after.artifacts
 

@@ -20,9 +20,9 @@ def require_warmup(config: FleetConfig) -> None:
     rounds = config.round.rounds
     if rate is not None and rate.warmup > rounds:
         raise PlanError(
-            f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so "
-            "that the learning rate never reaches its full value; use fewer, possibly a "
-            "fraction (0.5)"
+            f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so the"
+            " learning rate would never reach its full value; use fewer, possibly a fraction"
+            " (0.5)"
         )
 
 
@@ -89,6 +89,6 @@ def require_knobs(settings: TrainSettings, knobs: Collection[str], loss: str, mo
     for name in settings.knobs or {}:
         if name not in knobs:
             raise PlanError(
-                f"the loss {loss} of {model} has no number {name!r}, which the strategy sets in"
+                f"the loss {loss} of {model} has no parameter {name!r}, which the strategy sets in"
                 " each round; export it with the loss of the strategy (loss in [model.recipe])"
             )

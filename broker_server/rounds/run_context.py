@@ -180,7 +180,7 @@ class RunContext:
         exported = self.artifacts.tiers.get(tier)
         if exported is None:
             tiers = ", ".join(self.artifacts.tiers)
-            raise ConfigError(f"{key}: {tier!r} is not exported; exported are {tiers}")
+            raise ConfigError(f"{key}: {tier!r} is not exported; the exported tiers are {tiers}")
         if self.artifacts.layout.own_head(exported.tier) and exported not in self.tiers:
             raise ConfigError(f"{key}: {tier!r} has a separate head, which this run does not train")
         return exported
@@ -238,8 +238,8 @@ def _warn_of_untrained(context: RunContext) -> None:
             is_held = True
     if whole and not is_held and context.method.moving is None:
         _LOG.warning(
-            "the whole model %s is evaluated, but devices train no more than %s "
-            "(tiers.allowed): set evaluation.tier to that",
+            "the whole model %s is evaluated, but devices train no more than %s (tiers.allowed):"
+            " set evaluation.tier to the largest of these",
             judged.id,
             context.tiers[0].tier.id,
         )

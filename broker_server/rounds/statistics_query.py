@@ -79,7 +79,7 @@ class StatisticsQuery:
     ) -> list[TaskRecord]:
         devices = self._able_devices(record)
         if not devices:
-            raise StatisticsMissingError("no device is online to give batch norm statistics")
+            raise StatisticsMissingError("no device is online to provide batch norm statistics")
         # Rounded first: 0.07 * 100 is a little more than 7, and must not ask an eighth device.
         count = math.ceil(round(self._config.statistics_fraction * len(devices), 9))
         seed = f"{self._context.config.seed}/statistics/{version.number}"
@@ -151,7 +151,7 @@ class StatisticsQuery:
         norms = [spec.name for spec in self._context.judged.manifest.statistics]
         answers = self._screened(self._received(collection), collection.number)
         if not answers:
-            raise StatisticsMissingError("batch norm statistics: those of all devices were refused")
+            raise StatisticsMissingError("the batch norm statistics of all devices were refused")
         return combine_statistics(answers, norms, self._config.combine)
 
     def _received(self, collection: Collection) -> dict[str, ReceivedStatistics]:

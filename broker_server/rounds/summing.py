@@ -16,7 +16,7 @@ from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.weights import MASKED
 
-_TOO_LATE = "it arrived after the others were added up"
+_TOO_LATE = "it arrived after the other updates had been summed"
 
 
 def sum_up(services: Services, collection: Collection) -> str:

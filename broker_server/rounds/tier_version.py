@@ -205,7 +205,7 @@ def tier_version(
     artifacts = context.artifacts
     if tier is not None and tier not in artifacts.tiers:
         raise ConfigError(
-            f"--tier: {tier!r} is not exported; exported are {', '.join(artifacts.tiers)}"
+            f"--tier: {tier!r} is not exported; the exported tiers are {', '.join(artifacts.tiers)}"
         )
     chosen = artifacts.full if tier is None else artifacts.tiers[tier]
     record = exported.record

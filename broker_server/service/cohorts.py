@@ -95,7 +95,7 @@ class Cohorts:
         if keys is None:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
-                f"{device} sent no keys for the sum of its update",
+                f"{device} sent no keys for the secure sum",
             )
         if secure_sum.step == SumStep.KEYS:
             check_keys(keys)
@@ -103,7 +103,7 @@ class Cohorts:
         elif secure_sum.keys.get(device) != keys:
             # The other devices have derived masks from its previous keys; new keys could not remove
             # them.
-            self._drop(task, "it was restarted within a secure sum, or came too late for one")
+            self._drop(task, "it was restarted during a secure sum, or was too late for one")
         else:
             self._send(secure_sum, device)
 
@@ -193,7 +193,7 @@ class Cohorts:
 
     def _begin_step(self, secure_sum: SecureSum) -> None:
         """Send the messages of the step, and drop the devices that are not among its members."""
-        detail = "it was offline when the other devices of its secure sum went to the next step"
+        detail = "it was offline when the other devices of its secure sum moved on to the next step"
         try:
             secure_sum.cohort.require(len(secure_sum.members), len(secure_sum.keys))
         except RefusedError as error:
@@ -214,7 +214,7 @@ class Cohorts:
                 return secure_sum
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"the update of {task.record.device} goes into no secure sum",
+            f"the update of {task.record.device} is not part of any secure sum",
         )
 
     def _send(self, secure_sum: SecureSum, device: str) -> None:

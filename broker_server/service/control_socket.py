@@ -214,8 +214,7 @@ class ControlSocket:
         self._refused += 1
         if self._lines.spend(time.monotonic()):
             text = (
-                "the socket in %s accepts no further client: %s (%d refused since the previous "
-                "line)"
+                "the socket in %s accepts no more clients: %s (%d refused since the previous line)"
             )
             _LOG.warning(text, self._folder, why, self._refused)
             self._refused = 0

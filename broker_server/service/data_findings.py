@@ -66,4 +66,6 @@ class DataFindings:
                 _LOG.warning("the data of %s may be faulty: %s", device, finding)
                 self._reporter.note(EVENT, finding, number, device)
         if not findings:
-            self._reporter.note(EVENT, "resolved: its data no longer has findings", number, device)
+            self._reporter.note(
+                EVENT, "resolved: its data no longer has any findings", number, device
+            )

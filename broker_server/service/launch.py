@@ -193,8 +193,8 @@ def predict(home: Place, device: str, samples: JsonValue, seconds: float = 30.0)
     size = len(ask.to_bytes())
     if size > MESSAGE_LIMIT_BYTES:
         raise ConfigError(
-            f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; send "
-            "fewer samples"
+            f"oversized: the request has {size} bytes, and the limit is {MESSAGE_LIMIT_BYTES};"
+            " send fewer samples"
         )
     predicted: Predicted = _answer(home, ask, ask, ask.task, seconds + GRACE_SECONDS)
     if predicted.reason is not None:

@@ -91,8 +91,9 @@ def reach_server(folder: Path, seconds: float) -> socket.socket | None:
     except BlockingIOError as error:
         connection.close()
         raise TransportError(
-            f"the server of the store {folder} is busy with other commands, and accepted no "
-            f"further one within {seconds:g} s; end commands that wait for it, or try again"
+            f"the server of the store {folder} is busy with other commands, and did not accept"
+            f" another one within {seconds:g} s; end commands that are waiting for it, or try"
+            " again"
         ) from error
     except OSError:  # no socket, no folder, or nothing listens at the socket
         connection.close()

@@ -98,10 +98,7 @@ class Outbox:
         if not store or store in self._named_stores or len(self._named_stores) >= _MOST_NAMED:
             return ""
         self._named_stores.add(store)
-        why = (
-            f"fleet {self._topics.fleet} has another server, too (store {store}): stop one "
-            "of the two"
-        )
+        why = f"fleet {self._topics.fleet} has a second server (store {store}): stop one of the two"
         _LOG.error(why)
         return why
 

@@ -32,7 +32,7 @@ def log_own_code(store: Store, run: str, config: FleetConfig) -> None:
     detail = "; ".join(f"{path}{_BETWEEN}{digest}" for path, digest in digests.items())
     if lines and lines[0].detail != detail:
         changed = _differing(lines[0].detail, digests)
-        why = f"run {run} resumes with other code than before: {', '.join(changed)} changed"
+        why = f"run {run} resumes with different code than before: {', '.join(changed)} changed"
         _LOG.warning(why)
         store.log(CHANGED, why, run=run)
     if digests and (not lines or lines[0].detail != detail):

@@ -328,7 +328,7 @@ def _main() -> None:
     except ShoalError as error:
         if isinstance(error, StorageError) and process is not None:
             process.report_failure(error)
-        sys.stderr.write(f"a receiver of updates ends: {error}\n")
+        sys.stderr.write(f"a receiver of updates exits: {error}\n")
     os._exit(1)
 
 

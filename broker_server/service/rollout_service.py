@@ -246,8 +246,8 @@ def _note_members(members: Collection[str], fleet: Fleet, blobs: BlobService, st
         state = "idle" if is_member else REVOKED
         store.set_presence(device, state, online=fleet.is_online(device))
         if is_member:
-            store.log("returned", f"{device} is a member again", device=device)
+            store.log("returned", f"{device} belongs to the fleet again", device=device)
         else:
-            detail = f"{device} is no longer a member, and counts as offline"
+            detail = f"{device} no longer belongs to the fleet, and counts as offline"
             store.log("dismissed", detail, device=device)
         blobs.forget(device)

@@ -144,7 +144,7 @@ class Rollout(FrozenModel):
             if verdict == "" or not self.gate:
                 return "running"
             phase = "proving"
-        return "failed: not back in time" if is_late else phase
+        return "failed: it did not reconnect in time" if is_late else phase
 
     def advance(self, records: Mapping[str, str], online: Collection[str], now: float) -> "Rollout":
         """Return the rollout a moment later: stopped, or with the boards of its next stage asked.

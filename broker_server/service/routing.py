@@ -121,8 +121,8 @@ class Router:
         if (message.fleet, message.device) != (fleet, device):
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
-                f"a {message.type} of {message.device} in fleet {message.fleet} arrived on "
-                f"the topic of {device}",
+                f"a {message.type} from {message.device} in fleet {message.fleet} arrived on the"
+                f" topic of {device}",
             )
         return message
 

@@ -136,7 +136,7 @@ class Runs:
         self.resume_at = time.monotonic() + RETRY_SECONDS
 
     def _end_replaced(self, unfinished: RunRecord, run: str, changed: str) -> None:
-        why = f"run {run} started again from the beginning, with other settings: {changed}"
+        why = f"run {run} started again from the beginning, with different settings: {changed}"
         _LOG.warning(
             "run %s ends unfinished: %s; `shoal export-weights` exports its last version",
             unfinished.id,
@@ -220,7 +220,7 @@ class Runs:
         report_start(context, reporter, request, name, closed)
         note_undescribed(context.contracts, reporter)
         if evaluators.unreadable:
-            why = f"this run continues, and its versions are not evaluated: {evaluators.unreadable}"
+            why = f"this run continues without evaluating its versions: {evaluators.unreadable}"
             _LOG.warning(why)
             reporter.note("not-judged", why)
         try:

@@ -72,8 +72,8 @@ def log_invalid_run_ids(store: Store, fleet: str) -> None:
     """Log the runs that a server ignores: as parts of paths their ids could lead anywhere."""
     for run in store.invalid_run_ids(fleet):
         why = (
-            f"run {run!r} has not ended, but a server does not give such an id, so the "
-            "database was changed: no server resumes it, and `shoal run` begins another"
+            f"run {run!r} has not ended, but no server assigns such an id, so the database was"
+            " changed: no server resumes it, and `shoal run` starts another"
         )
         _LOG.warning(why)
         store.log("run-left-out", why)

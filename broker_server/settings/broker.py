@@ -23,16 +23,18 @@ class BrokerConfig(FrozenModel):
         url: the broker: ``embedded`` for a fleet on this computer, ``mosquitto`` for an installed
             Mosquitto that the server starts, or ``mqtt[s]://[user:password@]host[:port]``.
         port: port of the broker that the server starts.
-        listen: address on which a Mosquitto that the server starts listens; ``0.0.0.0`` accepts
-            boards from the network.
+        listen: address on which the server's own Mosquitto listens; ``0.0.0.0`` accepts boards from
+            the network.
         ca_file: file with the certificates to trust instead of the system's.
         cert_file: file with the client certificate of the server.
         key_file: file with the private key of the client certificate.
-        identity: file with the server's enrolment in a fleet made by `shoal init`. All messages are
-            then signed, and a Mosquitto that the server starts requires certificates of the fleet.
-        insecure: allow a broker that carries the fleet's messages over a network on which anyone
-            may read and change them.
-        connect_timeout_seconds: seconds for which the server tries to connect for the first time.
+        identity: file with the server's enrolment in a fleet that ``shoal init`` created. All
+            messages are then signed, and a Mosquitto that the server starts requires the fleet's
+            certificates.
+        insecure: allow a broker that carries the fleet's messages over a network on which others
+            can read and change them.
+        connect_timeout_seconds: seconds for which the server tries to connect at startup before it
+            gives up.
         receivers: number of processes that receive updates, each over its own connection; with 0,
             the server itself receives the updates.
         receiver_hosts: names of the hosts that run the receivers, assigned in turn. ``ssh`` must
@@ -69,7 +71,7 @@ class BrokerConfig(FrozenModel):
         # A broker on this computer is reached over loopback, which another host does not share.
         if self.receiver_hosts and self.hosted:
             raise ValueError(
-                "receivers on other hosts need the url of a broker that they reach, not"
+                "receivers on other hosts need the url of a broker that they can reach, not"
                 f" {self.url!r}"
             )
         return self

@@ -17,8 +17,8 @@ class EvaluationKeys(FrozenModel):
     """How a global model is evaluated, wherever its test set comes from.
 
     Attributes:
-        tier: id of the tier that is evaluated; None evaluates the whole model. A run that trains
-            only smaller tiers leaves the rest of the model untrained.
+        tier: id of the tier that is evaluated; None evaluates the whole model. Name a tier if a run
+            trains only smaller tiers, because the rest of the model then stays untrained.
         batch_size: number of samples per call of the eval graph.
         every: number of closed rounds from one evaluation to the next; the last round is always
             evaluated.
@@ -38,8 +38,8 @@ class EvaluationKeys(FrozenModel):
             ``lower`` for ``loss``, ``mae``, ``rmse`` and ``perplexity``, and ``higher`` for all
             other metrics.
         patience: number of consecutive evaluations without improvement after which the run ends
-            before its last round; None for all rounds.
-        min_delta: amount by which an evaluation must exceed the best one to count as an
+            before its last round; None runs all rounds.
+        min_delta: amount by which an evaluation must improve on the best one to count as an
             improvement.
     """
 
@@ -75,7 +75,9 @@ class EvaluationKeys(FrozenModel):
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo) -> "EvaluationKeys":
         if self.threads > _MOST_THREADS and info.context != STORED:
-            raise ValueError(f"evaluation.threads is at most {_MOST_THREADS}; 0 uses every core")
+            raise ValueError(
+                f"evaluation.threads must be at most {_MOST_THREADS}; 0 uses every core"
+            )
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
         self.refuse_idle(
@@ -93,8 +95,8 @@ class EvaluationConfig(EvaluationKeys):
 
     Attributes:
         data: the server's test set; None disables evaluation.
-        tiers: ids of further tiers to evaluate, each as the model that its devices receive; if
-            plans move or are random, as the model with the leading units.
+        tiers: ids of additional tiers to evaluate, each as the model that its devices receive or,
+            if plans move or are random, as the model with the leading units.
         tier_data: test sets of tiers that have separate labels; the others are evaluated on
             ``data``.
         statistics_quorum: share of the selected devices that must answer a statistics query.

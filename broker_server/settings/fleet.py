@@ -19,6 +19,7 @@ from broker_server.settings.assignment import parse_mix
 from broker_server.settings.broker import BrokerConfig
 from broker_server.settings.combinations import yielding_defaults
 from broker_server.settings.evaluation import EvaluationConfig, Share
+from broker_server.settings.export import ExportTable
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.private import PrivateConfig
@@ -44,8 +45,8 @@ class ViewConfig(FrozenModel):
 
     Attributes:
         port: port of the page; 0 selects a free port.
-        host: address on which the server of the page listens; with ``0.0.0.0``, other computers on
-            the network can open the page if they have the token.
+        host: address on which the page's server listens; with ``0.0.0.0``, other computers on the
+            network can open the page if they have the token.
         token_file: file with the token that the page requires, created if missing; by default,
             ``view.token`` in the store.
         actions: whether operators can act on the page, with the token in the store's file
@@ -68,12 +69,15 @@ class ModelConfig(FrozenModel):
             weights.
         recipe: settings with which the artifacts must have been exported, as far as they are given;
             None accepts any.
+        export: the export that `shoal run` and `shoal up` do first; None to use the folder as it
+            is.
     """
 
     artifacts: Path = Path("artifacts")
     arch: str
     weights: Path | None = None
     recipe: RecipeTable | None = None
+    export: ExportTable | None = None
 
 
 class TrainConfig(FrozenModel):
@@ -86,16 +90,16 @@ class TrainConfig(FrozenModel):
             ``epochs``.
         batch_size: samples per step.
         micro_batch: number of samples that a device processes at once if it cannot hold a whole
-            batch. The device sums the gradients of these pieces, and takes one step. This needs
+            batch. The device sums the gradients of these pieces, and takes one step. This requires
             ``accumulate`` in the recipe. None for whole batches.
-        mask_labels: whether to zero the logits of labels that a device does not hold (specification
+        mask_labels: whether to zero the logits of labels that a device does not have (specification
             1.5).
         milestones: rounds at which the learning rate is multiplied by ``factor``.
         factor: factor by which each milestone multiplies the learning rate.
         rate: warm-up and schedule of the learning rate, besides ``milestones``; None for neither.
         optimizer_state: whether devices' optimizers start every round with a new state (``reset``),
             or continue with the state after the device's last round of the same tier (``keep``). A
-            plan that moves its window needs ``reset``.
+            plan that moves its window requires ``reset``.
         schedule: whether a milestone changes the learning rate after its round (``after``,
             specification 1.2, step 6), or already in its round (``before``, specification 2.6).
     """
@@ -137,14 +141,14 @@ class TiersConfig(FrozenModel):
 
     Attributes:
         assign: how devices get their tiers. ``capacity``: the largest tier that a device can train
-            according to its report. ``fix`` and ``dynamic``: the level that ``levels`` gives to the
-            device once (``fix``) or before every round (``dynamic``, specification 1.1), but never
-            a larger tier than the device can train.
+            according to its report. ``fix`` and ``dynamic``: the level that ``levels`` assigns to
+            the device once (``fix``) or before every round (``dynamic``, specification 1.1), but
+            never a larger tier than the device can train.
         levels: a mix of levels such as ``a1-b1-e2``; the first level is that of the global model.
         allowed: ids of the tiers in use; None for all exported tiers.
         exclude_smaller: whether only devices that can train the full model take part (the Exclusive
             baseline).
-        memory_share: share of a board's free memory that training may take.
+        memory_share: share of a board's free memory that training may use.
     """
 
     assign: Literal["capacity", "fix", "dynamic"] = "capacity"
@@ -167,11 +171,11 @@ class RunKeys(FrozenModel):
     """The settings of a run, in a fleet and in a simulation.
 
     Attributes:
-        run_name: name of the run; commands accept this name as well as the run's id. No two runs of
-            a store may have the same name.
-        keep_versions: number of the newest global versions whose weights the store keeps, besides
-            those of the best version; None keeps all.
-        seed: seed of device sampling, plans, and the shuffling of samples on the devices.
+        run_name: name of the run; commands accept this name as well as the run's id. A name is
+            unique within a store.
+        keep_versions: number of newest global versions whose weights the store keeps, in addition
+            to the best version; None keeps all.
+        seed: seed for device sampling, plans, and the shuffling of samples on the devices.
         train: how devices train.
         upload: how updates are encoded.
         download: how weights are encoded.
@@ -223,7 +227,7 @@ class FleetConfig(RunKeys):
     """The settings of ``fleet.toml``.
 
     Attributes:
-        fleet: name of the fleet, which is a part of every topic.
+        fleet: name of the fleet, which is part of every topic.
         store: folder of the server's database and blobs.
         broker: the broker.
         model: the model.
@@ -232,8 +236,8 @@ class FleetConfig(RunKeys):
         contract: the definition of a sample for every board, if the test set does not define it, or
             lists names in another order; None to use the test set.
         view: the page that `shoal up` also serves; None for none.
-        code: further folders with Python functions that ``evaluation.data`` may name, besides the
-            folder of this file.
+        code: additional folders with Python functions that ``evaluation.data`` can name, besides
+            this file's folder.
     """
 
     fleet: Name
@@ -251,6 +255,13 @@ class FleetConfig(RunKeys):
         # A frozen value may change only while it is created: settings that give way were never set.
         self.__dict__.update(yielding_defaults(self))
         return self
+
+    def without_export(self) -> "FleetConfig":
+        """Return the settings of a run, which begins with what is exported."""
+        if self.model.export is None:
+            return self
+        model = self.model.model_copy(update={"export": None})
+        return self.model_copy(update={"model": model})
 
     @classmethod
     def stored(cls, text: str) -> "FleetConfig":

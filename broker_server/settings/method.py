@@ -20,15 +20,15 @@ class _StrategyKeys(FrozenModel):
     Attributes:
         name: name of a strategy of Shoal or of an installed package. With ``file``, the name under
             which reports list the strategy, by default the name of the file.
-        file: a Python file beside this one with your own strategy; Shoal executes the file when a
-            run starts. None for no file.
+        file: a Python file with your own strategy, relative to this file's folder; Shoal executes
+            it when a run starts. None for no file.
         plan: rule that selects the units of a narrower sub-model.
-        window: which blocks a tier with a trained share trains: always the ``top`` ones, a window
-            that moves down by one block in each round (``rolling``), or a ``random`` window for
-            each device.
-        weighting: whether all updates have equal weights (``uniform``), or weights by their numbers
-            of ``samples``; None for the strategy's own rule.
-        label_rule: whether the server merges rows of label axes only from devices that hold the
+        window: which blocks a tier trains if it trains only a share of them: always the ``top``
+            ones, a window that moves down by one block in each round (``rolling``), or a ``random``
+            window for each device.
+        weighting: whether all updates have equal weights (``uniform``), or are weighted by their
+            numbers of samples (``samples``); None for the strategy's own rule.
+        label_rule: whether the server merges rows of label axes only from devices that have the
             label; None for the strategy's own rule.
         options: settings of a strategy that comes from ``file`` or from a package.
     """

@@ -15,10 +15,10 @@ class PrivacyConfig(FrozenModel):
         where: where the noise is added. ``central``: the server bounds every update, adds noise to
             the sum of the updates, and publishes no result without noise. ``local``: every device
             bounds its update and adds noise to it before it sends the update.
-        clip: largest Euclidean norm of the difference between an update and the weights that were
+        clip: maximum Euclidean norm of the difference between an update and the weights that were
             sent.
         noise_multiplier: standard deviation of the noise in every entry, as a multiple of ``clip``.
-        delta: delta of the guarantee (epsilon, delta) that is reported after every round; delta
+        delta: delta in the (epsilon, delta) guarantee that is reported after every round; delta
             should be less than 1 divided by the number of devices.
     """
 
@@ -40,9 +40,9 @@ class SecureSumConfig(FrozenModel):
     """Secure aggregation: the server learns the sum of a tier's updates, but no single update.
 
     Attributes:
-        clip: largest Euclidean norm of the difference between an update and the weights that were
+        clip: maximum Euclidean norm of the difference between an update and the weights that were
             sent; each entry is rounded to a multiple of about ``clip`` / 2^24.
-        least: smallest number of updates in a sum; the devices enforce this minimum.
+        least: minimum number of updates in a sum; the devices enforce it.
     """
 
     clip: float = Field(gt=0, le=1e15)

@@ -20,15 +20,15 @@ class PrivateConfig(FrozenModel):
 
     Attributes:
         parts: blocks (``stem``, ``block1`` ..., ``head``), modules by path, or patterns
-            (``stem.norm*``) whose values each board keeps for itself between rounds.
+            (``stem.norm*``) whose values each board keeps to itself between rounds.
         private_epochs: number of passes over the samples in which a board first trains only its
-            private parts; in the following passes, it trains only the other parts. None trains all
+            private parts; in the remaining passes, it trains only the other parts. None trains all
             parts together.
-        copy_model: whether to keep a copy of the whole model as well; the board trains the copy
-            further after the update, and pulls it towards the weights of the fleet.
-        mu: strength of the pull of the copied model towards the weights of the fleet; None for 0.1.
-        adapt_epochs: number of passes over its samples in which a board adapts its model before it
-            evaluates the model. The adapted model is neither kept nor sent. None for no adaptation.
+        copy_model: whether each board also keeps a copy of the whole model; after an update, the
+            board trains the copy further and pulls it towards the fleet's weights.
+        mu: strength of the pull of the copied model towards the fleet's weights; None for 0.1.
+        adapt_epochs: number of passes over a board's samples that adapt its model before the
+            evaluation. The adapted model is neither kept nor sent. None for no adaptation.
         compare: whether boards also evaluate the model without their own parts.
     """
 

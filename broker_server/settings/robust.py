@@ -15,19 +15,20 @@ class RobustConfig(FrozenModel):
     """Limits how much one device may move the global model.
 
     Attributes:
-        norm_bound: largest norm of the difference between an update and the weights that were sent
+        norm_bound: maximum norm of the difference between an update and the weights that were sent
             to its device, as a multiple of the median norm in the tier; 0 for no limit. ``auto`` is
             5 for a tier in which at least five devices have sent updates, and 0 for any other tier.
-            The bound is off if the server cannot see single updates, or if noise is added to their
-            sum, because another bound then applies to each update. It is also off if every update
-            must count equally, as the strategy or ``strategy.weighting = "uniform"`` may require.
+            The bound is off if the server cannot see individual updates, or if noise is added to
+            their sum, because another bound then applies to each update. It is also off if every
+            update must count equally, as the strategy or ``strategy.weighting = "uniform"`` may
+            require.
         beyond_norm: what the server does with an update beyond the norm bound: refuse it, or scale
             it down to the bound (``clip``).
-        weight_bound: largest weight of a device, as a multiple of the median number of samples. The
+        weight_bound: maximum weight of a device, as a multiple of the median number of samples. The
             weight is never more than the number of samples that the device announced; with 0, only
             this second limit applies.
         beyond_weight: what the server does with an update that reports more samples than the
-            largest weight: count it with the largest weight (``clip``), or refuse it.
+            maximum weight: count it with the maximum weight (``clip``), or refuse it.
         merge: how the remaining updates are merged: by the strategy's own ``mean``, by the
             ``median`` or the ``trimmed_mean`` of each entry, or by the mean of the updates that
             ``krum`` chooses in every tier.
@@ -61,7 +62,7 @@ class RobustConfig(FrozenModel):
     def _has_effect(self, info: ValidationInfo) -> "RobustConfig":
         if max(self.norm_factor, self.weight_bound) > _MOST_BOUND and info.context != STORED:
             raise ValueError(
-                f"norm_bound and weight_bound are at most {_MOST_BOUND:g}; 0 means no bound"
+                f"norm_bound and weight_bound must be at most {_MOST_BOUND:g}; 0 means no bound"
             )
         trims = self.merge in {"trimmed_mean", "krum"}
         where = f'on merge = "{self.merge}"'

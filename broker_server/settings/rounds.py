@@ -20,13 +20,14 @@ class RoundKeys(FrozenModel):
         quorum: share of the wanted devices, rounded up, whose updates suffice to close a round. A
             device whose update is refused no longer counts as wanted.
         grace: seconds for which a round that has its quorum waits for each offline device to
-            return; by default, a quarter of the time of the slowest answer.
-        over_selection: number of additional devices to select, as a share of the wanted devices.
-            The round closes when the wanted number of devices has answered, without waiting for
+            return; by default, a quarter of the time that the slowest answer took.
+        over_selection: number of extra devices to select, as a share of the wanted devices. The
+            round closes when the wanted number of devices has answered, without waiting for
             stragglers.
-        buffer: number of updates that make a new version. A device that has not answered continues,
-            and its update counts in a later version. With None, the server waits for all devices.
-            With a buffer, ``fraction`` is the share of devices that are working at any time.
+        buffer: number of updates after which the server makes a new version. A device that has not
+            answered continues, and its update becomes part of a later version. With None, the
+            server waits for all devices. With a buffer, ``fraction`` is the share of devices that
+            are working at any time.
         staleness: exponent a in an update's weight, (1 + s) ** -a, where s is the number of new
             versions since the device began its task.
     """
@@ -52,8 +53,8 @@ class RoundConfig(RoundKeys):
 
     Attributes:
         deadline_seconds: seconds from the offers until the round closes.
-        wait_seconds: seconds for which the server waits for ``min_devices``.
-        nudge_seconds: seconds of silence after which the server sends a device its offer again.
+        wait_seconds: seconds for which the server waits until ``min_devices`` are online.
+        nudge_seconds: seconds of silence after which the server resends a device its offer.
         retries: number of consecutive abandoned rounds after which the run fails.
         chunk_bytes: payload bytes of a chunk; chunks are smaller if the broker does not accept
             packets of this size.
@@ -71,10 +72,9 @@ class UploadConfig(FrozenModel):
 
     Attributes:
         encoding: encoding of the updates. ``fp32`` sends the weights. Every other encoding sends
-            their difference from the weights that the device received: ``fp16`` in half of the
-            bytes, ``bf16`` also in half of the bytes, with the range of float32, ``int8`` in 0.26
-            of the bytes, ``int4`` in 0.13, and ``topk``, which sends only the largest entries, in
-            0.05.
+            their difference from the weights that the device received: ``fp16`` and ``bf16`` (which
+            has the range of float32) in 50% of the bytes, ``int8`` in 26%, ``int4`` in 13%, and
+            ``topk``, which sends only the largest entries, in 5%.
         keep: share of the entries of every tensor that ``topk`` sends.
     """
 
@@ -94,8 +94,8 @@ class DownloadConfig(FrozenModel):
 
     Attributes:
         encoding: encoding of the weights that the server sends: ``fp32`` or, for methods that
-            average the changes of devices, weights rounded to ``fp16`` or ``bf16`` (half of the
-            bytes) or to ``int8`` (0.26 of the bytes). The global model stays float32.
+            average the changes of devices, weights rounded to ``fp16`` or ``bf16`` (50% of the
+            bytes) or to ``int8`` (26% of the bytes). The global model stays float32.
     """
 
     encoding: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"

@@ -63,7 +63,7 @@ def remove_leftovers(store: Store, folder: Path) -> None:
     try:
         leftovers += [objects / blob_path(digest) for digest in _unused_slices(store)]
     except DamagedRowError as error:
-        _LOG.warning("slices that ended runs have sent are not removed: %s", error)
+        _LOG.warning("cannot remove the slices of ended runs: %s", error)
     for path in leftovers:
         path.unlink(missing_ok=True)
     for path in folder.glob(f"{_WORK}*"):

@@ -27,9 +27,9 @@ class DeviceInRound:
         ending: event that ended the collection of updates; None while it lasts, and for rounds of
             earlier versions of Shoal.
         collect_seconds: seconds from the offers until the collection of updates ended or the round
-            was given up.
-        wanted: number of updates after which the round did not wait for more.
-        quorum: number of updates that suffice to close the round.
+            was abandoned.
+        wanted: number of updates after which the round stopped waiting for more.
+        quorum: number of updates that the round needs before it can close.
         device: id of the device.
         outcome: phase of the device's task, or ``not asked``.
         why: why the device was not selected, did not answer, or was not merged; empty if its update
@@ -40,14 +40,14 @@ class DeviceInRound:
             the end of the round.
         norm: norm of the difference between the device's update and the weights that were sent to
             the device.
-        norm_bound: largest norm that the server allowed.
+        norm_bound: maximum norm that the server allowed.
         scale: factor by which the server scaled the update, below 1 if it clipped the update.
-        samples: number of samples with which the device counted, if the strategy weights by
-            samples.
+        samples: number of samples by which the server weighted the update, if the strategy weights
+            by samples.
         declared: number of samples that the device reported.
         version: number of the global version from which the device trained.
         weight: weight of the device's update, below 1 if it was trained from an earlier version.
-        refusals: number of log lines about refused messages of the device in this round.
+        refusals: number of log lines about refused messages from the device in this round.
     """
 
     run: str

@@ -34,9 +34,9 @@ class RunRecord:
         detail: why the run ended, if it ended before its last round.
         created_at: when the run was created, in seconds since the epoch.
         ended_at: when the run ended, in seconds since the epoch.
-        wire_bytes: bytes that passed the server's connection in the run; see
+        wire_bytes: bytes that passed through the server's connection in the run; see
             `broker_server.rounds.accounting`.
-        payload_bytes: bytes of payload in the run; see `broker_server.rounds.accounting`.
+        payload_bytes: payload bytes in the run; see `broker_server.rounds.accounting`.
         name: name that a user gave to the run, unique in the store.
     """
 
@@ -90,8 +90,8 @@ class LeftOut(FrozenModel):
     """Devices that a round did not select.
 
     Attributes:
-        reasons: why each device was not selected, by id.
-        more: number of further devices that were not selected.
+        reasons: reasons why devices were not selected, by device id.
+        more: number of other devices that were not selected.
     """
 
     reasons: Mapping[str, str]
@@ -114,11 +114,11 @@ class RoundRecord:
         ended_at: when the round closed or was abandoned, in seconds since the epoch.
         evaluation: evaluation of the version that the round made.
         note: why the round's version was not evaluated.
-        wanted: number of updates after which the round did not wait for more; None for a round that
-            an earlier version of Shoal planned.
+        wanted: number of updates after which the round stopped waiting for more; None for a round
+            that an earlier version of Shoal planned.
         ending: event that ended the collection of updates.
         collect_seconds: seconds, by the clock of the run, from the offers until the collection of
-            updates ended or the round was given up.
+            updates ended or the round was abandoned.
     """
 
     run: str
@@ -146,7 +146,7 @@ class VersionRecord:
         run: id of the run.
         number: number of the version: 0 for the initial weights, then one more for each closed
             round.
-        round: number of the round that made the version.
+        round: number of the round that created the version.
         digest: digest of the version's weights.
         state_digest: digest of the server optimizer's state; None if the optimizer has none.
         statistics_digest: digest of the batch norm statistics with which the version was evaluated.
@@ -175,7 +175,7 @@ class EventRecord:
         round: number of the round, if the event concerns one.
         device: id of the device, if the event concerns one.
         kind: short name of the event, such as ``round-closed`` or ``refused``.
-        detail: what happened, as text.
+        detail: text that describes the event.
     """
 
     id: int

@@ -50,7 +50,7 @@ def user_signer() -> Signer:
     if not _is_there(path):
         _make(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise ConfigError(f"others may read your key: chmod 600 {quote(str(path))}")
+        raise ConfigError(f"others can read your key: chmod 600 {quote(str(path))}")
     return Signer(f"{_user()} on {platform.node() or 'a computer'}", read_key(path))
 
 

@@ -56,10 +56,10 @@ class DepthFlSettings(FrozenModel):
     """``[strategy.depthfl]`` (specification 8.3).
 
     Attributes:
-        distillation: final weight of the loss by which exits learn from each other.
+        distillation: final weight of the loss through which exits learn from each other.
         ramp_rounds: number of rounds over which the weight of the distillation loss grows. With 0,
             the weight has its final value from the first round.
-        baseline: the method itself, or a baseline with which the paper compares it.
+        baseline: the method itself, or a baseline to which the paper compares it.
     """
 
     distillation: float = Field(default=1.0, ge=0, le=1e6)

@@ -21,8 +21,8 @@ class FedProxSettings(FrozenModel):
     """``[strategy.fedprox]``.
 
     Attributes:
-        mu: strength of the pull of a device's weights towards the weights with which the round
-            started.
+        mu: strength of the proximal term, which pulls a device's weights towards the weights at the
+            start of the round.
     """
 
     mu: float = Field(default=0.01, gt=0)

@@ -61,7 +61,7 @@ class DropoutSettings(FrozenModel):
     Attributes:
         draw: whether units are drawn once for all layers of an axis (``tied``), which keeps
             residual branches together, or once for each layer (``per_layer``).
-        drawn_for: whether units are drawn for each ``device``, as in the paper, or once in a round
+        drawn_for: whether units are drawn for each ``device``, as in the paper, or once per round
             for all devices of a ``tier``, so that a secure sum can add their updates.
     """
 

@@ -32,10 +32,10 @@ class FmlSettings(FrozenModel):
     """``[strategy.fml]`` (specification 5).
 
     Attributes:
-        alpha: weight of the labels in the loss of a personal model; the weight of the meme is 1
-            minus this.
-        beta: weight of the labels in the loss of the meme; the weight of the personal model is 1
-            minus this.
+        alpha: weight of the labels in the loss of a personal model; the weight of the meme is 1 -
+            alpha.
+        beta: weight of the labels in the loss of the meme; the weight of the personal model is 1 -
+            beta.
         decays: numbers of closed rounds after which alpha falls and beta rises; usually the
             milestones of the learning rate.
     """

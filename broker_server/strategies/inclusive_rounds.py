@@ -57,7 +57,7 @@ class InclusiveTable(FrozenModel):
     Attributes:
         beta: share of the momentum in the update of a shallow model's top layer; the paper uses 0.2
             for GLUE and 0.5 for NER.
-        baseline: the method itself, or a baseline with which the paper compares it (specification
+        baseline: the method itself, or a baseline to which the paper compares it (specification
             3.7).
     """
 

@@ -33,8 +33,8 @@ class OptimizerSettings(FrozenModel):
             ``fedavgm``, and 0.01 for the other rules.
         beta1: decay of the first moment, m.
         beta2: decay of the second moment, v.
-        tau: number that is added to the root of the second moment; a smaller number makes the step
-            more adaptive.
+        tau: number that is added to the square root of the second moment; a smaller number makes
+            the step more adaptive.
         second_start: initial value of the second moment. The paper requires at least tau^2; the
             specification's test vectors use 0.
         milestones: steps, counted from 1, at which the moments are reset and the learning rate is

@@ -24,8 +24,8 @@ class ScaleFlSettings(FrozenModel):
     """``[strategy.scalefl]`` (specification 8.5).
 
     Attributes:
-        distillation: weight of the loss by which exits learn from the last exit of their sub-model;
-            0 gives the baseline without this loss.
+        distillation: weight of the loss through which exits learn from the last exit of their
+            sub-model; 0 gives the baseline without this loss.
         begin_after: number of rounds before the distillation loss is used.
     """
 

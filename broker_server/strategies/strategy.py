@@ -51,7 +51,7 @@ class StrategySettings(Generic[OptionsT_co]):
     Attributes:
         plan: which units a narrower sub-model keeps.
         weighting: None for the strategy's default.
-        label_rule: merge rows of label axes only from devices that hold the label; None for the
+        label_rule: merge rows of label axes only from devices that have the label; None for the
             strategy's default.
         options: the method's own table; None for methods without one.
         average: how the values of an entry are combined.

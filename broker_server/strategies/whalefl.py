@@ -37,11 +37,11 @@ class WhaleflSettings(SizingRules):
     """``[strategy.whalefl]`` (specification 4.2).
 
     Attributes:
-        theta: utility at which a device chooses the full model. With ``auto``, every device takes
+        theta: utility at which a device chooses the full model. With ``auto``, every device trains
             its narrowest tier in the first round, and theta is then the median of the system
             efficiencies that the devices measured, divided by 0.6.
         transmission: model whose transfer time is T_cm: the ``smallest`` tier in use, as in the
-            paper, or the ``full`` model, for which the released theta of 9 is meant. None means
+            paper, or the ``full`` model, to which the released theta of 9 applies. None means
             ``smallest`` if theta is ``auto``, and ``full`` if theta is a number.
     """
 
@@ -77,7 +77,9 @@ def choice_remedy(efficiencies: Sequence[float]) -> str:
     """Return what to set if all devices always choose alike."""
     fitting = ""
     if efficiencies:
-        fitting = f"; {theta_of(efficiencies):.4g} would fit what devices measured in these rounds"
+        fitting = (
+            f"; {theta_of(efficiencies):.4g} would fit the devices' measurements in these rounds"
+        )
     return f'Set strategy.whalefl.theta = "auto" for the next run{fitting}.'
 
 
@@ -142,8 +144,8 @@ def tiers_within(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
     if not within:
         ids_in_use = ", ".join(tier.id for tier in sorted(set(allowed)))
         raise PlanError(
-            f"no tier in use fits a device whose largest is {maximum.id}; the tiers in use "
-            f"are {ids_in_use or 'none'}"
+            f"no tier in use fits a device whose largest sub-model is {maximum.id}; the tiers in"
+            f" use are {ids_in_use or 'none'}"
         )
     return tuple(within)
 

@@ -59,8 +59,8 @@ class ConnectionLog:
         if len(self._losses) == _LOSSES and now - self._losses[0] < _LOSSES_SECONDS:
             self._lines.warning(
                 "twin",
-                "connections end as soon as they are made: if another agent also runs as "
-                f"{self._device!r}, give one of them another name",
+                "connections end as soon as they are established: if another agent also runs as"
+                f" {self._device!r}, give one of them another name",
             )
 
     def note_refusal(self, event: LoginRefused) -> None:

@@ -299,7 +299,9 @@ class Context:
         changed = paused != paused_before
         if changed:
             self.measurements.refresh(self.services.config.conditions.sysfs)
-            self.services.journal.warning(paused or "no longer paused: the conditions hold again")
+            self.services.journal.warning(
+                paused or "no longer paused: the conditions are met again"
+            )
         if paused and self.state in _GIVEN_BACK:
             self.failure = (RefusalReason.BUSY, paused)
             self.post(Event.FAILED)

@@ -51,10 +51,9 @@ class Load(FrozenModel):
     def explanation(self) -> str:
         """Explain that this load was too large, and when it is tried again."""
         return (
-            f"{self.phase} of {self.tier} exceeded this board's memory, with "
-            f"{self.free / 2**20:.0f} MiB free before; the board now takes smaller "
-            "sub-models, and tries this one again after some rounds or with half as much "
-            "more memory free"
+            f"{self.phase} of {self.tier} exceeded this board's memory, with"
+            f" {self.free / 2**20:.0f} MiB free before; the board now trains smaller sub-models,"
+            " and retries this one after some rounds, or when 50 % more memory is free"
         )
 
 

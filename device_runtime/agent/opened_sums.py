@@ -62,9 +62,9 @@ class OpenedSums:
             if _OpenedSum(run=offer.run, weights=choice.weights.digest) in opened:
                 raise RefusedError(
                     RefusalReason.SUM_OPENED,
-                    "this board has revealed shares for a secure sum of version "
-                    f"{offer.version} of run {offer.run} before; a second sum could show "
-                    "single updates. It takes part again from the next version on",
+                    f"this board has revealed shares for a secure sum of version {offer.version}"
+                    f" of run {offer.run} before; a second sum could reveal single updates. The"
+                    " board takes part again from the next version",
                 )
 
     def record(self, offer: Offer, weights: str) -> None:

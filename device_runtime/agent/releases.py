@@ -125,7 +125,9 @@ class Releases:
         if ref is None:
             self._decline(release, self._why_none(release))
         elif 0 < release.expires < time.time():
-            self._decline(release, "it has expired; the operator signs it again with a new rollout")
+            self._decline(
+                release, "it has expired; the operator can sign it again with a new rollout"
+            )
         elif ref.size > self._config.max_cache_bytes:
             self._decline(release, f"its {ref.size} bytes are more than max_cache_bytes")
         else:

@@ -71,7 +71,9 @@ def measure_exits(config: DeviceConfig, bounds: tuple[float, ...] = BOUNDS) -> l
     data = order_columns(load_data(config.data), contract).fit_to(model.manifest)
     _training, held_out = holdout_split(len(data), config.holdout)
     if not len(held_out):
-        raise DataError("this board holds no samples out; set holdout in device.toml, such as 0.1")
+        raise DataError(
+            "this board holds no samples out; set holdout in device.toml, for example to 0.1"
+        )
     pieces: list[Batch] = []
     for indices in batches(held_out, BATCH_SIZE):
         x, y = data.batch(indices, model.manifest.input_dtype)

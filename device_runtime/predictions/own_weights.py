@@ -48,8 +48,8 @@ def write_board_weights(
         model = read_fleet_model(config, index)
     else:
         raise ConfigError(
-            "--fleet-only is for boards that train the fleet's model; this one has [own_model], and"
-            " its own model has no part of the fleet"
+            "--fleet-only is for boards that train the fleet's model; this one has [own_model],"
+            " and its own model contains no part of the fleet's model"
         )
     tensors: dict[str, NDArray[Any]] = {**model.parameters, **_statistics(config, model)}
     metadata = {"device": config.device, "arch": model.manifest.arch}

@@ -54,7 +54,7 @@ def read_request(document: Any) -> ArrayOrNamed:
         case _:
             raise DataError(
                 'a request is {"x": [sample, ...]} or {"npy": "..."}; '
-                'an "id" is a text or a whole number'
+                'an "id" is a string or a whole number'
             )
     if isinstance(value, dict):
         return {name: _array(kind, samples) for name, samples in value.items()}

@@ -86,8 +86,8 @@ class PredictionService:
             return _refusal(error)
         if size > MESSAGE_LIMIT_BYTES:
             detail = (
-                f"the answer has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; send fewer "
-                "samples at once"
+                f"the answer has {size} bytes, and the limit is {MESSAGE_LIMIT_BYTES}; send fewer"
+                " samples at once"
             )
             return {"reason": RefusalReason.OVERSIZED, "detail": detail}
         return answer

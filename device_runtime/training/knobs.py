@@ -22,7 +22,7 @@ def knob_numbers(manifest: Manifest, numbers: Mapping[str, float] | None) -> dic
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 f"the loss {loss.name} of artifact set {manifest.arch} {manifest.tier} has no "
-                f"number {name!r}, which the task sets; export the set again with the loss of the "
-                "strategy",
+                f"parameter {name!r}, which the task sets; export the set again with the loss of "
+                "the strategy",
             )
     return {**loss.knobs, **(numbers or {})}

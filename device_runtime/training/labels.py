@@ -41,8 +41,8 @@ def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
     """
     if not counted(data.y[chosen]):
         raise DataError(
-            f"{data.source}: every label of the {len(chosen)} training samples is negative, "
-            "so none counts"
+            f"{data.source}: every label of the {len(chosen)} training samples is negative, so"
+            " all of them are ignored"
         )
 
 

@@ -128,7 +128,7 @@ class OwnModelFiles:
             raise storage_error("read", path, error) from error
         except BlobError as error:
             raise BlobError(
-                f"{path} is damaged; delete it to continue from the round before: {error}"
+                f"{path} is damaged; delete it to continue from the previous round: {error}"
             ) from error
 
     def save(

@@ -20,10 +20,10 @@ class ReadBounds(FrozenModel):
     """The most that a reader takes.
 
     Attributes:
-        pixels: largest number of pixels of one image, before `size` reduces it.
-        samples: largest number of samples in the whole source, and of lines in a table.
-        columns: largest number of columns in a table.
-        bytes: largest size in bytes of the unpacked samples in memory; by default, the memory that
+        pixels: maximum number of pixels in one image, before it is resized to ``size``.
+        samples: maximum number of samples in the whole source, and of lines in a table.
+        columns: maximum number of columns in a table.
+        bytes: maximum size in bytes of the unpacked samples in memory; by default, the memory that
             is free when the samples are read. A large ``.npy`` file stays on disk.
     """
 

@@ -40,24 +40,26 @@ class Source(FrozenModel):
     its original type.
 
     Attributes:
-        shape: shape of one sample, such as ``[1, 28, 28]``; needed if the file has flat samples, or
-            samples without axes of size 1.
+        shape: shape of one sample, such as ``[1, 28, 28]``; required if the file has flat samples,
+            or samples without axes of size 1.
         scale: factor by which every value is multiplied.
         mean: number that is subtracted after scaling: one number, or one per column of a table or
             per channel of an image (the first axis of a sample).
-        std: number by which the values are divided last: one number, or one per column or channel.
-        classes: number of labels, checked when the data is read. Without this number, labels are
-            checked when a task names a model.
-        transforms: your functions, as ``file.py:function``, which are applied to all samples, in
-            this order, when the samples are read. Each function takes an array ``[N, ...]``, and
-            returns an array with the same number of samples.
+        std: number by which the values are divided as the last step: one number, or one per column
+            or channel.
+        classes: number of labels; the labels are checked against it when the data is read. Without
+            it, labels are checked when a task names a model.
+        transforms: your own functions, as ``file.py:function``, applied to all samples in this
+            order when the samples are read. Each function takes an array ``[N, ...]``, and returns
+            an array with the same number of samples.
         augment: random changes to the samples of training steps, in this order; evaluations use
             unchanged samples. ``crop`` pads an image by 4 black pixels, and crops it at a random
             place. ``flip`` mirrors an image with probability 1/2. ``box-crop`` enlarges a random
-            box of an image to the size of the image. Your own function takes a batch in the model's
-            form and the step's numpy generator, which is the only permitted source of randomness.
+            box of an image to the size of the image. Your own function receives a batch in the
+            model's form and the step's numpy generator, which is the only permitted source of
+            randomness.
         black: value of a black pixel in the source, before scaling: one number, or one per channel.
-        limit: number of samples to use, from the start of the data; None for all.
+        limit: maximum number of samples to use, from the start of the data; None for all.
         bounds: limits of what is read; a source that exceeds them is refused.
     """
 
@@ -119,17 +121,17 @@ class ImagesData(Source):
     """A folder with one folder of images per label; needs the extra ``images``.
 
     Attributes:
-        path: folder of the images. Each folder in it, at any depth, that contains images stands for
-            a label. Hidden folders, system folders (``@eaDir``, ``lost+found``) and folders without
-            images are left out.
+        path: folder of the images. Each subfolder, at any depth, that contains images represents a
+            label. Hidden folders, system folders (``@eaDir``, ``lost+found``) and folders without
+            images are ignored.
         labels: names of the folders in the order of the labels. Without this list, the fleet's
             contract sets the order; if there is no contract (on a server or in a simulation), the
             folders are sorted by name.
-        targets: a table without a header, to use instead of folders. Each line names the file of an
-            image, relative to ``path``, and then the number or numbers to learn for this image. If
+        targets: a table without a header, used instead of folders. Each line contains the file name
+            of an image, relative to ``path``, followed by the number or numbers to learn for it. If
             the number is a label, ``labels`` gives its name, as for a table.
-        size: height and width to which images are resized, with Pillow's bicubic filter; None if
-            all images have the same size.
+        size: height and width to which images are resized with Pillow's bicubic filter; None if all
+            images have the same size.
         channels: number of channels: 1 for grey, 3 for colour.
         scale: factor by which every value is multiplied; the values of pixels are 0 to 255.
     """
@@ -155,11 +157,10 @@ class CsvData(Source):
         columns: columns to use as inputs, in this order; by default, all columns except those to
             learn.
         delimiter: character between the fields.
-        header: whether the first line names the columns.
+        header: whether the first line contains the column names.
         labels: names of the labels, in order. The column may contain these names, or numbers, where
-            0 stands for the first name. Without this list, the order of the names follows the same
-            rules as for folders of images, and numbers are refused if the fleet's labels have
-            names.
+            0 means the first name. Without this list, the order of the names follows the same rules
+            as for folders of images, and numbers are refused if the fleet's labels have names.
         missing: number that replaces missing values in the columns that are read. With None, a
             table with missing values is refused.
     """

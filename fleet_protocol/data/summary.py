@@ -52,8 +52,8 @@ class DataSummary(FrozenModel):
         lowest: lowest value of each group.
         highest: highest value of each group.
         mean: mean of each group.
-        deviation: standard deviation of each group (the sum of squares is divided by the number of
-            values).
+        deviation: standard deviation of each group (the sum of the squared deviations is divided by
+            the number of values).
     """
 
     shape: Annotated[tuple[_Size, ...], Field(max_length=32)]

@@ -54,10 +54,10 @@ class ContractTerms(FrozenModel):
     An empty or None value sets nothing.
 
     Attributes:
-        labels: names of the model's labels, in the order 0, 1, ...
+        labels: names of the model's labels, in the order of their numbers (0, 1, ...).
         columns: names of a table's columns, in the order of the model's inputs.
         tokens: size of the vocabulary; every token is a number below this size.
-        range: lowest and highest value of the samples, in the form that the model receives.
+        range: minimum and maximum value of the samples, in the form that the model receives.
         missing: number that replaces a missing value in a column.
     """
 

@@ -73,15 +73,15 @@ class Enrolment(FrozenModel):
 
 
 class Papers(FrozenModel):
-    """The operator's statements since a member's enrolment; none of them is secret.
+    """The operator's statements since a device's enrolment; none of them is secret.
 
     Attributes:
         revoked: the revoked certificates; see `fleet_protocol.identity.certificate.Revocations`.
         certificate: a new certificate for the same keys, with a later expiry; None if there is
             none.
-        release: the runtime that the member should install; see
+        release: the runtime that the device should install; see
             `fleet_protocol.identity.release.Release`. None if there is none.
-        heard: number of the release that the member has on trial; it confirms that the server
+        heard: number of the release that the device is trying; it confirms that the server has
             received a message from this release. Only the server adds this number.
     """
 
@@ -109,7 +109,7 @@ def read_enrolment(path: Path, role: str = "") -> Enrolment:
         raise ConfigError(f"cannot read the enrolment {path}: {error.strerror}") from error
     if os.name == "posix" and mode & _OTHERS_BITS:
         raise ConfigError(
-            f"others may read the enrolment {path}, which holds a key: chmod 600 {quote(str(path))}"
+            f"others can read the enrolment {path}, which holds a key: chmod 600 {quote(str(path))}"
         )
     try:
         enrolment = Enrolment.model_validate_json(data)

@@ -39,17 +39,17 @@ class TrainSettings(FrozenModel):
         micro_batch: number of samples that a board processes at once if it cannot hold a whole
             batch. The board sums the gradients of these pieces for one step. None for whole
             batches.
-        seed: seed of all random draws, together with the round, epoch and step; all devices of a
-            round use the same seed.
-        mask_labels: whether to zero the logits of labels that the device does not hold
+        seed: seed that, together with the round, epoch and step, determines all random draws; all
+            devices of a round use the same seed.
+        mask_labels: whether to zero the logits of labels that the device does not have
             (specification 1.5).
-        proximal_mu: strength of the pull towards the weights with which the round started
-            (FedProx); 0 for no pull.
+        proximal_mu: strength of the proximal term (FedProx), which pulls the weights towards those
+            at the start of the round; 0 for no term.
         optimizer_state: whether the optimizer starts each round with a new state (``reset``), or
             with the state after the device's last round of the same tier (``keep``).
         ramp: multipliers of the learning rate, step by step; None for a constant rate.
-        knobs: numbers of the loss, by name; a number that is missing here takes its default from
-            the manifest. None if the method sets no numbers.
+        knobs: numeric parameters of the loss, by name; the manifest has the defaults of missing
+            ones. None if the method sets no parameters.
     """
 
     learning_rate: PositiveMeasure
@@ -95,7 +95,7 @@ class Hiding(FrozenModel):
     """How a device hides its update before it sends it (`fleet_protocol.noise`).
 
     Attributes:
-        clip: largest norm of the difference between an update and the weights that were sent.
+        clip: maximum norm of the difference between an update and the weights that were sent.
         deviation: standard deviation of the noise that is added to every entry of the difference.
     """
 
@@ -107,9 +107,9 @@ class Summing(FrozenModel):
     """How updates are added without being revealed (`fleet_protocol.secure_sum`).
 
     Attributes:
-        clip: largest norm of the difference between an update and the weights that were sent.
-        least: smallest number of updates in a sum; a device takes no part in a smaller sum. A sum
-            of one update would reveal that update.
+        clip: maximum norm of the difference between an update and the weights that were sent.
+        least: minimum number of updates in a sum; a device does not take part in a smaller sum. A
+            sum of one update would reveal that update.
     """
 
     clip: PositiveMeasure
@@ -125,7 +125,7 @@ class Upload(FrozenModel):
         keep: share of the entries of a tensor that ``topk`` sends.
         feedback: whether the device keeps the encoding's error and adds it to its next update of
             the same tier. If not, the device rounds at random, because its next slice may have
-            other units.
+            different units.
         hiding: how the device hides its update; None if it does not. With hiding, devices send
             neither losses nor labels.
         summing: how the update is hidden in a sum; None if the update is sent as it is. As with
@@ -155,8 +155,8 @@ class Instructions(FrozenModel):
         train: settings of the training; for a statistics task only batch size and seed count.
         chooser: how the device chooses among the offered tiers; None for the first tier that the
             device can train.
-        stays: parameters of the model that stay on the device, where they may have another shape.
-            The update does not contain these parameters, and the metrics do not contain the
+        stays: parameters of the model that stay on the device, where they may have a different
+            shape. The update does not contain these parameters, and the metrics do not contain the
             device's labels.
         upload: how the update is sent.
         contract: the fleet's definition of a sample; the device brings its data into this form, or

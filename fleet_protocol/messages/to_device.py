@@ -25,8 +25,8 @@ class Offer(Instructions, TaskMessage):
 
     Attributes:
         version: number of the global version from which the server cut the weights.
-        choices: tiers that the device may train; without a chooser, the device takes the first tier
-            that it can train.
+        choices: tiers that the device may train; without a chooser, the device trains the first
+            tier that it can train.
         seconds_left: seconds until the round closes. The time is relative, because a board's clock
             may be wrong.
     """
@@ -40,7 +40,7 @@ class Offer(Instructions, TaskMessage):
 
 
 class Cancel(TaskMessage):
-    """The server no longer wants a task's result.
+    """The server no longer needs a task's result.
 
     Attributes:
         reason: why the task was cancelled, for the device's log.
@@ -125,8 +125,8 @@ class Ask(TaskMessage):
     Attributes:
         task: id that the sender chose; the answer repeats it.
         device: id of the board.
-        asked: samples to predict; see `device_runtime.predictions.requests`.
-        seconds: seconds after which the sender no longer waits for the answer.
+        asked: input samples; see `device_runtime.predictions.requests`.
+        seconds: seconds after which the sender stops waiting for the answer.
     """
 
     type: Literal["ask"] = "ask"

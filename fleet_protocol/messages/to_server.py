@@ -33,8 +33,8 @@ class Accept(DeviceTaskMessage):
     Attributes:
         tier: id of the tier that the device chose; omitted if the device chose the first offered
             tier.
-        lacks: blobs of the chosen tier of which the device has no chunk, and which it requests as a
-            whole. The server does not send the tier's other blobs.
+        lacks: blobs of the chosen tier of which the device has no chunks, and which it requests in
+            full. The server does not send the tier's other blobs.
         keys: public keys of the device, if its update is part of a secure sum.
     """
 
@@ -136,8 +136,8 @@ class Predicted(DeviceTaskMessage):
         detail: the reason and the remedy, as a sentence.
         model: name and digest of the model. The field ``own`` is present if this is the board's own
             model.
-        predictions: for each sample, the outputs of each head; for labels, also the ``label`` with
-            the largest ``share``, and that share.
+        predictions: for each sample, the outputs of each head; for labels, also the most probable
+            ``label``, and its probability (softmax) as ``share``.
     """
 
     type: Literal["predicted"] = "predicted"

@@ -80,7 +80,7 @@ class Profile(FrozenModel):
         system: operating system and release.
         cores: number of processors that the agent may use.
         ram_bytes: total memory of the board, in bytes.
-        free_ram_bytes: memory, in bytes, that was free at the time of measurement.
+        free_ram_bytes: free memory at the time of measurement, in bytes.
         backends: the board's training backends, each with the version of its runtime.
         runtime_version: version of Shoal on the board.
         python: version of the board's Python interpreter.
@@ -94,12 +94,12 @@ class Profile(FrozenModel):
             measured.
         temperature_celsius: temperature of the processor in degrees Celsius, if the board reports
             one.
-        on_battery: whether the board runs on battery, if the board reports it.
-        provider: what computes the board's training steps, and why; empty if the board has no
-            choice, or has not chosen yet.
+        on_battery: whether the board runs on battery power, if the board reports it.
+        provider: execution provider that computes the board's training steps, and why it was
+            chosen; empty if the board has no choice, or has not chosen yet.
         unable: why the board cannot train or has paused, and what to do; empty if the board can
             train.
-        memory_below: bytes; the predicted memory of the board's sub-model must be less than this.
+        memory_below: upper bound in bytes: the board's sub-model must need less memory than this.
             None if no sub-model was too large.
         lowered: why the board's memory limit was lowered, and when the board will try larger
             sub-models again.
@@ -163,8 +163,7 @@ class Evaluation(FrozenModel):
     """Loss, accuracy and metrics of a model on some samples.
 
     Attributes:
-        examples: number of evaluated samples; if each sample has several labels, number of labels
-            that count.
+        examples: number of evaluated samples, or of evaluated labels if each sample has several.
         loss: mean loss over the evaluated samples or labels.
         accuracy: share of correctly predicted labels; None if the loss has no labels.
         metrics: metrics that the recipe requests.
@@ -214,7 +213,7 @@ class TaskMetrics(FrozenModel):
         train_seconds: seconds that the training itself took.
         resident_bytes: peak resident memory of the process, in bytes.
         efficiency: system efficiency that the device measured before it chose its tier, in the unit
-            of the rule for the choice; None if the device measured or chose nothing.
+            of the choice rule; None if the device measured or chose nothing.
         evaluation: evaluation on the device's own held-out samples, if there are any: of the
             trained sub-model, or of the device's own model if the routine trains one.
         shared_evaluation: evaluation of the trained sub-model on the same samples, without the

@@ -144,7 +144,7 @@ def _check_batch_norm(layer: _Layer) -> str | None:
     if isinstance(layer.module, _BatchNorm) and not isinstance(layer.module, StaticBatchNorm):
         return (
             f"{layer.path} is a {layer.kind}, whose running averages cannot be merged across"
-            " widths; `shoal export --convert` replaces it by StaticBatchNorm of"
+            " widths; `shoal export --convert` replaces it with StaticBatchNorm of"
             " models.zoo.layers, or use that directly"
         )
     return None

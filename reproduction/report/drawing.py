@@ -8,9 +8,10 @@ from typing import Any
 from reproduction.experiment import Arm, Experiment, Scale
 from reproduction.figures import stand_ins
 from reproduction.stored import Point
+from simulation.results.curves import Curve
 from simulation.results.figures import save
-from simulation.results.history import ACCURACY, Quantity
-from simulation.results.plots import Curve, over_rounds, over_spent
+from simulation.results.plots import over_rounds, over_spent
+from simulation.results.quantities import ACCURACY, Quantity
 from simulation.results.tier_plots import Widths, widths_by_device
 
 Points = Sequence[Point]

@@ -128,7 +128,7 @@ def bench_fleet(bench: FleetBench) -> FleetFigures:
         ShoalError: a round could not be closed.
     """
     if bench.rounds < 2:
-        raise ConfigError("the first round warms up: take two rounds or more")
+        raise ConfigError("the first round is a warm-up: run at least two rounds")
     bench.folder.mkdir(parents=True, exist_ok=True)
     write_architecture(bench.folder / "artifacts", bench.payload_bytes)
     # Both use one broker, so that only the clients differ.

@@ -182,7 +182,7 @@ class LightDevice:
         """Return a message about the current task."""
         if self._offer is None:
             raise RuntimeError(
-                "a light device speaks about a task that it does not have; this is a bug"
+                "a light device sends a message about a task that it does not have; this is a bug"
             )
         return kind.model_validate({"task": self._offer.task, **fields})
 

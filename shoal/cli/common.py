@@ -76,8 +76,8 @@ StoreFolder = Annotated[
 RunId = Annotated[
     str | None,
     typer.Option(
-        help="Name or id of a run, or a prefix of the id. By default, the newest run; lists"
-        " and logs show all runs.",
+        help="Name or id of a run, or a prefix of the id. By default, lists and logs include all"
+        " runs, and other commands use the newest run.",
         rich_help_panel=SOURCE,
     ),
 ]
@@ -113,8 +113,8 @@ Watch = Annotated[
     typer.Option("--watch", help="Update the output whenever it changes.", rich_help_panel=OUTPUT),
 ]
 _ASK = (
-    "Read from the page at http(s)://host:port instead, with the token in SHOAL_TOKEN or in the"
-    " file SHOAL_TOKEN_FILE."
+    "Read from the page at http(s)://host:port instead, with the token from SHOAL_TOKEN or from"
+    " the file that SHOAL_TOKEN_FILE names."
 )
 PageUrl = Annotated[
     str,

@@ -24,7 +24,7 @@ class ExportArguments:
     model: Annotated[
         str,
         typer.Option(
-            help="Model of a package: transformers:FOLDER, timm:NAME or package.module:Class.",
+            help="Model from a package: transformers:FOLDER, timm:NAME or package.module:Class.",
             rich_help_panel="Model",
         ),
     ] = ""
@@ -32,7 +32,7 @@ class ExportArguments:
         Settings,
         typer.Option(
             "--axis",
-            help="How an argument of --model is cut: ARGUMENT=FORM, where FORM is width, heads:N,"
+            help="How to cut an argument of --model: ARGUMENT=FORM, where FORM is width, heads:N,"
             " groups:N, depth, classes or off.",
             rich_help_panel="Model",
         ),
@@ -87,7 +87,7 @@ class ExportArguments:
         Settings,
         typer.Option(
             "--head",
-            help="Number of labels of a tier that has its own head, for example w1.00-d2=5.",
+            help="Number of labels of a tier with its own head, for example w1.00-d2=5.",
             rich_help_panel="Model",
         ),
     ] = None
@@ -147,7 +147,7 @@ class ExportArguments:
     clip_value: Annotated[
         float | None,
         typer.Option(
-            help="Clip each entry of the gradient to this, before the norm is clipped.",
+            help="Clip each entry of the gradient to this absolute value before clipping the norm.",
             rich_help_panel="Recipe",
         ),
     ] = None
@@ -213,8 +213,8 @@ class ExportArguments:
         int | None,
         typer.Option(
             min=1,
-            help="Number of tiers to export in parallel; by default, as many as the cores and"
-            " 1.5 GB of memory for all of them allow.",
+            help="Number of tiers to export in parallel; by default, as many as the number of"
+            " cores and a total of 1.5 GB of memory allow.",
             rich_help_panel="Output",
         ),
     ] = None
@@ -230,7 +230,7 @@ class ExportArguments:
         Settings,
         typer.Option(
             help="New name of a tensor of --start, as THEIRS=OURS, for example 'model.*=*';"
-            " 'head.*=' leaves tensors out.",
+            " 'head.*=' omits the matching tensors.",
             rich_help_panel="Start",
         ),
     ] = None
@@ -247,7 +247,7 @@ class ExportArguments:
         typer.Option(
             min=0,
             max=1,
-            help="Smallest share of tensors that --start-partial must load, by default 0.5.",
+            help="Minimum share of tensors that --start-partial must load; 0.5 by default.",
             rich_help_panel="Start",
         ),
     ] = None

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,8 @@ from fleet_protocol.data.samples import print_predictions, read_request
 from fleet_protocol.own_code import require_own_code
 from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, print_text
+from shoal.cli.fleet_export import export_if_changed
+from shoal.cli.local_boards import LocalBoards
 from shoal.cli.progress import RunDisplay
 from shoal.client import Client
 from shoal.extras import needs
@@ -38,12 +41,24 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
     """
     config = load_config(path, FleetConfig).resolved(path.resolve().parent)
     require_own_code(config, path, config.code)
+    config = config.without_export()
     if broker is None:
         return config
     # Only the written keys: the defaults of the others may depend on the address.
     changed = {**config.broker.model_dump(exclude_unset=True), "url": broker}
     settings = validate_config(changed, BrokerConfig, source="--broker")
     return config.model_copy(update={"broker": settings})
+
+
+def prepare_fleet(path: Path, broker: str | None) -> FleetConfig:
+    """Read fleet.toml, and export its model if it has ``[model.export]`` and anything has changed.
+
+    Raises the errors of `read_fleet` and `export_if_changed`.
+    """
+    # Refused before anything of it is run or read.
+    settings = read_fleet(path, broker)
+    export_if_changed(load_config(path, FleetConfig), path)
+    return settings
 
 
 def serve(
@@ -139,14 +154,17 @@ def predict_at(
     print_predictions(answer.model, answer.predictions, as_json=as_json)
 
 
-def do_run(settings: FleetConfig, *, as_json: bool) -> int:
+def do_run(settings: FleetConfig, *, as_json: bool, boards: Sequence[Path] = ()) -> int:
     """Run once, print the outcome, and return the exit code.
 
-    Raises a ShoalError if the run cannot start.
+    `boards` are the configurations of boards that run on this machine meanwhile.
+
+    Raises a ShoalError if the run cannot start, or if one of these boards exits.
     """
+    local = LocalBoards(boards, settings.fleet)
     try:
         # Progress goes to the error stream, so that a pipe gets only the result.
-        with RunDisplay(error_console(), settings.model.arch) as display:
+        with local.running(), RunDisplay(error_console(), settings.model.arch) as display:
             finished = run_fleet(settings, listener=display.show, notify=display.note)
     except KeyboardInterrupt:
         return _left(settings)
@@ -179,7 +197,7 @@ def _left(settings: FleetConfig) -> int:
             steer_run(settings, "stop", "", "ends after the round in progress")
             return INTERRUPTED
     console.print(
-        "detached; the run continues on its server. Watch it with `shoal log -f`, end it with"
+        "detached; the run continues on its server. Watch it with `shoal log -f`, or end it with"
         " `shoal stop`"
     )
     return INTERRUPTED

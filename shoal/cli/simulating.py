@@ -12,7 +12,7 @@ from shoal.cli.console import bytes_text, output_console, seconds_text
 from shoal.cli.progress import Display
 
 if TYPE_CHECKING:
-    from simulation.results.history import RoundRow
+    from simulation.results.rounds import RoundRow
 
 
 class SimulationDisplay(Display):

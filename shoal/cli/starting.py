@@ -34,7 +34,7 @@ def read_start_option(
     if path is None:
         return None
     if least_share is not None and not partial:
-        raise ConfigError("--start-share is about --start-partial; give both, or neither")
+        raise ConfigError("--start-share applies only to --start-partial; give both, or neither")
     return InitialWeights(
         _tensors(path),
         str(path),

@@ -66,7 +66,7 @@ class Network(FrozenModel):
         ssid: name of the Wi-Fi network.
         password: password of the network, 8 to 63 characters for WPA2 or WPA3; empty for an open
             network.
-        country: country code of two letters, such as ``DE``; without a code, the radio stays off.
+        country: two-letter country code, such as ``DE``; without one, the radio stays off.
         hidden: whether the network does not broadcast its name.
         wpa3: whether the network supports only WPA3; not needed for a network with both WPA2 and
             WPA3.
@@ -127,10 +127,10 @@ class FlashConfig(FrozenModel):
         server: address of the broker, ``mqtt[s]://host:port``; with an enrolment, needed only if
             the address differs from the enrolment's.
         insecure: whether to run without identities, on a network that you trust.
-        files: files to copy to the board, into the folder to which paths in ``[data]`` are
-            relative.
+        files: files to copy to the board; they are placed in the folder to which paths in
+            ``[data]`` are relative.
         data: the training data, as in device.toml.
-        settings: further keys of device.toml, such as ``max_width``.
+        settings: additional keys of device.toml, such as ``max_width``.
         network: Wi-Fi.
         ssh: the account that may log in.
     """

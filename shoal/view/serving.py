@@ -161,7 +161,7 @@ def _token(path: Path) -> str:
     if not path.exists():
         write_secret(path, secrets.token_urlsafe(32) + "\n")
     if path.stat().st_mode & 0o077:
-        raise ConfigError(f"others may read the token {path}: chmod 600 {quote(str(path))}")
+        raise ConfigError(f"others can read the token {path}: chmod 600 {quote(str(path))}")
     try:
         # A secret that is mounted is reached by a link; a pipe would wait for a writer.
         token = read_regular(path.resolve(), _MOST_TOKEN_BYTES).decode().strip()

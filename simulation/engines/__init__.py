@@ -1,8 +1,8 @@
 """Engines that compute the tasks of a simulation: local processes, or a Ray cluster."""
 
+from simulation.device_tables import EngineTable
 from simulation.engines.local import LocalEngine
 from simulation.orders import Engine, WorkerSetup
-from simulation.tables import EngineTable
 
 
 def open_engine(config: EngineTable, setup: WorkerSetup) -> Engine:

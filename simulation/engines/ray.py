@@ -18,10 +18,10 @@ from pydantic import TypeAdapter
 from device_runtime.board import available_cores
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import BlobError, ConfigError, TransportError
+from simulation.device_tables import EngineTable
 from simulation.engines.local import WorkerDiedError
 from simulation.engines.parcel import read_state, write_state
 from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
-from simulation.tables import EngineTable
 
 try:
     import ray

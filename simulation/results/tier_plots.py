@@ -25,7 +25,7 @@ from simulation.results.figures import (
     new_figure,
     tick_rounds,
 )
-from simulation.results.history import RoundRow
+from simulation.results.rounds import RoundRow
 
 _BARS = 200  # bars of a plot of tiers; with more bars than pixels, rounds are averaged
 _DEVICE_HEIGHT = 0.1  # inches

@@ -14,8 +14,8 @@ from device_runtime.training.schedule import Indices, Pass
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.targets import counted
 from simulation.torch_backend.batches import BatchSequence, TorchJob, batch_sequences
-from simulation.torch_backend.model import Batch, Stepper
 from simulation.torch_backend.rows import ProximalPull, Rows, UpdateRule
+from simulation.torch_backend.steppers import Batch, Stepper
 from simulation.torch_backend.tally import LossTally
 
 Plan = list[Indices]

@@ -3,7 +3,7 @@
 The results equal those of a board's ONNX step. Orders, batches, random numbers, label masks and the
 bookkeeping of losses are those of `device_runtime.training`, the recipe is that of the manifest
 (specification 1.3). Devices are trained one after the other by the module itself, or several
-together by the same module mapped over their parameters (`simulation.torch_backend.model`),
+together by the same module mapped over their parameters (`simulation.torch_backend.steppers`),
 whatever their numbers of samples.
 
 This module imports torch; a simulation without this backend does not import it.
@@ -39,16 +39,11 @@ from models.architecture import Architecture
 from models.zoo.layers import set_mode
 from simulation.torch_backend.batches import TorchJob, batch_sequences
 from simulation.torch_backend.group import GroupTraining, ReadyJob
+from simulation.torch_backend.losses import losses_of
 from simulation.torch_backend.measuring import StatisticSums
-from simulation.torch_backend.model import (
-    GroupStepper,
-    SingleStepper,
-    Stepper,
-    losses_of,
-    make_model,
-    used_parameters,
-)
+from simulation.torch_backend.model import make_model, used_parameters
 from simulation.torch_backend.rows import Layout
+from simulation.torch_backend.steppers import GroupStepper, SingleStepper, Stepper
 from simulation.torch_backend.tally import LossTally
 
 # Up to here ten devices together took 0.4 to 0.96 of the CPU time they took one by one

@@ -24,6 +24,8 @@ def dying_store(method: str, call: int) -> type[Store]:
     """A store whose process dies after the given call of a method, or update received, has been
     committed.
     """
+    if not hasattr(Store, method):
+        raise SystemExit(f"the store has no method {method}")
     calls = 0
 
     def die_after(self: Store, *args: Any, **settings: Any) -> Any:

@@ -212,10 +212,10 @@ LIES = {
 
 @pytest.mark.attack(
     "member",
-    "Trains honestly, but sends batch norm statistics that are huge or negative, or claims "
-    "that they cover 2^53 batches",
-    "refused with reason and device, or counted as ten times the usual number of batches; "
-    "versions are still evaluated",
+    "Trains honestly, but sends batch norm statistics that are huge or negative, or claims that "
+    "they cover 2^53 batches",
+    "refused with the reason and the device's name, or counted as ten times the usual number of "
+    "batches; the server still evaluates versions",
     "2026-11-29",
 )
 @pytest.mark.parametrize(("mean", "variance", "batches", "reason"), LIES.values(), ids=LIES)

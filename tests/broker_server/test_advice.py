@@ -70,7 +70,7 @@ def test_a_choice_that_never_moves_is_named(opened, end):
     """With what devices measured it is said which Theta would fit; a single other choice is enough
     to say nothing.
     """
-    title = f"Every device takes its {end} sub-model in every round"
+    title = f"Every device trains its {end} sub-model in every round"
     assert title not in said(opened)
     taken, other = ("w0.50-d1", "w1.00-d1") if end == "narrowest" else ("w1.00-d1", "w0.50-d1")
     task = next(task for task in opened.tasks(RUN, 8, "train") if task.metrics is not None)
@@ -91,7 +91,7 @@ def test_a_choice_that_never_moves_is_named(opened, end):
     found = said(opened)[title]
     assert found.kind == "bad"
     assert found.remedy == (
-        'Set strategy.whalefl.theta = "auto" for the next run; 5 would fit what devices measured'
+        'Set strategy.whalefl.theta = "auto" for the next run; 5 would fit the devices\' measurements'
         " in these rounds."
     )
     change(
@@ -123,7 +123,8 @@ def test_a_run_without_a_server_is_named_at_once(unserved):
     advice = find_advice(unserved)[0]
     assert (advice.kind, advice.title) == ("bad", title)
     assert (
-        advice.evidence == f"Round 9 is the newest; no process holds the store {unserved.folder}."
+        advice.evidence
+        == f"Round 9 is the newest; no process is using the store {unserved.folder}."
     )
     assert "`shoal run`" in advice.remedy
     assert "`shoal simulate`" in advice.remedy
@@ -139,7 +140,7 @@ def test_the_end_of_a_run_is_named_with_its_reason(opened):
     advice = find_advice(opened)[0]
     assert (advice.kind, advice.title) == ("bad", "The run failed")
     assert advice.evidence == "1 eligible device after 20 s, 2 needed"
-    assert "`shoal run` begins a new run" in advice.remedy
+    assert "`shoal run` starts a new run" in advice.remedy
     change(opened, schema.runs, schema.runs.c.id == RUN, status="stopped", detail="by Ada")
     stopped = said(opened)["The run was stopped before its last round"]
     assert (stopped.kind, stopped.evidence) == ("info", "by Ada")
@@ -179,10 +180,12 @@ def test_versions_are_judged_by_the_best(opened):
     found = said(opened)["The newest version is much worse than an earlier one"]
     assert found.kind == "bad"
     assert found.evidence == "The newest has 0.5000; version 7 has 0.8250."
-    assert found.remedy.startswith("Its weights were removed")
+    assert found.remedy.startswith("Its weights were deleted")
     for number in range(1, 9):
         judge(opened, number, 0.8 if number == 3 else 0.79)
-    assert "There were 5 evaluations" in said(opened)["The model has stopped improving"].evidence
+    assert (
+        "There have been 5 evaluations" in said(opened)["The model has stopped improving"].evidence
+    )
     for number in range(1, 9):
         judge(opened, number, 0.8 - 0.01 * (8 - number))
     assert not [title for title in said(opened) if "ersion" in title]

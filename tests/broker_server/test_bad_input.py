@@ -128,7 +128,8 @@ def refusals(server) -> dict[str, int]:
 @pytest.mark.attack(
     "member",
     "Sends updates with wrong shapes, types or names, or with infinite numbers",
-    "refused; the log names the reason and the device, and the round closes without the update",
+    "refused; the log gives the reason and the device's name, and the round closes without the "
+    "update",
     "2026-11-28",
 )
 @pytest.mark.parametrize("script", CASES, ids=lambda script: script.__name__)
@@ -154,7 +155,7 @@ def test_a_bad_update_is_refused_and_the_round_closes_without_it(
 @pytest.mark.attack(
     "member",
     "Sends the update of another device as its own",
-    "the update of the other device counts as usual",
+    "the other device's update counts as usual",
     "2026-11-23",
 )
 def test_a_copy_of_another_update_takes_nothing_from_it(url, config, running, fleet, monkeypatch):
@@ -302,8 +303,8 @@ def test_missing_chunks_are_asked_for(url, config, running, fleet):
 
 @pytest.mark.attack(
     "member",
-    "Sends chunks of other tasks and damaged chunks",
-    "counted; the update of the task is unaffected",
+    "Sends damaged chunks, and chunks of other devices' tasks",
+    "counted; the task's update is unaffected",
     "2026-11-21",
 )
 def test_damaged_and_foreign_chunks_are_counted_and_do_no_harm(url, config, running, fleet):
@@ -368,8 +369,9 @@ def test_a_message_for_another_round_is_refused_and_the_right_one_still_counts(
 
 @pytest.mark.attack(
     "member",
-    "Accepts a task with a tier that it was not offered, or with markup in place of the tier",
-    "refused as `unsupported`; its update still counts for the tier that was offered",
+    "Accepts a task with a tier that the server did not offer, or with terminal markup in place "
+    "of the tier",
+    "refused as `unsupported`; the device's update still counts for the tier that was offered",
     "2026-11-29",
 )
 def test_a_tier_that_was_not_offered_is_not_accepted(url, config, running, fleet):

@@ -77,7 +77,7 @@ def test_nothing_of_a_file_that_is_damaged_goes_out(service, broker, tmp_path):
 @pytest.mark.attack(
     "file",
     "A file of a set is replaced after the set was read",
-    "none of it is published",
+    "the server publishes no part of the new file",
     "2026-11-28",
 )
 def test_nothing_of_a_file_that_was_replaced_goes_out(service, broker, tmp_path):
@@ -154,7 +154,7 @@ def test_a_file_of_the_same_size_and_time_does_not_go_out_instead(
 @pytest.mark.attack(
     "file",
     "A file of a set is overwritten or truncated while it is published",
-    "none of it is published from then on; the server continues",
+    "the server stops publishing the file, and keeps running",
     "2026-11-28",
 )
 @pytest.mark.parametrize("change", ["other bytes", "fewer bytes", "no bytes", "more bytes"])

@@ -109,7 +109,7 @@ except ConnectionError:
 
 @pytest.mark.attack(
     "outsider",
-    "Requests a run through the control socket as another user of the computer",
+    "Requests a run through the control socket as a different user of the computer",
     "the server closes the connection",
     "2026-11-28",
 )
@@ -187,7 +187,7 @@ def test_something_else_in_its_place_is_left_alone(tmp_path, requests, caplog):
 @pytest.mark.attack(
     "outsider",
     "Sends endless, malformed or binary lines to the control socket",
-    "the server closes the connection and continues",
+    "the server closes the connection and keeps running",
     "2026-11-28",
 )
 @pytest.mark.parametrize("what", ["half", "too long", "two lines", "nothing"])
@@ -216,8 +216,8 @@ def test_who_breaks_the_form_is_let_go(tmp_path, requests, monkeypatch, what):
 
 @pytest.mark.attack(
     "outsider",
-    "Opens connections to the control socket until no more are possible",
-    "refused beyond the limit; the run continues",
+    "Opens as many connections to the control socket as possible",
+    "connections beyond the limit are refused; the run continues",
     "2026-11-28",
 )
 def test_there_are_so_many_clients(tmp_path, at_hand, requests):
@@ -337,14 +337,14 @@ def test_refused_clients_write_few_lines(tmp_path, at_hand, caplog):
         for _ in range(50):
             with connected(tmp_path) as late:
                 assert said_to(late) == b""
-    lines = [line for line in caplog.messages if "accepts no further client" in line]
+    lines = [line for line in caplog.messages if "accepts no more clients" in line]
     assert 1 <= len(lines) <= 6
 
 
 @pytest.mark.attack(
     "file",
-    "A packed store has a link to another program's socket in place of its own socket",
-    "no command connects or sends anything there",
+    "A store from somebody else has a link to another program's socket in place of its own socket",
+    "no command connects to that socket or sends anything to it",
     "2026-11-29",
 )
 def test_a_link_in_place_of_the_socket_is_not_followed(tmp_path):

@@ -140,7 +140,7 @@ def said(monkeypatch, capsys, store, command):
 @pytest.mark.attack(
     "file",
     "A database has programs, paths and escape sequences in its rows",
-    "refused; one line names the table, the row and the column",
+    "refused; a one-line error names the table, the row and the column",
     "2026-11-28",
 )
 @pytest.mark.parametrize(("table", "column", "value"), DAMAGE, ids=lambda value: str(value)[:20])
@@ -227,8 +227,8 @@ def test_a_device_that_cannot_be_read_keeps_nobody_away(store, caplog):
 
 @pytest.mark.attack(
     "file",
-    "A database contains names that a shell would execute if somebody copied the printed command",
-    "the names are quoted for a shell",
+    "A database contains names that a shell would execute if somebody copied a printed command",
+    "the names are quoted for the shell",
     "2026-11-28",
 )
 def test_commands_to_copy_are_words_for_a_shell(store, tmp_path):
@@ -353,7 +353,7 @@ def test_a_server_holds_a_run_that_it_cannot_read(table, column, value, store, t
 @pytest.mark.attack(
     "file",
     "A database has a schema whose names are not text",
-    "refused with one line",
+    "refused with a one-line error",
     "2026-11-28",
 )
 @pytest.mark.parametrize("read_only", [True, False])

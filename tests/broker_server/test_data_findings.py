@@ -50,7 +50,7 @@ def test_each_board_and_change_is_one_line(noted):
     assert noted("barn", "values range from 0 to 255", "column 3 is 7") == [first, second]
     third = ("attic", 2, "values range from 0 to 255")
     assert noted("attic", "values range from 0 to 255") == [first, second, third]
-    last = ("barn", 2, "resolved: its data no longer has findings")
+    last = ("barn", 2, "resolved: its data no longer has any findings")
     assert noted("barn") == [first, second, third, last]
 
 

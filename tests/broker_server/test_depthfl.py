@@ -118,6 +118,6 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(PlanError, match="no tier of width 1 is in use"):
         built({"name": "depthfl"}, LAYOUT, (Tier(0.5, 1),))
     settings = TRAIN.model_copy(update={"knobs": {"distillation": 1.0}})
-    with pytest.raises(PlanError, match="cross-entropy of tiny has no number 'distillation'"):
+    with pytest.raises(PlanError, match="cross-entropy of tiny has no parameter 'distillation'"):
         require_knobs(settings, (), "cross-entropy", "tiny")
     require_knobs(settings, ("inner", "distillation"), "all-exits-teach", "tiny")

@@ -75,7 +75,7 @@ def test_a_run_whose_store_stays_locked_is_gone_on_with(url, config, running, fl
         finished = server.wait()
         assert (finished.status, finished.exit_code) == ("stopped", StorageError.exit_code)
         assert "locked; another process, such as a backup" in finished.error
-        assert "the run is not over: start it again" in finished.error
+        assert "the run has not ended: start it again" in finished.error
         assert "INSERT" not in finished.error
         assert "sqlalche" not in finished.error
         locked.free()

@@ -178,7 +178,7 @@ def test_an_exception_from_one_message_is_counted_and_ends_nothing(
 
 @pytest.mark.attack(
     "member",
-    "Requests chunks of a release in the name of another device",
+    "Requests chunks of a release in another device's name",
     "refused",
     "2026-11-23",
 )
@@ -221,7 +221,7 @@ def test_a_bucket_holds_its_rate():
 @pytest.mark.attack(
     "outsider",
     "Sends messages that take a long time to parse",
-    "each counts as several messages in the sender's rate",
+    "each message counts as several messages towards the sender's rate limit",
     "2026-11-23",
 )
 def test_what_is_long_to_read_counts_for_many():

@@ -161,7 +161,7 @@ UNSAFE = {
 @pytest.mark.attack(
     "file",
     "A set has an eval graph with a loop of 2^60 steps, or a constant in another file",
-    "refused by name, before onnxruntime loads it",
+    "refused before onnxruntime loads the graph; the error names the graph",
     "2026-11-28",
 )
 @pytest.mark.parametrize("kind", UNSAFE)
@@ -177,7 +177,7 @@ def test_a_graph_that_no_board_runs_is_not_opened_by_the_server(kind, tmp_path):
 @pytest.mark.attack(
     "file",
     "A graph is replaced after it was checked and before it is loaded",
-    "the checked bytes are loaded",
+    "the server loads the bytes that it checked",
     "2026-11-28",
 )
 def test_the_graph_that_was_checked_is_the_one_that_is_opened(tmp_path, monkeypatch):
@@ -219,7 +219,7 @@ def test_what_onnxruntime_cannot_open_is_not_printed(tmp_path, monkeypatch, capf
 @pytest.mark.attack(
     "file",
     "A set has a graph that fails at run time, and onnxruntime prints coloured lines about it",
-    "refused with one line that names the samples; nothing else is printed",
+    "refused with a one-line error that names the samples; nothing else is printed",
     "2026-11-29",
 )
 def test_what_onnxruntime_cannot_run_is_not_printed(tmp_path, capfd):
@@ -317,7 +317,7 @@ def test_a_graph_at_work_has_a_deadline(tmp_path, monkeypatch):
 @pytest.mark.attack(
     "file",
     "A set has a graph whose run time no check can bound",
-    "its evaluation stops with the server, or after ten minutes",
+    "the evaluation ends when the server stops, or after ten minutes",
     "2026-11-28",
 )
 def test_a_graph_at_work_is_ended_from_outside_and_runs_no_more(tmp_path):

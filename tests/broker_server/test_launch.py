@@ -568,7 +568,7 @@ def test_a_run_outlives_an_embedded_broker_whose_port_another_program_took(
         stopped = server.run(settings)
         assert (stopped.status, stopped.exit_code) == ("stopped", TransportError.exit_code)
         assert f"port {port} on 127.0.0.1 is taken" in stopped.error
-        assert "the run is not over" in stopped.error
+        assert "the run has not ended" in stopped.error
         serves = threading.Thread(target=server.serve)
         serves.start()
         threading.Event().wait(1.5)

@@ -264,7 +264,7 @@ def test_a_run_that_resumes_with_other_code_says_so(config, tmp_path):
         beside.write_text(beside.read_text() + "OTHER = 1\n")
         log_own_code(store, "r1", settings)
         (changed,) = lines(own_code_log.CHANGED)
-        assert changed == f"run r1 resumes with other code than before: {beside} changed"
+        assert changed == f"run r1 resumes with different code than before: {beside} changed"
         log_own_code(store, "r1", settings)
         assert len(lines(own_code_log.CHANGED)) == 1
         log_own_code(store, "r2", config())

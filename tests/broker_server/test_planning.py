@@ -391,8 +391,8 @@ def test_a_manifest_has_plain_names(tmp_path, artifacts, change):
 
 @pytest.mark.attack(
     "file",
-    "The weights of a set become a link after the set was read",
-    "refused by name",
+    "The weights of a set are replaced by a link after the set was read",
+    "refused with an error that names the file",
     "2026-11-28",
 )
 def test_initial_weights_are_not_read_through_a_link_that_came_later(tmp_path, artifacts):
@@ -412,8 +412,8 @@ def test_initial_weights_are_not_read_through_a_link_that_came_later(tmp_path, a
 
 @pytest.mark.attack(
     "file",
-    "A folder of a set becomes a link after the set was read",
-    "the weights are refused by name",
+    "A folder of a set is replaced by a link after the set was read",
+    "the weights are refused with an error that names the file",
     "2026-11-28",
 )
 @pytest.mark.parametrize("depth", [0, 1])

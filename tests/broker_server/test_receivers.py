@@ -356,7 +356,7 @@ def test_a_host_that_is_lost_is_asked_again(outcome, ssh, monkeypatch):
         ({"url": "mqtt://b", "receiver_hosts": ["a"]}, "names 1 hosts for 0 receivers"),
         (
             {"receivers": 1, "receiver_hosts": ["a"]},
-            "need the url of a broker that they reach, not 'embedded'",
+            "need the url of a broker that they can reach, not 'embedded'",
         ),
         (
             {"url": "mqtt://b", "receivers": 1, "receiver_hosts": ["-oProxyCommand=x"]},

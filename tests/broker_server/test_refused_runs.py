@@ -298,9 +298,9 @@ def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables
         ),
         (
             "[robust]\nnorm_bound = 1e308",
-            r"robust: norm_bound and weight_bound are at most 1e\+100",
+            r"robust: norm_bound and weight_bound must be at most 1e\+100",
         ),
-        ("[evaluation]\nthreads = 3000000000", r"evaluation\.threads is at most 1024"),
+        ("[evaluation]\nthreads = 3000000000", r"evaluation\.threads must be at most 1024"),
         ("seed = " + "9" * 5000, "not valid TOML"),
         ("seed = " + "[" * 5000, "not valid TOML"),
     ],

@@ -313,7 +313,7 @@ def test_a_run_goes_on_unjudged_where_its_test_set_was_damaged(
         (note,) = [event for event in store.events(run=finished.run) if event.kind == "not-judged"]
     assert record.evaluation is None
     assert f"{path} is the beginning of an archive" in record.note
-    assert note.detail == f"this run continues, and its versions are not evaluated: {record.note}"
+    assert note.detail == f"this run continues without evaluating its versions: {record.note}"
 
 
 def test_another_configuration_does_not_continue_the_old_run(
@@ -338,7 +338,7 @@ def test_another_configuration_does_not_continue_the_old_run(
     changed = "train.epochs, round.rounds"
     assert (
         old.detail
-        == f"run {new.id} started again from the beginning, with other settings: {changed}"
+        == f"run {new.id} started again from the beginning, with different settings: {changed}"
     )
     assert f"run {old.id} ends unfinished: {old.detail}" in caplog.text
 

@@ -152,7 +152,7 @@ def test_who_has_no_samples_any_more_is_refused():
 
 @pytest.mark.attack(
     "member",
-    "Tries to raise the norm bound, together with a minority of devices",
+    "Tries to raise the norm bound together with a minority of devices",
     "the bound does not rise, because it depends on the median",
     "2026-11-22",
 )
@@ -411,8 +411,8 @@ def farthest(weights):
 
 @pytest.mark.attack(
     "member",
-    "Claims 10^15 samples, so that other updates have almost no weight",
-    "the update counts with the number of samples that the device announced before",
+    "Claims 10^15 samples, so that other updates would have almost no weight",
+    "the update is weighted by the number of samples that the device announced earlier",
     "2026-11-28",
 )
 def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(
@@ -434,7 +434,7 @@ def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(
 @pytest.mark.attack(
     "member",
     "Sends weights multiplied by a million",
-    "refused as `too-far`; the device is named",
+    "refused as `too-far`; the log names the device",
     "2026-11-28",
 )
 @pytest.mark.parametrize(
@@ -574,7 +574,8 @@ def test_a_device_alone_in_its_tier_that_was_away_is_held_to_its_own_last_rounds
 @pytest.mark.attack(
     "member",
     "Is the only device of its tier, and sends a larger update in every round",
-    "other tiers and its earlier updates bound the update; the device is quarantined",
+    "the server bounds the update by those of other tiers and by the device's earlier ones, and "
+    "quarantines the device",
     "2026-11-28",
 )
 def test_a_device_alone_in_its_tier_does_not_grow(url, config, running, fleet):
@@ -611,8 +612,8 @@ def test_of_two_boards_neither_is_unlike_the_other(url, config, running, fleet):
 
 @pytest.mark.attack(
     "member",
-    "Reports its status up to every deadline, but sends no update",
-    "quarantined after repeated misses",
+    "Keeps reporting its status until each deadline, but sends no update",
+    "the server quarantines the device after repeated misses",
     "2026-11-28",
 )
 def test_a_device_that_holds_up_rounds_is_not_asked_for_a_while(url, config, running, fleet):

@@ -83,8 +83,8 @@ def test_more_tiers_than_a_release_takes_are_refused(tmp_path):
             1.0,
             "1 of 1 boards: NAME failed: its self-test failed: no numpy",
         ),
-        ("running 0 0 0", 101.0, "1 of 1 boards: NAME failed: not back in time"),
-        ("trial 7 0 1", 101.0, "1 of 1 boards: NAME failed: not back in time"),
+        ("running 0 0 0", 101.0, "1 of 1 boards: NAME failed: it did not reconnect in time"),
+        ("trial 7 0 1", 101.0, "1 of 1 boards: NAME failed: it did not reconnect in time"),
         ("trial 7 0 1", 99.0, ""),
         ("failed 6 0 0 long ago", 99.0, ""),
     ],
@@ -143,7 +143,7 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
         assert [going.boards[name] for name in NAMES[1:6]] == ["asked"] * 3 + ["not asked"] * 2
         assert read_rollouts(store) == []
     late = over.model_copy(update={"ended": time.time() + 101.0})
-    assert late.outcomes({}, 0.0)["pi-2"] == "failed: not back in time"
+    assert late.outcomes({}, 0.0)["pi-2"] == "failed: it did not reconnect in time"
 
 
 def test_a_paused_rollout_asks_nobody_until_it_goes_on(tmp_path):
@@ -207,7 +207,7 @@ def test_the_gate_holds_the_next_stage_until_tasks_are_finished():
     assert once.judged == {}
     assert (
         once.advance(records, records, 101.0).stopped
-        == f"1 of 1 boards: {name} failed: not back in time"
+        == f"1 of 1 boards: {name} failed: it did not reconnect in time"
     )
     twice = first.with_answers(
         records, 0.5, [(name, TaskPhase.MERGED, None), (name, TaskPhase.LEFT_OUT, None)]

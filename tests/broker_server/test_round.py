@@ -354,6 +354,7 @@ def test_judging_a_tier_that_is_not_exported_is_an_error(url, config, running, f
     """Before anything is trained, with the tiers there are."""
     server = running(config(evaluation={"tier": "w0.25-d1"}), url)
     with pytest.raises(
-        ConfigError, match=r"'w0\.25-d1' is not exported; exported are w1\.00-d1, w0\.50-d1"
+        ConfigError,
+        match=r"'w0\.25-d1' is not exported; the exported tiers are w1\.00-d1, w0\.50-d1",
     ):
         server.wait()

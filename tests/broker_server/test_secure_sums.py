@@ -240,8 +240,9 @@ def test_no_sum_is_opened_where_there_are_too_few(url, config, running, fleet):
 
 @pytest.mark.attack(
     "member",
-    "Deals shares that nobody can open, or accuses all other devices",
-    "refused as `bad-shares`; the device is named, and the sum of the others is opened",
+    "Deals shares that nobody can decrypt, or accuses all other devices",
+    "refused as `bad-shares`; the log names the device, and the server opens the sum of the "
+    "other updates",
     "2026-11-28",
 )
 @pytest.mark.parametrize("lie", ["garbage", "accuse"])
@@ -312,8 +313,8 @@ def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
 
 @pytest.mark.attack(
     "member",
-    "Sends a masked update before the masks are agreed",
-    "refused; the sum of the others is opened",
+    "Sends a masked update before the devices have agreed on the masks",
+    "refused; the server opens the sum of the other updates",
     "2026-11-23",
 )
 def test_an_update_before_its_time_is_refused(url, config, running, fleet):
@@ -342,8 +343,8 @@ def test_an_update_before_its_time_is_refused(url, config, running, fleet):
 
 @pytest.mark.attack(
     "member",
-    "Deals shares too late, so that correct answers of other devices look wrong",
-    "ignored; the sum of the others is opened",
+    "Deals shares too late, so that the correct answers of other devices look wrong",
+    "ignored; the server opens the sum of the other updates",
     "2026-11-28",
 )
 def test_shares_that_come_after_their_step_change_nothing(tmp_path):
@@ -364,8 +365,8 @@ def test_shares_that_come_after_their_step_change_nothing(tmp_path):
 
 @pytest.mark.attack(
     "broker",
-    "Makes a restarted server ask for shares of a sum whose keys the server has lost",
-    "no device is asked for a share",
+    "Makes a restarted server ask for shares of a sum for which the server has lost the keys",
+    "the server asks no device for shares",
     "2026-11-28",
 )
 @pytest.mark.parametrize("comes_late", [1, 3])

@@ -170,8 +170,8 @@ def signatures_of_nothing(_, members):
 
 @pytest.mark.attack(
     "file",
-    "A backup has changed members or a new signature",
-    "refused by name, even with `--trust`",
+    "A backup has modified members or a new signature",
+    "refused even with `--trust`; the error names the backup",
     "2026-11-28",
 )
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
         True,
     ]
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read your key: chmod 600"):
+    with pytest.raises(ConfigError, match="others can read your key: chmod 600"):
         signers(tmp_path / "store")
 
 
@@ -273,8 +273,8 @@ def unsigned(file, store):
 
 @pytest.mark.attack(
     "file",
-    "A stranger's backup names a program in its run",
-    "refused without `--trust`; with it, the name is shown and ignored",
+    "A stranger's backup names a program in the configuration of its run",
+    "refused without `--trust`; with `--trust`, the name is shown and ignored",
     "2026-11-28",
 )
 def test_an_unsigned_backup_needs_trust_which_shows_what_it_names(tmp_path, monkeypatch, capsys):
@@ -377,7 +377,7 @@ def test_a_service_without_a_home_signs_with_the_operators_key_alone(tmp_path, m
 @pytest.mark.attack(
     "file",
     "A backup's database has a trigger, a view or a virtual table",
-    "refused; the message names it",
+    "refused; the error names it",
     "2026-11-28",
 )
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ def measured(file, target, *keys):
 @pytest.mark.attack(
     "file",
     "A backup of half a megabyte unpacks to 500 MB",
-    "refused, with less than 150 MB of memory",
+    "refused, using less than 150 MB of memory",
     "2026-11-28",
 )
 @pytest.mark.slow

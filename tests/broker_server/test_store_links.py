@@ -33,8 +33,8 @@ def contents(folder):
 
 @pytest.mark.attack(
     "file",
-    "A packed store has links in place of its database, its blobs or its other folders",
-    "refused by name, before anything is read, written or removed through them",
+    "A store from somebody else has links in place of its database, its blobs or its other folders",
+    "refused before anything is read, written or removed through a link; the error names the link",
     "2026-11-29",
 )
 @pytest.mark.parametrize("part", PARTS)
@@ -58,8 +58,9 @@ def test_a_store_with_links_is_not_served(part, victim, tmp_path):
 
 @pytest.mark.attack(
     "file",
-    "A packed store has a link or a pipe in place of its database",
-    "every command refuses it by name, at once; no file is created elsewhere",
+    "A store from somebody else has a link or a pipe in place of its database",
+    "every command refuses the store immediately with an error that names the file, and creates "
+    "no file elsewhere",
     "2026-11-29",
 )
 @pytest.mark.timeout(20)

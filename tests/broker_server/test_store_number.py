@@ -28,8 +28,8 @@ FOREIGN = {
 
 @pytest.mark.attack(
     "file",
-    "A packed store has a pipe, a link or invalid bytes instead of its number",
-    "a new number is drawn; nothing hangs, and nothing that the link leads to is published",
+    "A store from somebody else has a pipe, a link or invalid bytes in place of its number file",
+    "a new number is drawn; no command hangs, and nothing from the link's target is published",
     "2026-11-29",
 )
 @pytest.mark.timeout(20)

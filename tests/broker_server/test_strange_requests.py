@@ -110,7 +110,7 @@ def refused(settings):
 @pytest.mark.attack(
     "outsider",
     "Requests a run whose configuration names a function, a path or an address",
-    "refused as `malformed`; nothing is opened or called",
+    "refused as `malformed`; the server opens and calls nothing",
     "2026-11-28",
 )
 @pytest.mark.parametrize("insecure", [False, True])
@@ -190,7 +190,7 @@ NAMED = {
 
 @pytest.mark.attack(
     "outsider",
-    "Requests a run with settings that no request may change",
+    "Requests a run with settings that no request is allowed to change",
     "refused; the answer names the settings",
     "2026-11-28",
 )
@@ -259,8 +259,10 @@ def test_nothing_but_numbers_and_fingerprints_travels(change):
 
 @pytest.mark.attack(
     "outsider",
-    "Leaves a request for a run retained in the broker, for every later start of the server",
-    "refused as `replayed`, with the command that deletes the request; no run begins",
+    "Leaves a retained request for a run in the broker, so that it reaches the server at every "
+    "start",
+    "refused as `replayed`; the message shows the command that deletes the request, and no run "
+    "begins",
     "2026-11-29",
 )
 def test_a_request_that_the_broker_has_retained_begins_no_run(url, config, fleet):
@@ -354,7 +356,7 @@ def test_a_server_without_a_file_takes_no_run_over_mqtt(url, config, fleet, tmp_
 @pytest.mark.attack(
     "outsider",
     "Requests a run over MQTT from a server without identities",
-    "refused and counted; the first answers name the remedy",
+    "refused and counted; the first answers say how to allow such requests",
     "2026-11-28",
 )
 def test_who_asks_where_mqtt_is_closed_is_told_what_to_do(url, config, fleet, tmp_path, caplog):
@@ -406,7 +408,8 @@ def how_it_is(settings, run):
 @pytest.mark.attack(
     "file",
     "A changed database names a function in the configuration of a run",
-    "the run resumes with what the server saved, or is held; the function is never called",
+    "the server resumes the run with the configuration that it saved, or puts it on hold; it "
+    "never calls the function",
     "2026-11-28",
 )
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "restored"])
@@ -533,8 +536,8 @@ def renamed_in(store, run):
 
 @pytest.mark.attack(
     "file",
-    "A packed store folder has its own saved configuration",
-    "the run is held, because the signature is not the user's",
+    "A store folder from somebody else has its own saved configuration",
+    "the server puts the run on hold, because the signature is not the user's",
     "2026-11-28",
 )
 @pytest.mark.parametrize("attack", ["entry point", "artifacts"])

@@ -7,7 +7,8 @@ from typing import Any
 
 from device_runtime.training.choosers.adaptive import Progress, choose, normalise, observe, quantise
 from fleet_protocol.sizing import SizingConstants
-from simulation.clock import Clock, ClockConfig, ClockTable, DeviceType, Load
+from simulation.clock import Clock, Load
+from simulation.clock_settings import ClockConfig, ClockTable, DeviceType
 from tests.conformance.entry import Check, Entry
 
 __all__ = ["HANDLERS"]

@@ -487,7 +487,7 @@ def test_a_board_says_what_it_trains_on(tmp_path):
             device.wait_log("task=t2 epoch ")
             device.kill()
             device.start()
-            device.wait_log("trains on CPU (the agent died in this task)")
+            device.wait_log("trains on CPU (the agent died during this task)")
         finally:
             device.kill()
 

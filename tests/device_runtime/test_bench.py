@@ -35,7 +35,7 @@ def test_every_set_of_a_folder_is_measured(tmp_path):
 
 
 def test_a_folder_without_sets_says_where_they_come_from(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no artifact set: `shoal export` writes them"):
+    with pytest.raises(ConfigError, match=r"contains no artifact set: `shoal export` writes them"):
         next(costs(tmp_path, 10))
 
 

@@ -124,7 +124,7 @@ def test_a_board_that_is_well(system):
         (
             lambda s: s.route(eth0=100, wwan0=50),
             "metered",
-            "its network is wwan0, which costs money",
+            "it is on the metered network wwan0",
         ),
         (
             lambda s: s.pressure("memory", 20.5),
@@ -256,7 +256,7 @@ def test_an_interface_of_either_family_counts(system):
     routes(rows)
     assert reasons(system, metered=("wwan*",)) == {}
     routes([row for row in rows if row[2] != "eth0"])
-    assert "its network is wwan0" in reasons(system, metered=("wwan*",))["metered"]
+    assert "it is on the metered network wwan0" in reasons(system, metered=("wwan*",))["metered"]
     routes([])
     system.route()
     assert seen(system, metered=("wwan*",))["metered"].text == "no default route"
@@ -462,7 +462,7 @@ def test_doctor_shows_each_condition_with_its_reading(tmp_path, system, monkeypa
         "condition celsius": (
             "warning",
             (
-                "the temperature: 81 °C; now it would pause: the temperature rose above 80 °C; it "
+                "the temperature: 81 °C; the board would pause now: the temperature rose above 80 °C; it "
                 "continues at 70 °C"
             ),
         ),

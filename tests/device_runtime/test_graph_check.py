@@ -229,7 +229,7 @@ def test_an_output_that_grows_with_the_batch_is_refused() -> None:
 
 @pytest.mark.attack(
     "broker",
-    "Offers a graph with a constant that it reads from a file of the board",
+    "Offers a graph with a constant that would be read from a file on the board",
     "refused as `unsafe-graph`",
     "2026-11-22",
 )
@@ -249,7 +249,7 @@ def test_an_initializer_in_a_file_of_the_board_never_loads(tmp_path) -> None:
 
 @pytest.mark.attack(
     "broker",
-    "Offers a graph with control flow, functions or foreign operators",
+    "Offers a graph with control flow, functions or operators that the exporter does not use",
     "refused as `unsafe-graph`",
     "2026-11-22",
 )
@@ -445,7 +445,7 @@ def test_bytes_that_are_changed_never_hang_or_crash_the_reader(changes, cut) -> 
 
 @pytest.mark.attack(
     "outsider",
-    "Sends arbitrary bytes as a graph",
+    "Sends arbitrary bytes in place of a graph",
     "refused as `unsafe-graph`",
     "2026-11-22",
 )

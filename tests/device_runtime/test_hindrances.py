@@ -182,7 +182,7 @@ def test_a_radio_without_a_country(tmp_path, monkeypatch):
     assert radio().level == "ok"
     (tmp_path / "rfkill1" / "soft").write_text("1\n")
     assert radio().level == "warning"
-    assert "write `country` in [network] of flash.toml" in radio().detail
+    assert "set `country` in [network] of flash.toml" in radio().detail
 
 
 def test_a_full_card_in_doctor(tmp_path, monkeypatch):

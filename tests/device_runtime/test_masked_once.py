@@ -38,7 +38,7 @@ def deal(scene: Scene, accepts: int, shares: int) -> None:
 @pytest.mark.attack(
     "broker",
     "Makes a restarted device mask the same update again",
-    "the device leaves the sum",
+    "the device drops out of the sum",
     "2026-11-28",
 )
 def test_a_device_that_was_killed_after_masking_leaves_the_sum(tmp_path, broker, tiny):

@@ -52,7 +52,7 @@ def open_sum(server, device, offer):
 
 @pytest.mark.attack(
     "broker",
-    "Asks a device for shares of a second sum of one version",
+    "Asks a device for shares of a second sum of the same version",
     "refused as `sum-opened`, even after a restart",
     "2026-11-28",
 )
@@ -201,7 +201,7 @@ def sequences(folder, count):
 
 @pytest.mark.attack(
     "broker",
-    "Tries, as a dishonest server, to open two sums of one version, in 200 random sequences",
+    "Tries in 200 random sequences, as a dishonest server, to open two sums of the same version",
     "no two opened sums differ by fewer than `least` devices",
     "2026-11-28",
 )

@@ -188,7 +188,7 @@ def test_of_sets_a_board_wants_those_of_its_tier(member, last, settings, tier):
     ("changes", "settings", "why"),
     [
         ({}, {"max_width": 0.25}, "tiers w1.00-d2 are beyond this board's limits"),
-        ({"expires": 5}, {}, "it has expired; the operator signs it again with a new rollout"),
+        ({"expires": 5}, {}, "it has expired; the operator can sign it again with a new rollout"),
     ],
 )
 def test_sets_that_do_not_fit_are_told(member, changes, settings, why):

@@ -117,4 +117,4 @@ def test_a_board_that_cannot_train_joins_and_says_why(tmp_path):
             device.kill()
     profile = server.profiles[0]
     assert "libgomp.so.1" in profile.unable
-    assert "this board joins, but it cannot train" in device.log()
+    assert "this board has joined, but it cannot train" in device.log()

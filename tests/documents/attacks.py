@@ -17,17 +17,26 @@ __all__ = ["ATTACKERS", "PAGE", "Attack", "attacks_in", "read_attacks", "render"
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "attacks.md"
 ATTACKERS = {
-    "outsider": ("Outsiders", "Clients of the broker without an enrolment, and other users."),
-    "member": ("Devices", "Devices with an enrolment of the fleet."),
-    "broker": ("Brokers and servers", "A broker, or a server that somebody has taken over."),
+    "outsider": (
+        "Outsiders",
+        "Clients of the broker that have no enrolment, and other users of the computer.",
+    ),
+    "member": ("Devices", "Enrolled devices of the fleet that do not follow the protocol."),
+    "broker": (
+        "Brokers and servers",
+        "A malicious broker, or a server that somebody has taken over.",
+    ),
     "page user": ("Users of the page", "Clients of the page that `shoal up --view` serves."),
-    "file": ("Files", "Files that somebody gives to an operator, and files that were changed."),
+    "file": (
+        "Files",
+        "Files that an operator receives from somebody else, and files that were modified.",
+    ),
 }
 _HEAD = """# Attacks
 
-This page lists every attack that a test tries, and its result. `make docs` generates the page from the marks of the
-tests (`@pytest.mark.attack`). "Refused by name" means that the message names what was refused. The date is the day on
-which the test got its present form. [Security](security.md) explains the defences and the remaining risks.
+This page lists every attack that a test tries, together with its result. `make docs` generates the page from the marks
+of the tests (`@pytest.mark.attack`). The date is the day on which the test got its present form.
+[Security](security.md) explains the defences and the remaining risks.
 
 {counts}
 """

@@ -59,7 +59,7 @@ _CODES = {  # beside those of the tree of errors
 }
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _CHOICE = {
-    "kind": "selects this form of the table.",
+    "kind": "selects this variant of the table.",
     "type": "kind of the message.",
     "v": "version of the protocol.",
     "schema_version": "version of the format of this request.",
@@ -194,8 +194,8 @@ PRINTED: Mapping[str, Any] = MappingProxyType(
             "device": "id of the device",
             "outcome": "outcome of the rollout on the device",
             "version": "version of Shoal, as last reported",
-            "release": "number of the release; all records have the same",
-            "state": "state of the rollout; all records have the same",
+            "release": "number of the release, the same in all records",
+            "state": "state of the rollout, the same in all records",
             "stopped": "why the rollout stopped; empty while it continues",
         },
     }
@@ -234,7 +234,7 @@ def _printed(kind: Any, name: str, about: str) -> Iterator[tuple[str, str]]:
     elif inspect.isclass(of) and issubclass(of, Mapping):
         yield from _printed(parts[1], f"{name}.<name>", about)
     elif of in {tuple, list} and (get_args(parts[0]) or issubclass(parts[0], BaseModel)):
-        yield name, f"{about} The list may be empty; its entries have these parts:"
+        yield name, f"{about} This list can be empty; the rows below describe its entries."
         yield from _printed(
             parts[0], f"{name}.<{'number' if get_args(parts[0]) else 'name'}>", about
         )
@@ -249,8 +249,8 @@ def _json() -> Iterator[str]:
         "",
         "With `--json`, a command prints one record or a list of records. Records are flat: nested",
         "values have dotted names, and a value is text, a number, true, false, null, or a list of",
-        "these. Other lists are flat as well: the name or number of an entry is part of the dotted",
-        "name. All records of a list have the same names. A missing value is null. In `jq`, quote",
+        "these. Other lists are flattened: the name or number of an entry is part of the dotted",
+        "name. All records in a list have the same names. A missing value is null. In `jq`, quote",
         "a dotted name: `shoal rounds --json | jq '.[].\"round.state\"'`. In pandas,",
         "`pandas.read_json` turns a list into a table. With `--watch`, each output is one line;",
         "`log` prints one record per line. The predictions of a board are one record with two",

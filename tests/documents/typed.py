@@ -109,6 +109,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/install.md", "git clone REPOSITORY shoal"): _CLONE,
     ("docs/install.md", "make -C shoal *"): _MAKE,
     ("docs/install.md", "pip install *"): _PIP,
+    ("docs/own-model.md", "shoal run --board *"): _TEMPLATES,
     ("docs/own-model.md", "*"): _TUTORIAL,
     ("docs/benchmarks/demo.md", "SHOAL_DATA=/path/to/data shoal demo --data mnist"): Never(
         "takes minutes and MNIST; tests/documents/stored_tables.py has its figures, `make demo` "

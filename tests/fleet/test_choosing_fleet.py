@@ -22,10 +22,11 @@ from models.layout import Layout
 from models.registry import Registry, infer_layout
 from models.tier import Tier
 from simulation.board_times import BoardTimes
-from simulation.clock import Clock, ClockConfig, ClockTable, DeviceType
+from simulation.clock import Clock
+from simulation.clock_settings import ClockConfig, ClockTable, DeviceType
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import iid
-from simulation.tables import DeviceGroup
+from simulation.device_tables import DeviceGroup
 from tests.brokers import any_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import FLEET

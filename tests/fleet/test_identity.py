@@ -238,8 +238,9 @@ def test_an_enrolled_fleet_trains_over_tls_and_lets_nobody_else_in(ground):
 
 @pytest.mark.attack(
     "outsider",
-    "Sends offers, cancellations, acknowledgements, chunks and run requests in the name of the server or of a device",
-    "refused as `forged` or `replayed`, and counted; the run ends as it does without them",
+    "Sends offers, cancellations, acknowledgements, chunks and run requests in the name of the "
+    "server or of a device",
+    "refused as `forged` or `replayed`, and counted; the run ends as it would without them",
     "2026-11-22",
 )
 @pytest.mark.slow
@@ -568,8 +569,8 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
 
 @pytest.mark.attack(
     "member",
-    "Subscribes to tasks and updates of others",
-    "the broker's access rules deliver nothing",
+    "Subscribes to the tasks and updates of other devices",
+    "the broker's access rules prevent it; nothing is delivered",
     "2026-11-22",
 )
 def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp_path):

@@ -44,7 +44,7 @@ def heard(inbox, kind, topic):
 
 @pytest.mark.attack(
     "outsider",
-    "Replaces a device's retained key and papers in the broker with its own messages",
+    "Replaces the retained messages with a device's key and papers by its own messages",
     "refused as `forged`; the server sends both again",
     "2026-11-23",
 )
@@ -91,7 +91,7 @@ def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path
 
 @pytest.mark.attack(
     "outsider",
-    "Leaves an old status of a device retained in the broker, for the next server",
+    "Leaves an old retained status of a device in the broker for the next server",
     "refused as `replayed`; the device counts as online",
     "2026-11-28",
 )
@@ -154,8 +154,9 @@ def two_members(tmp_path):
 
 @pytest.mark.attack(
     "member",
-    "Connects under the session of another device, to disconnect that device",
-    "the name of a session is derived from a secret; the other device stays connected",
+    "Connects with another device's session name, to disconnect that device",
+    "it cannot, because the session name is derived from a secret; the other device stays "
+    "connected",
     "2026-11-28",
 )
 def test_no_member_takes_the_session_of_another(tmp_path):
@@ -195,8 +196,8 @@ def test_no_member_takes_the_session_of_another(tmp_path):
 
 @pytest.mark.attack(
     "member",
-    "Subscribes to everything and disconnects, so that the broker keeps all messages",
-    "Mosquitto keeps at most 512 MB for the session",
+    "Subscribes to everything and disconnects, so that the broker stores all messages",
+    "Mosquitto stores at most 512 MB for the session",
     "2026-11-23",
 )
 def test_what_waits_in_mosquitto_for_a_member_that_is_away_is_bounded(tmp_path, monkeypatch):
@@ -274,8 +275,8 @@ def test_a_board_that_is_renewed_after_its_end_says_that_it_is_there(ground, mon
 
 @pytest.mark.attack(
     "outsider",
-    "Leaves false statuses of devices retained in the broker",
-    "the server asks these devices for their status, and selects them",
+    "Leaves false retained statuses of devices in the broker",
+    "the server asks these devices for their status, and then selects them",
     "2026-11-28",
 )
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def with_liar(lie, victims):
 @pytest.mark.attack(
     "member",
     "Lies in any step of a secure sum before updates are sent",
-    "a proof identifies the device; no other device is accused",
+    "the server can prove which device lies; it accuses no other device",
     "2026-11-28",
 )
 @pytest.mark.parametrize("lie", ["sealed", "wrong shares", "checks", "openings"])
@@ -124,7 +124,7 @@ def test_a_dealer_that_opens_nothing_is_the_liar():
 @pytest.mark.attack(
     "member",
     "Reveals a wrong share when a sum is opened",
-    "the device is named; the shares of the others restore the secret",
+    "the log names the device; the server restores the secret from the other shares",
     "2026-11-28",
 )
 @pytest.mark.parametrize("victims", [["d5"], NAMES])
@@ -142,8 +142,9 @@ def test_who_reveals_wrong_shares_is_named(victims):
 
 @pytest.mark.attack(
     "member",
-    "Reveals wrong shares when no spare shares exist, so that other devices look dishonest",
-    "no device is accused, and no sum uses wrong secrets; one more share identifies the device",
+    "Reveals a wrong share when there are no spare shares, so that other devices could look "
+    "dishonest",
+    "the server accuses no device, and uses no wrong secret; one more share identifies the device",
     "2026-11-28",
 )
 def test_without_a_share_to_spare_nobody_is_accused():

@@ -223,8 +223,8 @@ STRANGE_NAMES = (
 
 @pytest.mark.attack(
     "outsider",
-    "Announces itself under a name with look-alike letters, slashes, wildcards or line ends",
-    "such a name cannot be enrolled, and messages under it count for no device",
+    "Connects under a name with look-alike letters, slashes, wildcards or line breaks",
+    "such a name cannot be enrolled, and messages with such a name do not count for any device",
     "2026-11-29",
 )
 @pytest.mark.parametrize("name", STRANGE_NAMES, ids=ascii)
@@ -260,7 +260,7 @@ STRANGE_METRICS = {
 
 @pytest.mark.attack(
     "member",
-    "Reports negative, infinite or impossible values of samples, labels, losses or times",
+    "Reports negative, infinite or impossible numbers of samples, labels, losses or times",
     "refused as `malformed`",
     "2026-11-29",
 )
@@ -288,7 +288,8 @@ BROKEN_FRAMES = {
 @pytest.mark.attack(
     "member",
     "Sends chunks that have a wrong position or length, or that unpack to 50 MB",
-    "refused by name, with little memory; no other chunk is overwritten",
+    "refused without using much memory; the error says what is wrong, and no other chunk is "
+    "overwritten",
     "2026-11-29",
 )
 @pytest.mark.parametrize("frame", BROKEN_FRAMES.values(), ids=BROKEN_FRAMES)
@@ -324,7 +325,7 @@ HEADERS = {
 @pytest.mark.attack(
     "file",
     "Weights have a header whose tensors overlap, leave gaps, or have impossible sizes",
-    "refused by name",
+    "refused with an error that names the file",
     "2026-11-29",
 )
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
@@ -337,7 +338,7 @@ def test_tensors_lie_one_after_the_other(header):
 
 @pytest.mark.attack(
     "broker",
-    "Asks a device for a secure sum of its own update only, or of none",
+    "Asks a device for a secure sum of only its own update, or of no updates",
     "refused as `malformed`; the device sends nothing",
     "2026-11-29",
 )

@@ -85,7 +85,7 @@ def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
 
 @pytest.mark.attack(
     "outsider",
-    "Repeats a genuine message, or moves it to another topic",
+    "Replays a genuine message, or sends it on another topic",
     "refused as `replayed` or `forged`",
     "2026-11-22",
 )
@@ -106,7 +106,7 @@ def test_a_message_is_taken_once_and_in_order(fleet):
 @pytest.mark.attack(
     "member",
     "Runs a copy of another device's enrolment",
-    "refused as `replayed`, with the command that invalidates both copies",
+    "refused as `replayed`; the log shows the command that invalidates both copies",
     "2026-11-23",
 )
 def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both(tmp_path):
@@ -149,8 +149,8 @@ def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
 
 @pytest.mark.attack(
     "broker",
-    "Publishes an old farewell of a device, so that it counts as offline",
-    "refused as `replayed` if the farewell is of an earlier session",
+    "Publishes an old farewell of a device, so that the device would count as offline",
+    "refused as `replayed` if the farewell belongs to an earlier session",
     "2026-11-22",
 )
 def test_a_farewell_counts_as_the_last_of_its_session(fleet):
@@ -172,8 +172,8 @@ def test_a_farewell_counts_as_the_last_of_its_session(fleet):
 
 @pytest.mark.attack(
     "broker",
-    "Repeats an offer to a device after its restart",
-    "refused as `replayed`, even without a clock",
+    "Replays an offer to a device after the device has restarted",
+    "refused as `replayed`, even if the device has no clock",
     "2026-11-22",
 )
 def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
@@ -194,7 +194,7 @@ def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
 
 @pytest.mark.attack(
     "outsider",
-    "Repeats an earlier status or farewell to a server that was restarted",
+    "Replays an earlier status or farewell to a server that has restarted",
     "refused as `replayed`",
     "2026-11-28",
 )
@@ -280,7 +280,7 @@ def test_a_session_is_kept_before_it_is_used(tmp_path, monkeypatch):
 
 @pytest.mark.attack(
     "outsider",
-    "Creates a fleet with the same name, and signs with its own keys",
+    "Creates a fleet with the same name, and signs messages with the keys of that fleet",
     "refused as `forged`",
     "2026-11-22",
 )
@@ -303,8 +303,8 @@ def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
 
 @pytest.mark.attack(
     "member",
-    "Continues to send after it was revoked, or with an older enrolment",
-    "refused as `revoked`, without a restart of the server",
+    "Keeps sending after its revocation, or uses an older enrolment",
+    "refused as `revoked`, even if the server has not restarted",
     "2026-11-22",
 )
 def test_revoked_expired_and_superseded_members_are_none(tmp_path):
@@ -335,7 +335,7 @@ def test_revoked_expired_and_superseded_members_are_none(tmp_path):
 
 @pytest.mark.attack(
     "member",
-    "Continues to send after its enrolment has expired",
+    "Keeps sending after its enrolment has expired",
     "refused as `revoked`",
     "2026-11-22",
 )

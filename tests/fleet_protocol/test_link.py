@@ -186,7 +186,8 @@ def test_retained_status_and_farewell(broker):
 
 @pytest.mark.attack(
     "broker",
-    "Retains an offer, a request, a reply or a chunk, to repeat it at every connection",
+    "Publishes an offer, a request, a reply or a chunk as a retained message, so that it is "
+    "delivered at every connection",
     "refused as `replayed`, even if the message is signed and is the newest",
     "2026-11-29",
 )
@@ -440,8 +441,8 @@ def test_missing_certificate_files_are_named(tmp_path):
 
 @pytest.mark.attack(
     "file",
-    "An enrolment has a TLS key with a passphrase, so that OpenSSL would wait at the terminal",
-    "refused by name, at once",
+    "An enrolment has a TLS key with a passphrase, for which OpenSSL would wait at the terminal",
+    "refused immediately with an error that names the key",
     "2026-11-29",
 )
 def test_a_key_with_a_passphrase_is_named_and_waits_for_nobody(tmp_path):
@@ -522,7 +523,7 @@ def _packet(connection):
 @pytest.mark.attack(
     "outsider",
     "Publishes on a topic that is not valid text",
-    "ignored; the connection stays",
+    "ignored; the server stays connected",
     "2026-11-23",
 )
 @pytest.mark.parametrize("properties", [b"", b"\x26\0\1k\0\1v"], ids=["plain", "properties"])

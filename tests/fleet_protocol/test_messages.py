@@ -317,7 +317,7 @@ ENDLESS = {
 @pytest.mark.attack(
     "file",
     "A configuration has keys with thousands of dots, or numbers with thousands of digits",
-    "refused with a short line that names the file and the key",
+    "refused with a short one-line error that names the file and the key",
     "2026-11-29",
 )
 @pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)

@@ -11,8 +11,8 @@ from fleet_protocol.errors import StorageError
 
 @pytest.mark.attack(
     "file",
-    "A privileged user names a device file, or a link to one, as the file to write",
-    "refused by name; the device file stays",
+    "A privileged user names a device file, or a link to one, as the output file",
+    "refused with an error that names the file; the device file stays",
     "2026-11-29",
 )
 @pytest.mark.parametrize("kind", ["device", "link", "stream"])

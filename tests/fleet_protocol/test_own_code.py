@@ -85,7 +85,7 @@ def test_a_function_beside_the_file_runs(where, named, project):
 @pytest.mark.attack(
     "file",
     "A configuration names a Python function in another folder",
-    "refused; the message names the file and the folder",
+    "refused; the error names the file and the folder",
     "2026-11-28",
 )
 @WHERE

@@ -229,8 +229,8 @@ def test_a_fleet_of_another_name_than_the_enrolment_is_an_error(folder):
 
 @pytest.mark.attack(
     "broker",
-    "Takes over the server, and withdraws a revocation",
-    "refused; only the operator signs the list",
+    "Takes over the server and tries to withdraw a revocation",
+    "refused, because only the operator can sign the list",
     "2026-11-23",
 )
 def test_who_takes_the_server_over_takes_no_revocation_back(folder):

@@ -42,7 +42,7 @@ def write_bomb(path, width, height):
 @pytest.mark.attack(
     "file",
     "An image of 48 kB unpacks to 20,000 x 20,000 pixels",
-    "refused by name, before it is unpacked",
+    "refused before it is unpacked; the error names the file",
     "2026-11-28",
 )
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_all_images_together_fit_into_memory(tmp_path):
 
 @pytest.mark.attack(
     "file",
-    "An image is PostScript, for which Pillow starts a program",
+    "An image is a PostScript file, for which Pillow would start a program",
     "refused; no program starts",
     "2026-11-28",
 )
@@ -135,7 +135,7 @@ def test_a_packed_idx_file_is_read_as_far_as_it_announces(tmp_path):
 @pytest.mark.attack(
     "file",
     "A data archive unpacks to more data than fits into memory",
-    "refused by name",
+    "refused with an error that names the file",
     "2026-11-28",
 )
 def test_what_an_archive_unpacks_to_is_bounded(tmp_path):

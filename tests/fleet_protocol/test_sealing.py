@@ -96,8 +96,8 @@ def refused(work, *arguments):
 
 @pytest.mark.attack(
     "broker",
-    "Moves a sealed chunk of an update to another task or place",
-    "refused; the chunk opens only for its own task",
+    "Moves a sealed chunk of an update to another task or position",
+    "refused; the chunk can be decrypted only for its own task",
     "2026-11-23",
 )
 @pytest.mark.parametrize("aes", [True, False])
@@ -166,7 +166,7 @@ def envelopes(tmp_path_factory):
 
 @pytest.mark.attack(
     "member",
-    "Forges a chunk of a blob with the fleet's key",
+    "Forges a chunk of a blob, using the fleet's key",
     "refused as `forged`",
     "2026-11-22",
 )
@@ -205,8 +205,8 @@ def test_blobs_are_read_by_members_and_made_by_the_server_alone(folder):
 
 @pytest.mark.attack(
     "member",
-    "Continues to read after it was revoked",
-    "the fleet's key has changed; no chunk opens",
+    "Keeps reading after its revocation",
+    "the server has changed the fleet's key, so the device can decrypt no chunk",
     "2026-11-22",
 )
 def test_a_revoked_device_reads_nothing_that_is_sent_from_then_on(folder):
@@ -397,7 +397,7 @@ def test_keys_survive_a_restart_and_nothing_is_sent_before_the_server_is_heard(f
 
 @pytest.mark.attack(
     "broker",
-    "Uses a stolen key of the server after two renewals",
+    "Uses a stolen server key after the server's keys have been renewed twice",
     "refused as `bad-seal`",
     "2026-11-22",
 )

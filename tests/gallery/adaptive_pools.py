@@ -1,4 +1,4 @@
-"""Adaptive maximum and mean over grids that do not divide the feature map evenly, then repeated
+"""Adaptive max and mean pools over grids that do not divide the feature map evenly, then repeated
 feature maps.
 
 Source: He et al., "Spatial pyramid pooling in deep convolutional networks", TPAMI 37, 2015.

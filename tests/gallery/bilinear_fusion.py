@@ -1,4 +1,4 @@
-"""Two views of a sample multiplied by PyTorch's bilinear layer, beside a gated unit.
+"""Two views of a sample, multiplied by PyTorch's bilinear layer, next to a gated unit.
 
 Source: Kim et al., "Hadamard product for low-rank bilinear pooling", ICLR 2017.
 """

@@ -1,6 +1,6 @@
 """A feature map flattened with its channels last.
 
-Source: models that were written for TensorFlow, whose Flatten follows channels-last convolutions.
+Source: models written for TensorFlow, in which Flatten follows channels-last convolutions.
 """
 
 from torch import Tensor, nn

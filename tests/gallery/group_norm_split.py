@@ -1,6 +1,6 @@
 """Group norm whose channels are cut without regard to the groups; refused.
 
-Source: the README of many repositories that replace BatchNorm by GroupNorm(4, channels).
+Source: the README of many repositories that replace BatchNorm with GroupNorm(4, channels).
 """
 
 from torch import Tensor, nn

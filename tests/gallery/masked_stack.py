@@ -1,8 +1,8 @@
 """A causal stack of PyTorch's encoder layers, with words as the first dimension and one dropout
 layer used twice.
 
-Source: the tutorial "Language modeling with nn.Transformer and torchtext" of PyTorch, its depth
-rates as in timm.
+Source: PyTorch's tutorial "Language modeling with nn.Transformer and torchtext", with depth rates
+as in timm.
 """
 
 import math

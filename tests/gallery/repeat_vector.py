@@ -1,7 +1,7 @@
 """A sequence encoded into one vector, which is repeated and decoded.
 
 Source: Srivastava, Mansimov, Salakhutdinov, "Unsupervised learning of video representations using
-LSTMs", ICML 2015; the RepeatVector of Keras.
+LSTMs", ICML 2015; Keras's RepeatVector.
 """
 
 from torch import Tensor, nn

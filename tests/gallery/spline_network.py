@@ -1,7 +1,7 @@
 """A learned function on every edge: a mixture of bumps over a grid for each pair of units.
 
-Source: Liu et al., "KAN: Kolmogorov-Arnold networks", ICLR 2025, with Gaussian bumps in the place
-of splines.
+Source: Liu et al., "KAN: Kolmogorov-Arnold networks", ICLR 2025, with Gaussian bumps in place of
+splines.
 """
 
 import torch

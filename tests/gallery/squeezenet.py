@@ -1,4 +1,4 @@
-"""Fire modules: a narrow layer, then two kernels side by side; the classifier is a convolution.
+"""Fire modules: a narrow layer, then two parallel kernels; the classifier is a convolution.
 
 Source: Iandola et al., "SqueezeNet", arXiv 1602.07360, as in torchvision (models/squeezenet.py).
 """

@@ -9,23 +9,24 @@ from tests.gallery import GALLERY, Model
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models that can be cut
 
-This table lists more than seventy kinds of models and how Shoal cuts them. `python -m tests.gallery.table` writes the
-table from the models of `tests/gallery`. The [model zoo](zoo.md) lists the architectures that come with Shoal.
+This page lists more than seventy kinds of models and how Shoal cuts them. `python -m tests.gallery.table` generates the
+table from the models in `tests/gallery`. The [model zoo](zoo.md) lists the architectures that come with Shoal.
 
-"Cut" means that Shoal proves the axes of the model. Tests compare slices of the model with the whole model. If a norm
-couples the units, they compare the whole model with a copy whose units are permuted instead. A "refused" model has units
-that are not interchangeable. The export can still refuse an operator of a model that can be cut.
+"Cut" means that Shoal can prove the axes of the model. Tests compare slices of the model with the whole model. If a
+norm couples the units, they instead compare the whole model with a copy whose units are permuted. "Refused" means that
+the units of the model are not interchangeable. Even if a model can be cut, the export can refuse it because of an
+operator that it does not support.
 
-The order of a dimension of a parameter says which entries belong to which unit of an axis:
+The order of a parameter's dimension tells which entries belong to which unit of an axis:
 
 | Order | Meaning |
 |---|---|
 | `25*a` | 25 blocks, one after another, each with one entry for each unit of `a` |
 | `a*25` | 25 consecutive entries for each unit of `a` |
-| `a/group` | one map of each place in a group |
-| `a + b` | a concatenation |
+| `a/group` | one entry for each position within a group of `a`; the groups share these entries |
+| `a + b` | the entries of `a`, followed by the entries of `b` |
 
-| Model | Description | Result, and orders other than the plain one | Source |
+| Model | Description | Result, and any orders other than one entry per unit | Source |
 |---|---|---|---|
 """
 

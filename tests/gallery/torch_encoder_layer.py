@@ -1,6 +1,6 @@
 """torch.nn.TransformerEncoderLayer, whose residual stream is cut inside the heads.
 
-Source: the tutorial "Language modeling with nn.Transformer" of PyTorch.
+Source: PyTorch's tutorial "Language modeling with nn.Transformer".
 """
 
 from torch import Tensor, nn

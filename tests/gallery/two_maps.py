@@ -1,6 +1,6 @@
 """Two concatenated feature maps with the same axis, such as average and maximum.
 
-Source: the concat pooling of fastai (fastai/fastai, layers.py, AdaptiveConcatPool2d).
+Source: fastai's concat pooling (fastai/fastai, layers.py, AdaptiveConcatPool2d).
 """
 
 import torch

@@ -160,7 +160,7 @@ def _empty_blocks(cut):
             _batch_norm,
             (
                 "0 is a BatchNorm1d, whose running averages .* `shoal export --convert` replaces it "
-                "by StaticBatchNorm"
+                "with StaticBatchNorm"
             ),
         ),
         (

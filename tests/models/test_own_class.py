@@ -93,8 +93,8 @@ def test_an_entry_that_does_not_fit_the_run_is_refused(case):
 
 @pytest.mark.attack(
     "file",
-    "The description of a class defines a state of terabytes",
-    "refused; the message names the entry",
+    "The description of a class declares terabytes of state",
+    "refused; the error names the entry",
     "2026-11-28",
 )
 @pytest.mark.parametrize("kind", ["parameter", "left"])

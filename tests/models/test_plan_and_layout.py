@@ -393,8 +393,8 @@ def _with_statistic(document, inner):
 
 @pytest.mark.attack(
     "file",
-    "A layout names sizes for which a server would allocate terabytes",
-    "refused before anything is allocated; the message names the axis or tensor",
+    "A layout declares sizes for which a server would allocate terabytes",
+    "refused before anything is allocated; the error names the axis or tensor",
     "2026-11-28",
 )
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from reproduction.running import ArmResult
 from reproduction.sizes import Sizes
 from reproduction.stored import as_csv, read_points, read_rows, rows_of, stated
 from reproduction.table_file import TABLES, find_experiment
-from simulation.results.history import RoundRow
+from simulation.results.rounds import RoundRow
 
 
 def row(number, accuracy=None, *, local=None, perplexity=None, total=0.0):

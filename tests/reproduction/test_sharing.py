@@ -10,7 +10,8 @@ from reproduction.retiming import rounds_with
 from reproduction.running import TablePart, collect, jobs, run_job
 from reproduction.stored import rows_of
 from reproduction.table_file import find_experiment
-from simulation.results.history import DeviceRow, HistoryWriter, write_history
+from simulation.results.history import HistoryWriter, write_history
+from simulation.results.rounds import DeviceRow
 from simulation.runner import simulate
 from tests.reproduction.test_rendering import row
 from tests.reproduction.test_running import complete

@@ -106,8 +106,8 @@ def test_simulations_differ_by_their_settings_and_not_by_their_files(folders, tm
 
 @pytest.mark.attack(
     "file",
-    "The database of a compared store names a different folder for its artifacts",
-    "nothing in that folder is opened; the recipe is omitted",
+    "The database of a store that is compared names a different folder for its artifacts",
+    "Shoal opens nothing in that folder, and omits the recipe",
     "2026-11-29",
 )
 def test_a_compared_store_opens_no_folder_that_its_database_names(folders, tmp_path):

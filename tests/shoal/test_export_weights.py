@@ -406,7 +406,7 @@ def test_a_file_beside_the_set_is_imported_from_there(
 @pytest.mark.attack(
     "file",
     "The description of a class has code in place of names",
-    "refused; no line with it is printed",
+    "refused; the code is not printed",
     "2026-11-28",
 )
 @pytest.mark.parametrize("field", ["module", "name", "file"])
@@ -469,7 +469,10 @@ def test_what_is_printed_is_of_the_file(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--tier", "w0.25-d1"), r"'w0.25-d1' is not exported; exported are w1.00-d1, w0.50-d1"),
+        (
+            ("--tier", "w0.25-d1"),
+            r"'w0.25-d1' is not exported; the exported tiers are w1.00-d1, w0.50-d1",
+        ),
         (("--version", "7"), r"no version 7; it has versions 0 to 2"),
         (("--best", "--version", "1"), r"--best and --version both"),
     ],

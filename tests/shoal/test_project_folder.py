@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from device_runtime.settings import load_device_config
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, StorageError
 from shoal.cli.main import app
 from tests.shoal.view.stores import RUN, made
 
@@ -38,6 +38,23 @@ def test_commands_take_the_store_of_the_project(project, monkeypatch, words):
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     assert typed(*words.split()) == typed(*words.split(), "--store", "store") != ""
+
+
+def test_view_takes_a_store_as_the_other_commands_do(project):
+    """As an option or as an argument; neither needs a server that is up."""
+    for words in (["--store", "nowhere"], ["nowhere"], ["--store", "store", "nowhere"]):
+        with pytest.raises(StorageError, match="nowhere"):
+            typed("view", *words)
+
+
+def test_backup_takes_the_store_of_the_project(project, monkeypatch):
+    """The folder of a store may stand before the file."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "configuration"))
+    assert "saved store " in typed("backup", "a.zip")
+    (project / "store").rename(project / "elsewhere")
+    assert "saved elsewhere " in typed("backup", "elsewhere", "b.zip")
+    assert "saved elsewhere " in typed("backup", "c.zip", "--store", "elsewhere")
+    assert "one path too many" in typed("backup", "elsewhere", "d.zip", "e.zip")
 
 
 def test_promote_takes_the_project(project):

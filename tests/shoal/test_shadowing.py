@@ -151,7 +151,7 @@ def test_a_device_of_a_local_fleet_starts_there(folder):
     """The agent's own module is found, and nothing of the user's."""
     done = run(*python_module("device_runtime", "--help"), cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "Be a device of a Shoal fleet" in done.stdout
+    assert "Run this board as a device of a Shoal fleet" in done.stdout
 
 
 def test_a_child_finds_the_code_of_its_parent(tmp_path):

@@ -36,7 +36,7 @@ def _table(path, model, capsys):
 
 
 def test_options_that_do_not_belong_together_and_folders_of_nothing_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="--start-share is about --start-partial"):
+    with pytest.raises(ConfigError, match="--start-share applies only to --start-partial"):
         read(tmp_path, partial=False, least_share=0.1)
     with pytest.raises(ConfigError, match="neither a store nor the folder of a checkpoint"):
         read(tmp_path)

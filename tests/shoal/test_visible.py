@@ -120,7 +120,7 @@ MARKUP = "[/red] [bold"
 @pytest.mark.attack(
     "member",
     "Puts markup of the terminal library into names that a display or a table shows",
-    "shown as text; the display continues",
+    "shown as text; the display keeps working",
     "2026-11-29",
 )
 def test_markup_is_text(monkeypatch):
@@ -172,8 +172,8 @@ def foreign(tmp_path):
 
 @pytest.mark.attack(
     "file",
-    "A store has escape sequences in events, names and reasons",
-    "every command prints them in escaped form",
+    "A store contains escape sequences in events, names and reasons",
+    "every command prints the sequences in escaped form",
     "2026-11-28",
 )
 @pytest.mark.parametrize(

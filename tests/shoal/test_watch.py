@@ -146,6 +146,6 @@ def test_what_a_killed_server_knew_of_devices_is_no_longer_said_of_now(store, ca
     assert "unknown" not in served
     unserved = shown()
     assert "unknown" in unserved
-    assert "1 of 1 devices were online when the last one ended; `shoal up`" in unserved
+    assert "1 of 1 devices were online when the last server ended; `shoal up`" in unserved
     assert "yes" not in unserved
     assert json.loads(shown("--json"))[0]["served"] is False

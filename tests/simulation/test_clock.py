@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError
-from simulation.clock import ClockConfig, DeviceClock, Load, load_clock
+from simulation.clock import DeviceClock, Load, load_clock
+from simulation.clock_settings import ClockConfig
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
 WIDTHS = (0.0625, 0.125, 0.25, 0.5, 1.0)

@@ -13,8 +13,8 @@ from fleet_protocol.data.readers import read_idx_file
 from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet, iid
+from simulation.data_tables import DataTable
 from simulation.preparing import _limited
-from simulation.tables import DataTable
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FOLDER = Path(os.environ.get("SHOAL_DATA", SHARED))

@@ -10,7 +10,8 @@ import pytest
 from device_runtime.training.choosers.adaptive import Progress, choose
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.sizing import SizingConstants
-from simulation.clock import ClockConfig, DynamicsConfig, Load, load_clock
+from simulation.clock import Load, load_clock
+from simulation.clock_settings import ClockConfig, DynamicsConfig
 from simulation.dynamics import Conditions
 from simulation.results.history import read_devices
 from simulation.runner import simulate

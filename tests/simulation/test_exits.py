@@ -44,7 +44,7 @@ def test_every_round_has_the_accuracy_of_each_exit(tmp_path):
 def test_a_loss_without_exits_is_refused_before_the_export(tmp_path):
     model = {**DEPTHS["model"], "recipe": {}}
     config = settings(tmp_path / "out", tmp_path / "cache", **{**DEPTHS, "model": model})
-    with pytest.raises(PlanError, match="has no number 'distillation'"):
+    with pytest.raises(PlanError, match="has no parameter 'distillation'"):
         simulate(config)
 
 

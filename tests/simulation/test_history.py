@@ -12,14 +12,12 @@ from fleet_protocol.errors import DataError
 from simulation.results.history import (
     DEVICES,
     METRICS,
-    DeviceRow,
     HistoryWriter,
-    RoundRow,
-    first_reaching,
     read_devices,
     read_history,
     write_history,
 )
+from simulation.results.rounds import DeviceRow, RoundRow, first_reaching
 
 
 def a_round(number: int, accuracy: float | None = None) -> RoundRow:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulation.judges import matthews
-from simulation.results.history import RoundRow, read_history, write_history
+from simulation.results.history import read_history, write_history
+from simulation.results.rounds import RoundRow
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from simulation.data_tables import PartitionTable
 from simulation.runner import simulate
-from simulation.tables import PartitionTable
 from tests.simulation.simulations import settings
 
 TEXT = "the board sends its update and the server merges the update and sends the model "

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError
 from simulation.data.partition import by_subject, cut_shards, deal_shards, in_proportion
-from simulation.tables import PartitionTable
+from simulation.data_tables import PartitionTable
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import DataError
+from simulation.results.curves import Curve
 from simulation.results.figures import save
-from simulation.results.history import Quantity, RoundRow
-from simulation.results.plots import Curve, over_rounds, over_spent, plot_run
+from simulation.results.plots import over_rounds, over_spent, plot_run
+from simulation.results.quantities import Quantity
+from simulation.results.rounds import RoundRow
 from simulation.results.tier_plots import Widths, tier_counts, widths_by_device
 
 

@@ -9,7 +9,8 @@ import pytest
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store.privacy_spent import epsilon_after
 from shoal.cli.simulating import print_rounds
-from simulation.results.history import RoundRow, read_history
+from simulation.results.history import read_history
+from simulation.results.rounds import RoundRow
 from simulation.runner import simulate
 from tests.simulation.simulations import settings, tensors
 

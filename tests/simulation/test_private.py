@@ -5,8 +5,8 @@ import pytest
 
 from broker_server.store import Store
 from fleet_protocol.mapped_tensors import tensors_in
+from simulation.data_tables import PartitionTable
 from simulation.runner import simulate
-from simulation.tables import PartitionTable
 from tests.simulation.simulations import as_a_fleet, settings, tensors
 
 TWO_LABELS = {

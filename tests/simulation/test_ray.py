@@ -24,12 +24,12 @@ from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Upload
+from simulation.device_tables import EngineTable
 from simulation.engines import open_engine
 from simulation.engines.local import LocalEngine, WorkerDiedError
 from simulation.engines.parcel import read_state
 from simulation.orders import DeviceTask, Engine, Failed, Finished, WorkerSetup, WorkOrder
 from simulation.settings import SimulationConfig
-from simulation.tables import EngineTable
 
 ray = pytest.importorskip("ray")
 

@@ -6,8 +6,8 @@ import pytest
 from broker_server.store import Store
 from models import Tier
 from models.tier import HEAD_SHARE
+from simulation.model_tables import ModelTable
 from simulation.runner import simulate
-from simulation.tables import ModelTable
 from tests.marking import mostly_slow
 from tests.simulation.simulations import as_a_fleet, settings, tensors
 

@@ -12,8 +12,8 @@ from simulation.data.datasets import load_dataset
 from simulation.data.held import SampleSplit, VirtualData
 from simulation.data.images import CIFAR_TASKS
 from simulation.data.split import split_data
+from simulation.model_tables import OwnModel
 from simulation.settings import SimulationConfig
-from simulation.tables import OwnModel
 from tests.simulation.test_cifar100 import records
 
 

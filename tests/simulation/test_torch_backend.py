@@ -27,8 +27,8 @@ from fleet_protocol.messages import TrainSettings
 from models import Architecture, Registry, Tier, build
 from simulation.torch_backend import trainer as torch_backend
 from simulation.torch_backend.batches import TorchJob, equal_steps
-from simulation.torch_backend.model import GroupStepper, SingleStepper
 from simulation.torch_backend.rows import Layout
+from simulation.torch_backend.steppers import GroupStepper, SingleStepper
 from simulation.torch_backend.trainer import TorchResult, TorchTrainer
 from tests.adapted import adapted
 from tests.trainer_export.helpers import TINY, shaken

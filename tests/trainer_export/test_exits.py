@@ -200,7 +200,7 @@ def test_a_task_sets_the_numbers_of_the_loss(exported):
     assert "exits.1.head.weight" in moved
     assert not inner & moved
     assert inner <= stepped({"distillation": 0.3, "inner": 0.0})
-    with pytest.raises(RefusedError, match="has no number 'alpha'"):
+    with pytest.raises(RefusedError, match="has no parameter 'alpha'"):
         session.turn_knobs({"alpha": 1.0})
 
 
@@ -216,7 +216,7 @@ def test_models_that_do_not_fit_the_loss_are_refused():
 def test_a_runtime_that_differentiates_by_itself_gets_no_files():
     """It would also move an exit towards those that it teaches."""
     module, signature = tiny("exit_resnet", 0.5, 2)
-    with pytest.raises(UnavailableError, match="takes a part of the outputs as constant"):
+    with pytest.raises(UnavailableError, match="treats a part of the outputs as constant"):
         ort_training.write_artifacts(module, signature, Recipe(loss=AllExitsTeach()))
 
 

@@ -101,7 +101,7 @@ def write_artifacts(
     """
     if recipe.loss.has_constants:
         # The runtime would differentiate those parts, too, and train something else.
-        reason = f"the loss {recipe.loss.name} takes a part of the outputs as constant"
+        reason = f"the loss {recipe.loss.name} treats a part of the outputs as constant"
         raise UnavailableError("ort-training", reason)
     files = _official_files(_forward_model(module, signature, recipe), module)
     training = onnx.load_model_from_string(files[0].data)

@@ -293,7 +293,7 @@ def _batch_norm(
         return _instance_norm(x, None, None, weight, bias, True, momentum, eps)
     raise ExportError(
         "batch norm cannot be exported, because running averages of different sub-models cannot"
-        " be merged; `shoal export --convert` replaces it by StaticBatchNorm of"
+        " be merged; `shoal export --convert` replaces it with StaticBatchNorm of"
         " models.zoo.layers, or use GroupNorm or LayerNorm"
     )
 

@@ -52,8 +52,8 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
             " + 1 / (120 * y**4) - sum(1 / (x + k) for k in range(5))"
         ),
         "erfinv": (
-            "Winitzki's formula, right to 0.4 %: with t = (1 - x * x).log() and s = 4.3307 + t / 2,"
-            " x.sign() * ((s * s - t / 0.147).sqrt() - s).sqrt()"
+            "Winitzki's formula, accurate to 0.4 %: with t = (1 - x * x).log() and s = 4.3307 + t"
+            " / 2, x.sign() * ((s * s - t / 0.147).sqrt() - s).sqrt()"
         ),
         "sparse": "a dense matrix",
         "unfold": (

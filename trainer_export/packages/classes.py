@@ -74,7 +74,7 @@ def load_class(spec: str, arguments: Mapping[str, Any]) -> PackageModel:
             f"--model {spec}: {error}; give its arguments with --set name=value"
         ) from error
     if make is None:
-        raise ConfigError(f"--model {spec}: {attribute} makes no torch module")
+        raise ConfigError(f"--model {spec}: {attribute} does not return a torch module")
     # A boolean is an int in Python, and no number of labels.
     labels = next((name for name in LABEL_NAMES if type(built_with.get(name)) is int), "")
     # The name of an architecture is that of a function: `ResNet18` becomes `res_net18`.

@@ -209,7 +209,7 @@ class _Search:
         for entry in by_size:
             form = depth_form(entry.place, entry.size)
             if has_depth:
-                self._note((entry.place,), None, "is a depth as well, and a model has one")
+                self._note((entry.place,), None, "is a depth as well, and a model has only one")
             else:
                 refusal = self._depth_refusal(form)
                 self._note((entry.place,), None if refusal else form, refusal)

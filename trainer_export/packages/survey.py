@@ -36,7 +36,7 @@ _SAMPLE_WORDS = (
 _CHANNEL_WORDS = ("chans", "in_channels", "num_channels", "input_channels")
 """The same of a plain argument; within a list of stages they are the widths of a stage."""
 
-LATE = "was not tried: the time for discovery was up; pin it with --axis"
+LATE = "was not tried, because the time for discovery ran out; pin it with --axis"
 """Why arguments stay whole that there was no time for."""
 
 
@@ -47,7 +47,7 @@ class Effect(Enum):
     ROUNDED = "is rounded: only large changes move parameters"
     BLOCKS = "changes the number of blocks"
     NONE = "moves no parameter"
-    REFUSED = "takes no other number by itself"
+    REFUSED = "accepts no other number on its own"
     SAMPLE = "describes samples"
     UNKNOWN = "may change anything"
 

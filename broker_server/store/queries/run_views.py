@@ -57,7 +57,7 @@ def find_run(store: Store, run: str | None = None) -> RunRecord:
         return matches[0]
     if matches:
         ids = ", ".join(record.id for record in matches)
-        raise ConfigError(f"{run} is the beginning of {len(matches)} runs: {ids}")
+        raise ConfigError(f"{run} matches the beginning of {len(matches)} runs: {ids}")
     hint = "`shoal run` begins one"
     if records:
         shown_runs = ", ".join(record.shown for record in records[:_MOST_SHOWN])

@@ -27,7 +27,7 @@ class StatusView:
         version: number of the newest global version.
         evaluation: newest evaluation of the global model.
         online: number of connected devices, as last stored.
-        devices: number of devices that ever connected.
+        devices: number of devices that have ever connected.
         refusals: number of refused messages in the run, by reason.
         insecure: whether the run used a network without signatures.
         epsilon: privacy loss (epsilon) of a device's participation in the run so far; None if it is
@@ -38,8 +38,8 @@ class StatusView:
             not support the check.
         seconds_left: estimated seconds until the run's last round ends, based on its newest rounds;
             None unless the run is in progress.
-        repeated: number of versions of the run that repeat an earlier version, each in place of a
-            round.
+        repeated: number of the run's versions that repeat an earlier version and that no round
+            created.
         simulated: whether the run belongs to a simulation.
     """
 
@@ -78,8 +78,8 @@ class RunView:
         strategy: name of the strategy.
         closed: number of closed rounds.
         rounds: number of configured rounds.
-        versions: numbers of the newest version, of the version that it repeats, and of the promoted
-            version.
+        versions: numbers of the newest version, of the version that it repeats (if any), and of the
+            promoted version.
         evaluation: newest evaluation of the global model.
         seconds: duration of the run in seconds, so far or in total.
     """
@@ -102,12 +102,13 @@ class DeviceView:
         phase: phase of the device's newest training task.
         merged: number of the device's updates that are in a global version.
         missed: number of rounds that closed or were abandoned without the device.
-        refused: how often the server refused a message of the device, or the device refused a task.
+        refused: how often the server refused a message from the device, or the device refused a
+            task.
         train_seconds: mean training time of the device's updates, in seconds.
         fetch_seconds: mean time from the offer until the weights were on the device's disk, in
             seconds.
         resident_bytes: largest peak memory that the device reported, in bytes.
-        examples: number of training samples, as last reported.
+        examples: number of training samples that the device last reported.
         evaluation: evaluation on the device's own held-out samples, if there are any, as in
             `TaskMetrics`.
         shared_evaluation: evaluation on the device's held-out samples without its private parts, as
@@ -116,8 +117,8 @@ class DeviceView:
             if it takes part.
         remedy: what to do about it; empty if nothing needs to be done, or if the reason contains
             the remedy.
-        served: whether a server or a simulation is using the store (see `StatusView`). If none is,
-            ``device.online`` shows the device's state at the time when the server stopped.
+        served: whether a server or a simulation is using the store (see `StatusView`). If not,
+            ``device.online`` shows the device's state when the server stopped.
     """
 
     device: DeviceRecord
@@ -154,9 +155,8 @@ class RoundView:
         tasks: training tasks of the round, by device.
         device_accuracy: mean of the devices' accuracies on their own held-out samples; None if no
             device reports one.
-        device_range: lowest and highest of the devices' accuracies on their own held-out samples.
-        device_metrics: values of the recipe's metrics over the held-out samples of all devices
-            together.
+        device_range: lowest and highest accuracy of a device on its own held-out samples.
+        device_metrics: values of the recipe's metrics over the held-out samples of all devices.
         sent_bytes: size in bytes of the weights that the server offered to the round's devices;
             devices that share a plan receive the same copy.
         received_bytes: size in bytes of the updates that arrived.

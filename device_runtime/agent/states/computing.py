@@ -77,7 +77,7 @@ class _Computing(DeviceState):
             return
         ctx.announce_state()
         if task.record.crashes and setup.accelerators is not None:
-            self._on_report(ChosenProvider(CPU, "the agent died in this task"))
+            self._on_report(ChosenProvider(CPU, "the agent died during this task"))
             setup = replace(setup, accelerators=None)
         self._start(self._work(task, manifest), replace(setup, data=agreed.samples), agreed)
 

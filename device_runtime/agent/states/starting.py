@@ -77,7 +77,7 @@ class Starting(DeviceState):
         ctx.measurements.unable = self_test(config.state_dir, backend)
         if ctx.measurements.unable:
             ctx.services.journal.error(
-                f"this board joins, but it cannot train: {ctx.measurements.unable}"
+                f"this board has joined, but it cannot train: {ctx.measurements.unable}"
             )
 
     def _tell_fleet(self, error: Exception) -> None:
@@ -117,7 +117,7 @@ class Probing(DeviceState):
         event = resume_event(ctx.task.record if ctx.task else None, ctx.services.blobs)
         if event is Event.RESUME_POISONED and ctx.task:
             why = _why_poisoned(ctx.task.record)
-            ctx.failure = (RefusalReason.FAILED, f"{why}; it is not tried again")
+            ctx.failure = (RefusalReason.FAILED, f"{why}; it will not be tried again")
         ctx.post(event)
 
     def _resume(self, record: StoredTask) -> None:

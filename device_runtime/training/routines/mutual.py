@@ -138,10 +138,10 @@ def _load_pair(model: OwnModel, task: Task) -> _Pair:
         manifest = task.manifest
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
-            f"the set {model.folder} does not go with this run: "
-            f"{name} is {_words(in_run, in_set)} in the run's {manifest.arch} {manifest.tier} "
-            f"and {_words(in_set, in_run)} in the set's meme {pair.sent.arch} {pair.sent.tier}; "
-            "export the pair for the fleet's model, with --adaptor for what the run does not share",
+            f"the set {model.folder} does not match this run: {name} is {_words(in_run, in_set)}"
+            f" in the run's {manifest.arch} {manifest.tier} and {_words(in_set, in_run)} in the"
+            f" set's meme {pair.sent.arch} {pair.sent.tier}; export the pair for the fleet's"
+            " model, with --adaptor for what the run does not share",
         )
     return _Pair(model, pair, adaptor)
 

@@ -1,4 +1,4 @@
-"""Show what to do next about a run, and why.
+"""Show recommended next steps for a run, and the reasons for them.
 
 Example: shoal advice --watch
 """

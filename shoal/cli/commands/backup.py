@@ -1,6 +1,6 @@
-"""Write a store to one signed file; the store's server may keep running.
+"""Back up a store to one signed file; the server can keep running.
 
-Example: shoal backup store store.zip
+Example: shoal backup store.zip
 """
 
 from pathlib import Path
@@ -8,14 +8,20 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import HERE, AsJson, FleetFolder
+from shoal.cli.common import HERE, AsJson, FleetFolder, StoreFolder
 from shoal.cli.console import print_json, print_text
 from shoal.extras import needs
 
 
 def _backup(
-    store: Annotated[Path, typer.Argument(help="Folder of the server's store.")],
-    file: Annotated[Path, typer.Argument(help="File to write, for example store.zip.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[FOLDER] FILE",
+            help="File to write, for example store.zip; a folder before it overrides --store.",
+        ),
+    ],
+    store: StoreFolder,
     folder: FleetFolder = HERE,
     as_json: AsJson = False,
 ) -> None:
@@ -24,6 +30,11 @@ def _backup(
         from broker_server.store.backup import back_up
         from broker_server.store.restoring import MOST_BYTES, MOST_FILES
 
+    *folders, file = paths
+    if len(folders) > 1:
+        raise typer.BadParameter(f"{file} is one path too many; write: shoal backup [FOLDER] FILE")
+    if folders:
+        (store,) = folders
     keys = signers(store, folder)
     blobs = back_up(store, file, keys)
     size = file.stat().st_size

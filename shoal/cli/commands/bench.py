@@ -1,4 +1,4 @@
-"""Load-test a server with many light devices.
+"""Load-test a server with many lightweight devices.
 
 Example: shoal bench fleet --devices 200
 """
@@ -17,13 +17,15 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 _OPTIONS = {
     "devices": typer.Option(
-        min=1, help="Number of light devices, which use the protocol but do not train."
+        min=1, help="Number of lightweight devices; they use the protocol but do not train."
     ),
     "rounds": typer.Option(
-        min=2, help="Number of rounds; the first round is a warm-up, which is not counted."
+        min=2, help="Number of rounds; the first is a warm-up and is not counted."
     ),
     "payload_bytes": typer.Option(
-        "--payload", min=1024, help="Size in bytes of an update, and of the weights that are sent."
+        "--payload",
+        min=1024,
+        help="Size in bytes of each update, and of the weights that each device receives.",
     ),
     "broker": typer.Option(
         help="Broker: mosquitto, embedded, or mqtt://host:port of a running broker."
@@ -55,7 +57,7 @@ class _Options(FleetBench):
 @app.command("fleet")
 @grouped(_Options, _OPTIONS)
 def _fleet(options: _Options) -> None:
-    """Time rounds with many light devices, and a bare exchange of the same number of bytes.
+    """Time rounds with many lightweight devices, and a plain exchange of the same number of bytes.
 
     Example: shoal bench fleet --devices 200 --rounds 5
     """

@@ -24,7 +24,8 @@ def _data() -> None: ...
 def _fetch(
     name: Annotated[str, typer.Argument(help="Name of the data set.")],
     to: Annotated[
-        Path | None, typer.Option(help="Target folder; by default, the folder in SHOAL_DATA.")
+        Path | None,
+        typer.Option(help="Target folder; by default, the folder that SHOAL_DATA names."),
     ] = None,
 ) -> None:
     """Download a data set, and verify the checksums of its files.

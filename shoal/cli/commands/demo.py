@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Options:
     data: Annotated[
-        str, typer.Option(help="Data set: digits, or mnist from the folder in SHOAL_DATA.")
+        str, typer.Option(help="Data set: digits, or mnist from the folder that SHOAL_DATA names.")
     ] = "digits"
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the preset's.")] = None
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the preset's.")] = (
-        None
-    )
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, instead of the preset's.")] = (
-        None
-    )
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed; overrides the preset's.")] = None
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Number of rounds; overrides the preset's.")
+    ] = None
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Number of epochs; overrides the preset's.")
+    ] = None
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Devices, instead of the preset's.")
+        int | None, typer.Option(min=1, help="Number of devices; overrides the preset's.")
     ] = None
     widths: Annotated[
         str | None,
-        typer.Option(help="Widths of the tiers, instead of the preset's, for example 1,0.5,1/8."),
+        typer.Option(help="Widths of the tiers, for example 1,0.5,1/8; overrides the preset's."),
     ] = None
     baselines: Annotated[
         bool | None, typer.Option(help="Also run the baselines AllSmall and Exclusive.")

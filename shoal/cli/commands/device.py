@@ -60,12 +60,12 @@ def _predict(
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Leave a model with exits at the first exit whose largest share is at least"
-            " this number.",
+            help="In a model with exits, stop at the first exit whose largest probability is at"
+            " least this number.",
         ),
     ] = None,
 ) -> None:
-    """Predict samples with this board's personal model, or else with the fleet's newest model.
+    """Get predictions from this board's personal model, or else from the fleet's newest model.
 
     No network is needed.
 
@@ -107,7 +107,7 @@ def _export_weights(
         typer.Option("--fleet-only", help="Omit this board's private parts."),
     ] = False,
 ) -> None:
-    """Write this board's model as safetensors, including the private parts that no server has.
+    """Write this board's model as safetensors, including its private parts, which no server has.
 
     No network is needed, and nothing is sent.
 
@@ -125,7 +125,7 @@ def _doctor(
     enrolment: Enrolment = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check everything that can prevent this board from training, and name the remedies.
+    """Check everything that can prevent this board from training, and suggest remedies.
 
     The exit code is 0, or the exit code of the first failure.
 

@@ -67,7 +67,7 @@ def _predict(
     ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Predict samples with a board's model, over the fleet's broker.
+    """Get predictions from a board's model, over the fleet's broker.
 
     The predict table of the board's device.toml must allow requests over MQTT.
 

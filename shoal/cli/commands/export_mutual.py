@@ -91,19 +91,19 @@ class _Options:
         str,
         typer.Option(
             help="Parts of the meme that stay on the board: blocks, or modules by path, for"
-            " example head. Needed if the shape of these parts differs from their shape in"
-            " the fleet's model.",
+            " example head. Required if these parts have a different shape in the fleet's"
+            " model.",
             rich_help_panel="Model",
         ),
     ] = ""
     out: Annotated[
-        Path, typer.Option(help="Folder of the mutual sets.", rich_help_panel="Output")
+        Path, typer.Option(help="Folder for the mutual sets.", rich_help_panel="Output")
     ] = Path("sets")
     name: Annotated[
         str,
         typer.Option(
-            help="Subfolder for the sets, by default MEME+PERSONAL; previous sets in this folder"
-            " are replaced.",
+            help="Subfolder for the sets, by default MEME+PERSONAL; the command replaces existing"
+            " sets in it.",
             rich_help_panel="Model",
         ),
     ] = ""
@@ -118,7 +118,7 @@ class _Options:
     clip_norm: Annotated[
         float,
         typer.Option(
-            help="Clip each model's gradient norm to this; 0 for no clipping.",
+            help="Clip the norm of each model's gradient to this value; 0 for no clipping.",
             rich_help_panel="Recipe",
         ),
     ] = 1.0

@@ -1,7 +1,7 @@
-"""Write a global version to a file or folder, and print the lines of Python that load it.
+"""Write a global version to a file or folder, and print the Python code that loads it.
 
-The format transformers writes a folder for from_pretrained, with merged adapters. The format peft
-writes the adapters.
+The transformers format writes a folder for from_pretrained, with the adapters merged. The peft
+format writes only the adapters.
 
 Example: shoal export-weights --best --format torch --out model.pt
 """
@@ -27,8 +27,8 @@ class _Options:
         int | None,
         typer.Option(
             min=0,
-            help="Number of the global version; by default, the promoted version or, without"
-            " one, the newest version.",
+            help="Number of the global version; by default, the promoted version, or the newest"
+            " version if none is promoted.",
         ),
     ] = None
     best: Annotated[

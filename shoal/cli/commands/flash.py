@@ -1,4 +1,4 @@
-"""Prepare boards from one flash.toml: an image, a bundle, a Debian package, or a card's first boot.
+"""Prepare boards from one flash.toml: as an image, bundle or Debian package, or on a card.
 
 Example: shoal flash image --config flash.toml --to /dev/sdb
 """
@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 Config = Annotated[Path, typer.Option(help="Description of the board (flash.toml).")]
 Out = Annotated[
-    Path | None, typer.Option(help="File to write; by default, a file with the board's name.")
+    Path | None, typer.Option(help="File to write; by default, a file named after the board.")
 ]
 _WHEELS_HELP = "Folder for downloaded wheels; by default, a folder in the user's cache."
 Wheels = Annotated[Path | None, typer.Option(help=_WHEELS_HELP)]
@@ -32,29 +32,29 @@ Wheels = Annotated[Path | None, typer.Option(help=_WHEELS_HELP)]
 _CARD_OPTIONS = {
     "config": typer.Option(help="Description of the board (flash.toml)."),
     "out": typer.Option(
-        help="The image, .img or .img.zst; by default, a file with the board's name."
+        help="Image file to write (.img or .img.zst); by default, a file named after the board."
     ),
     "lock": typer.Option(
-        help="File with the digests of packages; read if it exists, otherwise written."
+        help="File with the digests of the packages; used if it exists, created otherwise."
     ),
     "image": typer.Option(
         help="An existing .img file to write with --to, instead of building an image."
     ),
     "to": typer.Option(help="Card to write and verify, such as /dev/sdb."),
-    "yes": typer.Option("--yes", help="Write without asking for the card's name."),
-    "mirror": typer.Option(help="Address of Debian's archive."),
+    "yes": typer.Option("--yes", help="Write without asking you to type the card's name."),
+    "mirror": typer.Option(help="URL of the Debian archive."),
     "wheels": typer.Option(help=_WHEELS_HELP),
 }
 _BATCH_OPTIONS = {
     "config": typer.Option(help="Description of the boards (flash.toml)."),
     "boot": typer.Option(help="Folder where the card's boot partition is mounted."),
     "image": typer.Option(
-        help="An .img or .img.xz file of a system; the command prepares a copy of this file."
+        help="System image (.img or .img.xz); the command prepares a copy of it."
     ),
     "out": typer.Option(help="File for the copy; with --fleet, a folder."),
-    "fleet": typer.Option(help="CSV file with a row for each card; needs --out."),
+    "fleet": typer.Option(help="CSV file with a row for each card; requires --out."),
     "folder": typer.Option(
-        help="The fleet's folder; the command enrols devices there that have no enrolment."
+        help="The fleet's folder, where the command enrols any devices that have no enrolment."
     ),
     "wheels": typer.Option(help=_WHEELS_HELP),
 }
@@ -100,10 +100,10 @@ def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = 
 @app.command("seed")
 @grouped(Batch, _BATCH_OPTIONS)
 def _seed(batch: Batch) -> None:
-    """Prepare the first boot of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi, Shoal.
+    """Prepare the first boot of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi and Shoal.
 
-    With --fleet and without --image, the command writes one folder for each card. Copy the folder
-    to the boot partition of a system that has cloud-init.
+    With --fleet and without --image, the command writes one folder for each card. Copy each folder
+    to the boot partition of a system with cloud-init.
 
     Example: shoal flash seed --config flash.toml --boot /media/bootfs
     """

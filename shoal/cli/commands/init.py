@@ -1,4 +1,4 @@
-"""Create the folder of a fleet with identities, or (--template) a project with a model and data.
+"""Create a fleet's folder with identities, or (--template) a project with a model and data.
 
 With --host, the fleet's server starts an installed Mosquitto. With --broker, the fleet uses your
 own broker, and this command writes the files for it.

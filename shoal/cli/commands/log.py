@@ -1,4 +1,4 @@
-"""Show the log of a server.
+"""Show a server's log.
 
 Example: shoal log --without update-received --follow
 """
@@ -17,9 +17,7 @@ def _log(
     run: RunId = None,
     last: Annotated[
         int,
-        typer.Option(
-            min=1, max=1_000_000, help="Number of lines to show, counted from the newest."
-        ),
+        typer.Option(min=1, max=1_000_000, help="Number of newest lines to show."),
     ] = 50,
     kind: Annotated[
         list[str] | None,

@@ -1,6 +1,6 @@
 """Reproduce a table from a paper, and check the paper's claims against figures from this code.
 
-If a table was stopped, the same command resumes it, without repeating complete arms.
+If the command is interrupted, run it again to resume the table; completed arms are not repeated.
 
 Example: shoal reproduce fedrolex-3 --scale small --out results
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from reproduction.figures import ClaimResult
     from reproduction.report.writing import WrittenTable
     from reproduction.running import Job, TablePart
-    from simulation.results.history import RoundRow
-    from simulation.tables import EngineTable
+    from simulation.device_tables import EngineTable
+    from simulation.results.rounds import RoundRow
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Options:
         str,
         typer.Option(help="Arms to run, separated by commas; by default, the arms of the scale."),
     ] = ""
-    out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("results")
+    out: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("results")
     every: Annotated[bool, typer.Option("--all", help="Run all tables, the main tables first.")] = (
         False
     )
@@ -59,7 +59,7 @@ class _Options:
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Run nothing; write the complete results and their verdicts to this folder."
+            help="Run nothing; write the completed results and their verdicts to this folder."
         ),
     ] = None
     engine: Annotated[str, typer.Option(help="Engine: local or ray.")] = "local"
@@ -263,7 +263,7 @@ def _publish(
 
 def _engine(options: _Options) -> "EngineTable":
     from fleet_protocol.configuration import validate_config
-    from simulation.tables import EngineTable
+    from simulation.device_tables import EngineTable
 
     table = {"kind": options.engine}
     for name in ("address", "workers", "backend", "device", "group"):

@@ -31,11 +31,11 @@ def _restore(
     ] = False,
     most_files: Annotated[
         int | None,
-        typer.Option(min=1, help="Largest number of blobs to restore; 100,000 by default."),
+        typer.Option(min=1, help="Maximum number of blobs to restore; 100,000 by default."),
     ] = None,
     most_bytes: Annotated[
         int | None,
-        typer.Option(min=1, help="Largest number of bytes to restore; 64 GB by default."),
+        typer.Option(min=1, help="Maximum number of bytes to restore; 64 GB by default."),
     ] = None,
     lost_rounds: Annotated[
         int,

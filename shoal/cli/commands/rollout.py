@@ -48,8 +48,8 @@ def _start(
     artifacts: Annotated[
         Path | None,
         typer.Option(
-            help="Send the artifact sets in this folder, of the same model, for the run in"
-            " progress, instead of a runtime."
+            help="Instead of a runtime, send the artifact sets in this folder; they must be of"
+            " the same model as the run in progress."
         ),
     ] = None,
     stages: Annotated[
@@ -179,7 +179,7 @@ def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> N
 
 _steer(
     "pause",
-    "Pause the rollout: boards that the server has asked continue, but it asks no further boards.",
+    "Pause the rollout: boards that have received the request continue, but no others are asked.",
     "is paused: the server does not ask any further boards",
 )
 _steer("resume", "Resume a paused rollout.", "continues")

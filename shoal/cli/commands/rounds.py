@@ -32,7 +32,7 @@ def _show(
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the devices of a round: their updates, norms and weights, and why devices were left out.
+    """Show a round's devices with their updates, norms and weights, and why others were left out.
 
     Example: shoal rounds show 12
     """

@@ -1,7 +1,13 @@
-"""Start a run, on a running server or on a server that works only for this run.
+"""Start a run on a running server, or on a new server that serves only this run.
 
-Example: shoal run --name baseline
+If fleet.toml has the table `model.export`, the command exports the model first, unless it has not
+changed. With --board, boards of this machine take part, and end with the run.
+
+Example: shoal run --board attic.toml --board barn.toml
 """
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -13,14 +19,21 @@ def _run(
     config: FleetFile = FLEET_FILE,
     name: NewName = None,
     broker: BrokerUrl = None,
+    board: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Configuration of a board that this command runs on this machine until the run"
+            " ends; repeat it for each board. Its log is written beside the file.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
-        from shoal.cli.serving import do_run, read_fleet
+        from shoal.cli.serving import do_run, prepare_fleet
 
-    settings = read_fleet(config, broker)
+    settings = prepare_fleet(config, broker)
     if name is not None:
         settings = settings.model_copy(update={"run_name": name})
-    exit_code = do_run(settings, as_json=as_json)
+    exit_code = do_run(settings, as_json=as_json, boards=board or ())
     if exit_code:
         raise typer.Exit(exit_code)

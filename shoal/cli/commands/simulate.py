@@ -1,7 +1,7 @@
 """Simulate a fleet: real rounds with virtual devices and emulated clocks.
 
-If you run the command again with the same configuration, it resumes a simulation that was stopped.
-With more rounds, it adds the missing rounds.
+Run the command again with the same configuration to resume a simulation that was stopped. With more
+rounds, the command adds the missing rounds.
 
 Example: shoal simulate --rounds 50
 """
@@ -19,7 +19,7 @@ from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
 if TYPE_CHECKING:
-    from simulation.results.history import RoundRow
+    from simulation.results.rounds import RoundRow
     from simulation.settings import SimulationConfig
 
 
@@ -32,11 +32,11 @@ class _Options:
     ] = None
     name: NewName = None
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Number of rounds, instead of the configured number.")
+        int | None, typer.Option(min=1, help="Number of rounds; overrides the configuration.")
     ] = None
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed, instead of the configured one.")
-    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed; overrides the configuration.")] = (
+        None
+    )
     workers: Annotated[
         int | None, typer.Option(min=0, help="Number of processes or actors; 0 for one per core.")
     ] = None

@@ -1,4 +1,4 @@
-"""End the run in progress after its current round, or at once.
+"""End the run in progress after its current round, or immediately.
 
 Example: shoal stop --now
 """

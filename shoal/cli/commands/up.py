@@ -1,6 +1,7 @@
 """Run a server (broker, coordinator and store) until it is stopped.
 
-Over MQTT, the server accepts only runs of its own configuration.
+Over MQTT, the server accepts only runs of its own configuration. If fleet.toml has the table
+`model.export`, the command exports the model first, unless it has not changed.
 
 Example: shoal up --view 8420
 """
@@ -53,7 +54,7 @@ class _Options:
     ] = False
     view: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve the page of the store on this port."),
+        typer.Option(min=0, max=65535, help="Serve the store's page on this port."),
     ] = None
 
 
@@ -62,12 +63,12 @@ def _up(options: _Options) -> None:
     with needs("server"):
         from broker_server.settings.broker import BrokerConfig
         from broker_server.settings.fleet import ViewConfig
-        from shoal.cli.serving import read_fleet, serve
+        from shoal.cli.serving import prepare_fleet, serve
 
     own = view = None
     config = _configuration(options)
     if config is not None:
-        own = read_fleet(config, options.broker)
+        own = prepare_fleet(config, options.broker)
         # Check now, not when somebody requests a run.
         own.strategy.require_loadable()
         fleet = options.fleet or own.fleet

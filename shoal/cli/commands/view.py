@@ -1,4 +1,4 @@
-"""Serve a store as a page for the browser, and as an API.
+"""Serve a store as a web page and as an API.
 
 Only operators can make changes.
 
@@ -10,19 +10,19 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import project_store
+from shoal.cli.common import StoreFolder
 from shoal.extras import needs
 
 
 def _view(
-    store: Annotated[
-        Path,
+    store: StoreFolder,
+    folder: Annotated[
+        Path | None,
         typer.Argument(
-            help="Folder of a store, or of results from `reproduce`.",
-            default_factory=project_store,
-            show_default="the store of fleet.toml in this folder, or runs/store",
+            help="Folder of a store, or of results from `reproduce`; instead of --store.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     host: Annotated[
         str,
         typer.Option(
@@ -55,7 +55,7 @@ def _view(
     from fleet_protocol.signals import on_signals
     from shoal.cli.console import error_console
 
-    store = store_of(store)
+    store = store_of(store if folder is None else folder)
     Store(store, read_only=True).close()  # report an unreadable store here, not on the page
     # A thread serves the page, so this one only waits for a signal.
     done = threading.Event()

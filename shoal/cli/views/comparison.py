@@ -231,7 +231,7 @@ def _draw_by_version(
     texts = {}
     for version, values_of_runs in values.items():
         texts[version] = [number_text(value) for value in values_of_runs]
-    print_rows(name, _rows("version", runs, texts), empty="no version was judged")
+    print_rows(name, _rows("version", runs, texts), empty="no version was evaluated")
 
 
 def _summary(run: ComparedRun) -> dict[str, str]:

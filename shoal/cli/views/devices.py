@@ -40,8 +40,8 @@ def _draw(views: Sequence[DeviceView]) -> None:
     unknown = [view for view in views if _online_text(view) == _UNKNOWN]
     if unknown:
         print_text(
-            f"no server works on this store: {len(unknown)} of {len(views)} devices were online "
-            "when the last one ended; `shoal up` or `shoal run` starts one"
+            f"no server is using this store: {len(unknown)} of {len(views)} devices were online"
+            " when the last server ended; `shoal up` or `shoal run` starts one"
         )
     # Below the table, because they are sentences.
     for view in views:

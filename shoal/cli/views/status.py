@@ -41,7 +41,8 @@ def _draw(view: StatusView) -> None:
         print_text(f"  round {view.round.number} is {view.round.state.value}")
     if view.seconds_left is not None:
         print_text(
-            f"  about {seconds_text(view.seconds_left)} left, by the durations of the newest rounds"
+            f"  about {seconds_text(view.seconds_left)} left, based on the durations of the"
+            " newest rounds"
         )
     print_text(f"  {_online_text(view)}")
     wire = bytes_text(view.run.wire_bytes)
@@ -57,12 +58,12 @@ def _draw_desertion(view: StatusView) -> None:
     # A store of a simulation never gets a server.
     if view.is_deserted and view.simulated:
         console.print(
-            "  [bold red]no simulation[/] works on this store, so the run is stopped. `shoal"
-            " simulate` continues it"
+            "  [bold red]no simulation[/] is using this store, so the run is stopped."
+            " `shoal simulate` continues it"
         )
     elif view.is_deserted:
         console.print(
-            "  [bold red]no server[/] works on this store, so the run is stopped. `shoal up` or"
+            "  [bold red]no server[/] is using this store, so the run is stopped. `shoal up` or"
             " `shoal run` continues it"
         )
 

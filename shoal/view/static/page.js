@@ -487,7 +487,7 @@ function fleet() {
         tiles({
           run:
             status.served === false && !run.ended_at
-              ? `${run.status}, but no server works on it`
+              ? `${run.status}, but no server is using its store`
               : run.status,
           rounds: `${status.closed} of ${status.rounds}`,
           ...(status.seconds_left === null

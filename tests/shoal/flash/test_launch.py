@@ -169,8 +169,8 @@ def test_a_trial_that_ends_three_times_is_over(board):
 
 @pytest.mark.attack(
     "file",
-    "A release unpacks outside its folder, or has links",
-    "refused on the board; nothing is written",
+    "A release would unpack files outside its folder, or contains links",
+    "the board refuses it and writes nothing",
     "2026-11-23",
 )
 @pytest.mark.parametrize("kind", ["above", "absolute", "link", "hard", "owner", "noise", "cut"])

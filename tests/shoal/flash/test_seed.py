@@ -385,7 +385,7 @@ def test_what_is_to_be_seeded_must_be_said(shoal, flash):
 @pytest.mark.attack(
     "file",
     "The kernel command line on a card is not valid text",
-    "refused by name; the card is left as it is",
+    "refused with an error that names the file; the card stays unchanged",
     "2026-11-29",
 )
 def test_a_command_line_that_is_no_text_is_named(flash, boot, hollow):

@@ -114,8 +114,8 @@ def test_nobody_acts_without_the_operators_token(store):
 
 @pytest.mark.attack(
     "page user",
-    "Sends `X-Forwarded-For`, so that the log names another address",
-    "the log shows the address of the connection",
+    "Sends `X-Forwarded-For`, so that the log would show another address",
+    "the log shows the connection's real address",
     "2026-11-28",
 )
 def test_no_client_chooses_the_address_in_the_log(store):
@@ -211,7 +211,7 @@ def test_a_run_that_goes_on_is_not_rolled_back(store):
 @pytest.mark.attack(
     "page user",
     "Uses an expired login",
-    "401",
+    "refused with 401",
     "2026-11-22",
 )
 def test_a_login_ends(store, monkeypatch):
@@ -266,7 +266,7 @@ def test_a_rollout_is_stopped_by_who_may(tmp_path):
 
 @pytest.mark.attack(
     "page user",
-    "Makes an operator's browser act from a page of another site",
+    "Makes an operator's browser perform an action from a page of another site",
     "the request is refused because of its origin",
     "2026-11-22",
 )

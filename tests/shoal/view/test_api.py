@@ -223,8 +223,9 @@ def test_a_table_says_which_data_stands_for_the_papers(tmp_path):
 
 @pytest.mark.attack(
     "file",
-    "A packed folder of a fleet has a pipe or a link in place of its rollout or its registry",
-    "refused with one line, at once",
+    "A fleet's folder from somebody else has a pipe or a link in place of its rollout or its "
+    "registry",
+    "refused immediately with a one-line error",
     "2026-11-29",
 )
 @pytest.mark.timeout(30)
@@ -247,8 +248,9 @@ def test_a_folder_of_a_fleet_holds_up_no_page(kind, tmp_path):
 
 @pytest.mark.attack(
     "file",
-    "A packed folder of results has a pipe or a link in place of a table or of its text",
-    "the table is omitted at once; nothing outside the folder is read",
+    "A folder of results from somebody else has a pipe or a link in place of a table or a "
+    "table's text",
+    "the page immediately omits the table, and reads nothing outside the folder",
     "2026-11-29",
 )
 def test_a_folder_of_results_holds_up_no_page(tmp_path):
@@ -303,7 +305,7 @@ def test_a_status_says_whether_a_server_works_on_the_store(store, client):
     assert status["as_of"] >= before
     assert (status["served"], status["seconds_left"]) == (False, None)
     shown = CliRunner().invoke(command, ["status", "--store", str(store)]).stdout
-    assert "no server works on this store" in shown
+    assert "no server is using this store" in shown
     assert "5 of 6 devices were online when the server stopped" in shown
     for holder in (store, store.parent):  # of a server, of a simulation
         with held(holder, "not now"):
@@ -460,7 +462,7 @@ def test_coverage_counts_the_windows_that_rolled(client):
 
 @pytest.mark.attack(
     "page user",
-    "Tries to change the store through requests that read it",
+    "Tries to change the store through read requests",
     "no file of the store changes",
     "2026-11-22",
 )
@@ -503,7 +505,7 @@ def test_lines_come_as_they_are_written(tmp_path, monkeypatch):
 @pytest.mark.attack(
     "page user",
     "Requests the log from a line number that cannot exist",
-    "refused with one line",
+    "refused with a one-line error",
     "2026-11-28",
 )
 @pytest.mark.parametrize(
@@ -519,7 +521,7 @@ def test_a_line_beyond_those_that_can_be_is_refused(store, given):
 
 @pytest.mark.attack(
     "page user",
-    "Embeds the page in another page, or makes the page load a script",
+    "Embeds the page in another page, or makes the page load a foreign script",
     "the headers of every answer forbid both",
     "2026-11-22",
 )
@@ -535,7 +537,7 @@ def test_a_browser_is_kept_strict(client):
 
 @pytest.mark.attack(
     "page user",
-    "Points its own host name to this machine (DNS rebinding)",
+    "Makes its own host name resolve to this machine (DNS rebinding)",
     "the request is refused because of its host name",
     "2026-11-22",
 )
@@ -552,7 +554,7 @@ def test_a_foreign_name_for_this_machine_is_refused(store):
 @pytest.mark.attack(
     "page user",
     "Reads the page or its API without the token",
-    "401; nothing of the store is in the answer",
+    "refused with 401; the answer contains no data from the store",
     "2026-11-22",
 )
 def test_a_token_is_asked_for(store):
@@ -603,8 +605,9 @@ def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
 
 @pytest.mark.attack(
     "file",
-    "A packed store has a pipe, a folder or bytes that are not text in place of a token",
-    "refused by name, at once",
+    "A store from somebody else has a pipe, a folder or bytes that are not text in place of a "
+    "token",
+    "refused immediately with an error that names the file",
     "2026-11-29",
 )
 @pytest.mark.parametrize("kind", ["pipe", "folder", "bytes", "long"])
@@ -636,8 +639,8 @@ def answered(address, request):
 
 @pytest.mark.attack(
     "page user",
-    "Sends endless requests, or opens connections without a request",
-    "the page reads at most 4 kB of a request, and accepts at most 128 connections, each for "
+    "Sends endless requests, or opens connections without sending a request",
+    "the page reads at most 4 kB of a request, and keeps at most 128 connections open, each for "
     "ten seconds",
     "2026-11-23",
 )
@@ -709,8 +712,8 @@ SMUGGLED = (
 
 @pytest.mark.attack(
     "page user",
-    "Requests files outside the page, or the API under another spelling, without a token",
-    "404 or 401; no file and nothing of the store is in the answer",
+    "Requests files outside the page, or alternative spellings of API paths, without a token",
+    "refused with 404 or 401; the answer contains no file and no data from the store",
     "2026-11-29",
 )
 def test_no_spelling_leads_outside_or_past_the_token(store, tmp_path):
@@ -725,9 +728,9 @@ def test_no_spelling_leads_outside_or_past_the_token(store, tmp_path):
 
 @pytest.mark.attack(
     "page user",
-    "Sends two content lengths, a negative or endless one, a chunked body, deeply nested "
+    "Sends two content lengths, a negative or endless length, a chunked body, deeply nested "
     "JSON, or headers of 200 kB",
-    "refused with 400 or 413; the page continues",
+    "refused with 400 or 413; the page keeps working",
     "2026-11-29",
 )
 def test_a_request_has_one_length(store, tmp_path):
@@ -761,7 +764,7 @@ SLOW = {
 @pytest.mark.attack(
     "page user",
     "Sends the body of a login, or a second request, byte by byte or not at all",
-    "the connection ends ten seconds after the request began",
+    "the server closes the connection ten seconds after the request began",
     "2026-11-29",
 )
 @pytest.mark.parametrize("pieces", SLOW.values(), ids=SLOW)
@@ -790,8 +793,8 @@ def test_a_request_arrives_in_its_time(pieces, store, tmp_path, monkeypatch):
 
 @pytest.mark.attack(
     "page user",
-    "Requests the files of the page again and again, and reads no answer",
-    "the connection ends after a minute",
+    "Requests the page's files again and again, but never reads an answer",
+    "the server closes the connection after a minute",
     "2026-11-29",
 )
 def test_an_answer_is_read_in_its_time(store, tmp_path, monkeypatch):

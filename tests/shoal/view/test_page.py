@@ -222,7 +222,7 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     page.get_by_text("The model is much worse on some devices than on others").wait_for()
     titles = page.get_by_role("heading", level=2).all_inner_texts()
     assert titles.index("What to do next") < titles.index("Devices")
-    assert f"({TIERS[1]}) reaches 0.5000" in page.get_by_text("On their own samples").inner_text()
+    assert f"({TIERS[1]}) reaches 0.5000" in page.get_by_text("On its own samples").inner_text()
     show(page, "view=coverage")
     assert (
         page.get_by_role("img", name=f"Tier {TIERS[1]}: ")
@@ -273,7 +273,7 @@ def test_the_log_is_filtered_by_the_server(tmp_path, opened):
         page.get_by_label("Show").select_option("actions of operators")
         page.get_by_text("version 2 is the one to use").wait_for()
         assert page.get_by_text("1.2 MB").count() == 0
-        page.get_by_text("but no server works on it").wait_for()
+        page.get_by_text("but no server is using its store").wait_for()
         page.get_by_text("as of ").wait_for()
 
 

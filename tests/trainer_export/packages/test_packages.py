@@ -122,7 +122,7 @@ def test_a_wrong_axis_is_refused(text: str, words: str) -> None:
         (ENCODER, {}, "input_shape"),
         (ENCODER, {"input_shape": (3, 5), "dim": 3}, "unexpected keyword argument 'dim'"),
         (f"{HERE}:Encodr", {}, "did you mean 'Encoder'"),
-        (f"{HERE}:Sizes", {}, "makes no torch module"),
+        (f"{HERE}:Sizes", {}, "does not return a torch module"),
         ("no_such_package.models:Net", {}, "no_such_package is not installed"),
     ],
 )
