@@ -42,8 +42,8 @@ from fleet_protocol.manifest import noise_input, parameter_input, state_input
 from models import Architecture, Registry
 from models.registry import infer_layout
 from models.tier import WHOLE_SHARE
-from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
+from models.zoo.noise_inputs import feed_noise
 from models.zoo.randomized_model import vocabulary_of
 from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch

@@ -85,9 +85,9 @@ def clock_doubt() -> str:
         return ""
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     return (
-        f"the clock of this board shows {date}, which is before Shoal was installed, so "
-        "certificates will seem not valid yet; synchronise the clock (timedatectl set-ntp "
-        "true), or set it"
+        f"the clock of this board shows {date}, which is before Shoal was installed, so"
+        " certificates will not seem to be valid yet; synchronise the clock (timedatectl set-ntp"
+        " true), or set it"
     )
 
 

@@ -61,7 +61,7 @@ def split_address(address: str, schemes: Collection[str]) -> AddressParts:
     if port is not None and not 0 < port <= _LAST_PORT:
         raise ValueError(f"its port {port} is not between 1 and {_LAST_PORT}")
     if not match["host"].isprintable():
-        raise ValueError("its host has characters that cannot be seen; write it again")
+        raise ValueError("its host has invisible characters; type it again")
     login = match["login"]
     if login is not None and _BROKEN_ESCAPE.search(login):
         raise ValueError(_encode("%"))

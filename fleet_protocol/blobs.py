@@ -159,7 +159,7 @@ def decode_chunk(frame: bytes) -> Chunk:
     if magic == _PACKED:
         payload = _unpack(payload, index, expected)
     if len(payload) != expected:
-        raise BlobError(f"chunk {index} carries {len(payload)} bytes instead of {expected}")
+        raise BlobError(f"chunk {index} has {len(payload)} bytes instead of {expected}")
     if has_digest and chunk_digest(payload) != frame[_HEADER.size : start]:
         raise BlobError(f"chunk {index} does not match its digest")
     return Chunk(index=index, size=size, chunk_bytes=chunk_bytes, payload=payload)

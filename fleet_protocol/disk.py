@@ -9,10 +9,10 @@ from pathlib import Path
 from fleet_protocol.errors import StorageError
 
 _REMEDIES = {
-    errno.EEXIST: "; move the file of this name away, or choose another folder",
+    errno.EEXIST: "; move the file with this name away, or choose another folder",
     errno.ENOTDIR: "; a file has the name of a folder above it: choose another folder",
     errno.EACCES: "; give this user access to it, or choose another folder",
-    errno.EROFS: "; choose a folder on a file system that can be written",
+    errno.EROFS: "; choose a folder on a writable file system",
 }
 
 

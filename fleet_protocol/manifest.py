@@ -120,7 +120,7 @@ class StatisticSpec(FrozenModel):
 
 
 class NoiseSpec(FrozenModel):
-    """Random numbers that one layer of the model needs in every training step, such as a dropout.
+    """Random numbers that one layer of the model, such as a dropout, needs in every training step.
 
     Attributes:
         name: path of the layer.
@@ -133,7 +133,7 @@ class NoiseSpec(FrozenModel):
 
 
 class FileSpec(FrozenModel):
-    """A file of the set by content.
+    """A file of the set, identified by its content.
 
     Attributes:
         path: path of the file within the folder of the set; see `fleet_protocol.foreign_files`.

@@ -47,8 +47,8 @@ def _close_to_others(folder: Path) -> None:
         is_shared = bool(status.st_mode & stat.S_ISVTX)  # such as /tmp
         if is_shared or status.st_uid != os.geteuid():
             raise StorageError(
-                f"others may write the folder {folder}, so its files are not safe: use "
-                f"another folder, or run `chmod go-w {quote(str(folder))}` as its owner"
+                f"others can write to the folder {folder}, so its files are not safe: use another"
+                f" folder, or run `chmod go-w {quote(str(folder))}` as its owner"
             )
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~WRITABLE_BY_OTHERS)
     finally:

@@ -9,7 +9,7 @@ from fleet_protocol.frozen import FiniteJson, FrozenModel
 
 
 class OptimizerSpec(FrozenModel):
-    """The update rule that is baked into the train graph.
+    """The update rule that is part of the train graph.
 
     Attributes:
         name: name of the update rule.

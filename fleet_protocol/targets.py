@@ -64,7 +64,7 @@ def fit_targets(
     shape = tuple(manifest.label_shape)
     if y.shape[1:] != shape:
         raise DataError(
-            f"labels in {source} have shape {list(y.shape[1:])} per sample, the model takes "
+            f"labels in {source} have shape {list(y.shape[1:])} per sample, but the model takes "
             f"{list(shape)}; {_shape_remedy(y, manifest)}"
         )
     if loss.target == "float32":
@@ -152,4 +152,4 @@ def _shape_remedy(y: Targets, manifest: Manifest) -> str:
         return "give one label per sample"
     if len(shape) == 1:
         return "give one label per token"
-    return f"give one label for each place {list(shape)}"
+    return f"give one label for each position {list(shape)}"

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import closest
-from reproduction.measures import Measure
 from reproduction.published import Published
+from reproduction.readings import Measure
 from simulation.settings import SimulationConfig
 
 Scale = Literal["smoke", "small", "paper"]

@@ -17,9 +17,10 @@ from scipy import stats
 
 from reproduction.by_seed import present
 from reproduction.experiment import Arm, Claim, Experiment, Scale
-from reproduction.measures import ROUNDS_TO_BEST, Measure, Reading
+from reproduction.plain_measures import ROUNDS_TO_BEST
 from reproduction.power import UPPER_TAIL, RequiredSeeds, required_seeds
 from reproduction.published import Published
+from reproduction.readings import Measure, Reading
 from reproduction.stored import Row
 
 OUT_OF_REACH = "out of reach here"

@@ -6,24 +6,19 @@ The pages and plots of a table need only these files.
 import csv
 import io
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TypeVar
 
-from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import FrozenModel
 from reproduction.experiment import Experiment, Scale, stated
-from reproduction.measures import Measure, Reading
 from reproduction.published import Published
+from reproduction.readings import Measure, Reading
 from reproduction.running import ArmResult
 
 EARLIER = "earlier-"
 """Prefix of a folder with figures of an earlier statement of a table; a number follows."""
-
-_COSTS = Path(__file__).with_name("costs.toml")
 _EVALUATED = ("accuracy", "local_accuracy", "matthews", "perplexity", "local_worst_tenth")
 """Columns of a point that an evaluation fills."""
 
@@ -33,8 +28,6 @@ _LATER = frozenset({"parameters", "flops", "local_worst_tenth"})
 
 Columns = dict[str, Any]
 """Some columns of a row, by name."""
-Seconds = dict[str, float]
-"""By the name of an arm."""
 
 
 class Row(FrozenModel):
@@ -289,53 +282,6 @@ def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
             f"cannot read {path}: {error}; remove it, and write the table again"
         ) from error
     return tuple(rows)
-
-
-def seconds_of_runs(
-    out: Path,
-    experiment: Experiment,
-    scale: Scale,
-) -> Seconds:
-    """Return the mean real time of a run of each arm.
-
-    Arms count that have stored results anywhere below the table's folder.
-    """
-    # A run that is stored several times counts once, with its last values.
-    seconds_by_run: dict[tuple[str, int], float] = {}
-    folder = out / experiment.table
-    for path in sorted(folder.glob(f"**/{experiment.table}.csv")):
-        # Runs of an earlier statement may have had other rounds or models.
-        if path.parent.name.startswith(EARLIER):
-            continue
-        for row in read_rows(path):
-            if row.scale == scale:
-                seconds_by_run[row.arm, row.seed] = row.seconds
-    seconds_by_arm: dict[str, list[float]] = {}
-    for (arm, _), seconds in seconds_by_run.items():
-        seconds_by_arm.setdefault(arm, []).append(seconds)
-    means: Seconds = {}
-    for arm, seconds_of_arm in seconds_by_arm.items():
-        means[arm] = fmean(seconds_of_arm)
-    return means
-
-
-def estimated_seconds(experiment: Experiment, scale: Scale) -> Seconds:
-    """Return the real time that a run of each arm would take on all cores of this machine.
-
-    Arms without an entry in ``costs.toml`` are dropped.
-    """
-    # Costs were measured at this scale only.
-    if scale != "small":
-        return {}
-    costs = read_toml(_COSTS).get(experiment.table, {})
-    cores = os.cpu_count() or 1
-    seconds: Seconds = {}
-    for name, cost in costs.items():
-        settings = experiment.arm(name).settings(scale)
-        rounds = settings["round"]["rounds"]
-        # An estimate: the devices of a round fill all cores for most of its time.
-        seconds[name] = cost * rounds / cores
-    return seconds
 
 
 def _rounded(value: float | None) -> float | None:

@@ -85,6 +85,7 @@ SLOW = {
     "tests/shoal/test_api.py": "test_the_examples_run",
     "tests/shoal/test_commands.py": "test_export_explains_how_it_cuts",
     "tests/shoal/test_export_mutual.py": "test_it_prints_both_models_and_publishes_one_set",
+    "tests/shoal/test_first_day.py": "test_three_commands_lead_from_files_to_the_original_class[table]",
     "tests/shoal/test_fleet_export.py": "test_boards_train_and_end_with_the_run",
     "tests/shoal/test_lazy.py": "test_version_costs_half_a_second_of_cpu_at_most",
     "tests/shoal/test_loading.py": "test_lines_of_each_format_end_with_the_labels_that_the_run_had",

@@ -66,13 +66,13 @@ def imports(path: Path) -> set[str]:
     """What a file imports, wherever in it the import stands; of ``from a import b`` that is
     ``a.b``.
     """
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return imported
 
 
 def is_within(name: str, package: str) -> bool:
@@ -98,7 +98,7 @@ def test_layers_import_only_what_is_below_them(package, layer):
     layers = LAYERS[package]
     above = [f"{package}.{name}" for name in layers[layers.index(layer) + 1 :]]
     for path in (ROOT / package / layer).rglob("*.py"):
-        wrong = {name for name in imports(path) if any(is_within(name, other) for other in above)}
+        wrong = {name for name in imports(path) if any(is_within(name, upper) for upper in above)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
@@ -106,17 +106,23 @@ def test_layers_import_only_what_is_below_them(package, layer):
 def test_every_file_has_a_layer(package):
     """Beside its layers a package has no modules, and no subpackage that the table forgot."""
     folder = ROOT / package
-    found = {path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert found == set(LAYERS[package])
+    folders = {
+        path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
+    assert folders == set(LAYERS[package])
     assert {path.name for path in folder.glob("*.py")} == {"__init__.py"}
 
 
 @pytest.mark.parametrize("front", [front for front in FRONTS if front != "cli"])
 def test_fronts_do_not_import_each_other(front):
     """The page, flashing and benchmarks import neither each other nor the command line."""
-    others = [f"shoal.{other}" for other in FRONTS if other != front]
+    other_fronts = [f"shoal.{front_name}" for front_name in FRONTS if front_name != front]
     for path in (ROOT / "shoal" / front).rglob("*.py"):
-        wrong = {name for name in imports(path) if any(is_within(name, other) for other in others)}
+        wrong = {
+            name
+            for name in imports(path)
+            if any(is_within(name, front_name) for front_name in other_fronts)
+        }
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
@@ -137,7 +143,7 @@ def test_some_packages_below_are_forbidden(package):
         wrong = {
             name
             for name in imports(path)
-            if any(is_within(name, other) for other in FORBIDDEN[package])
+            if any(is_within(name, forbidden) for forbidden in FORBIDDEN[package])
         }
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
@@ -148,7 +154,10 @@ def test_no_circles():
         module_name(path): path for package in ALLOWED for path in (ROOT / package).rglob("*.py")
     }
     graph = {
-        name: {other if other in files else other.rpartition(".")[0] for other in imports(path)}
+        name: {
+            imported if imported in files else imported.rpartition(".")[0]
+            for imported in imports(path)
+        }
         - {name}
         for name, path in files.items()
     }

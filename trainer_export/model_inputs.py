@@ -22,8 +22,8 @@ from fleet_protocol.manifest import (
 )
 from models.inputs import Row
 from models.user_lines import at_line_of, first_line
-from models.zoo.dropout import feed_noise, noise_shapes
 from models.zoo.layers import Mode, StaticBatchNorm, set_mode
+from models.zoo.noise_inputs import feed_noise, noise_shapes
 from trainer_export.batch_uses import Known
 from trainer_export.graph import Port
 from trainer_export.loss import Answer, Loss

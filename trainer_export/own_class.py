@@ -106,7 +106,7 @@ def _difference(
             outputs = heads_of(fresh.eval()(x))
     except ShoalError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - a class of a user raises anything
         return f"the weights do not load into the class before its conversion: {first_line(error)}"
     if all(_alike(outputs.get(name), value) for name, value in expected.items()):
         return ""

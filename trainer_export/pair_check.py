@@ -16,8 +16,8 @@ from fleet_protocol.manifest import (
     state_input,
 )
 from fleet_protocol.pair_manifest import SIDES, loss_name, side_name
-from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
+from models.zoo.noise_inputs import feed_noise
 from trainer_export.batches import SizedBatches
 from trainer_export.check import WorstDeviation, open_session, repeated, run_session
 from trainer_export.model_inputs import model_noise

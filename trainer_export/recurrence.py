@@ -83,7 +83,7 @@ def forth(
     )
 
 
-def back(  # noqa: PLR0913  (an argument for each thing that it needs)
+def back(  # noqa: PLR0913  (the inputs of a step, and its slopes)
     cell: Cell,
     slopes: States,
     z: Tensor,
@@ -150,7 +150,7 @@ def recurrence(
 
 
 @torch.library.custom_op("shoal::recurrence_backward", mutates_args=())
-def recurrence_backward(  # noqa: PLR0913  (an argument for each thing that it needs)
+def recurrence_backward(  # noqa: PLR0913  (an operator takes tensors, not values of ours)
     kind: str,
     slopes: Sequence[Tensor | None],
     z: Tensor,
@@ -196,7 +196,7 @@ def _fake(
 
 
 @recurrence_backward.register_fake
-def _fake_backward(  # noqa: PLR0913  (an argument for each thing that it needs)
+def _fake_backward(  # noqa: PLR0913  (as the operator's)
     kind: str,
     slopes: Sequence[Tensor | None],
     z: Tensor,

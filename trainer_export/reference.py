@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fleet_protocol.manifest import anchor_input
-from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
+from models.zoo.noise_inputs import feed_noise
 from trainer_export.loss import Answer
 from trainer_export.optimizer import UNDERWAY
 from trainer_export.proximal import proximal_loss

@@ -98,7 +98,7 @@ class Follower:
             return
         server = f"the server of fleet {self._topics.fleet}"
         if self._run is None:
-            raise TransportError(f"{server} did not begin the run; check `shoal log`")
+            raise TransportError(f"{server} did not start the run; check `shoal log`")
         raise TransportError(
             f"{server} has been offline for too long ({AWAY_SECONDS:g} s): start it again "
             f"with `shoal up`, and it continues run {self._run}; `shoal log -f` follows the "

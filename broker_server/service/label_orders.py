@@ -55,9 +55,9 @@ class LabelOrders:
                 del declined[device]
             return
         text = (
-            f"{_DECLINED} those of {self._first}, or are in another order, and no contract "
-            "says which are right; list them for all boards as labels in [contract] of "
-            "fleet.toml, or write the same line on both boards"
+            f"{_DECLINED} those of {self._first}, or are in another order, and no contract"
+            " defines the right ones; list them for all boards as labels in [contract] of"
+            " fleet.toml, or write the same line on both boards"
         )
         if declined.get(device) == text:
             return

@@ -153,9 +153,9 @@ def _gate_of(config: BrokerConfig) -> MemberAuthentication | None:
         context.load_cert_chain(certificate, folder / "broker.key", refuse_passphrase)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{certificate} and broker.key beside it are not a certificate with its key "
-            f"({error}), so no broker can be started with them; take both from a copy of the "
-            "folder"
+            f"{certificate} and broker.key beside it are not a certificate with its key"
+            f" ({error}), so no broker can be started with them; restore both from a copy of the"
+            " folder"
         ) from error
     return MemberAuthentication(folder, members)
 

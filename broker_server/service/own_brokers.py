@@ -96,20 +96,20 @@ _CERTIFICATES = ("ca.pem", "crl.pem", "broker.pem", "broker.key")
 
 _HEAD = """\
 # The listener of fleet {fleet}, for {place.parent}/conf.d of a Mosquitto 2; README.md beside this
-# file says what is copied where. It admits only clients with a certificate of the fleet.
+# file lists which files to copy, and where. It admits only clients with a certificate of the fleet.
 """
 
 _README = """\
 # Mosquitto for fleet {fleet}
 
-This folder has all that the Mosquitto on {host} needs. It carries this fleet and nothing else: a
-Mosquitto has one set of access rules. Each device needs a certificate of the fleet to connect, and
-uses its own topics only. `broker.key` is a secret.
+This folder contains everything that the Mosquitto on {host} needs. Use that Mosquitto only for this
+fleet, because a Mosquitto has one set of access rules. Each device needs a certificate of the fleet
+to connect, and can use only its own topics. `broker.key` is a secret.
 
 ## Set it up
 
-Copy the folder to {host}, from the folder of the fleet. If the fleet's folder is on {host}, leave
-this out:
+Copy the folder to {host}, from the folder of the fleet. If the fleet's folder is on {host}, skip
+this step:
 
     scp -r mosquitto {host}:
 
@@ -121,22 +121,22 @@ Then, on {host}, in the copied folder (Debian, Ubuntu, Raspberry Pi OS):
     sudo install -m 644 shoal.conf {place.parent}/conf.d
     sudo systemctl restart mosquitto
 
-If Mosquitto does not start, `sudo tail /var/log/mosquitto/mosquitto.log` says why. The port {port}
+If Mosquitto does not start, `sudo tail /var/log/mosquitto/mosquitto.log` shows why. Port {port}
 must be open for the boards. Start the server in the fleet's folder:
 
     shoal up --config fleet.toml
 
 ## After `shoal enroll` and `shoal revoke`
 
-They change `acl` and `crl.pem` in this folder, and `shoal enroll server` also `broker.pem` and
-`broker.key`. Copy the folder to {host} again, and install the files there:
+These commands change `acl` and `crl.pem` in this folder; `shoal enroll server` also changes
+`broker.pem` and `broker.key`. Copy the folder to {host} again, and install the files there:
 
     sudo install -o root -g mosquitto -m 640 acl ca.pem crl.pem broker.pem broker.key {place}
     sudo systemctl restart mosquitto
 
-All boards connect again within seconds, and a run continues. Where devices were only added,
-`sudo systemctl reload mosquitto` is enough, and interrupts nobody. A device that was revoked, or
-enrolled again, keeps its connection until the restart.
+All boards reconnect within seconds, and a run continues. If you only added devices,
+`sudo systemctl reload mosquitto` is enough, and keeps all connections. A device that was revoked or
+enrolled again keeps its connection until the restart.
 """
 
 

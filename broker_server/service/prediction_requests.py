@@ -73,8 +73,8 @@ class PredictionRequests:
             ask = waiting.ask
             if time.monotonic() >= waiting.until:
                 detail = (
-                    f"no answer within {ask.seconds:g} s; check the board's log, and whether "
-                    "it has the server's version"
+                    f"no answer within {ask.seconds:g} s; check the board's log, and whether it"
+                    " runs the server's version of Shoal"
                 )
                 _refuse(ask, waiting.answer, RefusalReason.LATE, detail)
                 del self._waiting[name]

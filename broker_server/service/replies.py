@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from broker_server.rounds.collecting import OpenTask
+from broker_server.service.clocks import Clocks
 from broker_server.service.connection import Connection, RunServices
 from broker_server.store import TaskPhase, TaskRecord
 from broker_server.store.task_records import Alternative
@@ -47,6 +48,7 @@ class Replies:
         self._outbox = connection.outbox
         self._fleet = connection.topics.fleet
         self._predictions = connection.predictions
+        self._clocks = Clocks(services.reporter)
 
     def receive(
         self,
@@ -172,6 +174,7 @@ class Replies:
 
     def _note_acceptance(self, task: OpenTask, message: Accept) -> None:
         record = task.record
+        self._clocks.check(record.device, record.round, message.clock, task.offered)
         choice = self._accepted_choice(record, message.tier)
         # A restarted device may lack less than before, or more.
         lacking: list[str] = [getattr(choice, name).digest for name in message.lacks]

@@ -23,9 +23,9 @@ class _StrategyKeys(FrozenModel):
         file: a Python file with your own strategy, relative to this file's folder; Shoal executes
             it when a run starts. None for no file.
         plan: rule that selects the units of a narrower sub-model.
-        window: which blocks a tier trains if it trains only a share of them: always the ``top``
-            ones, a window that moves down by one block in each round (``rolling``), or a ``random``
-            window for each device.
+        window: which blocks a tier trains if it trains only a share of them: the ``top`` blocks, a
+            window that moves down by one block per round (``rolling``), or a ``random`` window for
+            each device.
         weighting: whether all updates have equal weights (``uniform``), or are weighted by their
             numbers of samples (``samples``); None for the strategy's own rule.
         label_rule: whether the server merges rows of label axes only from devices that have the

@@ -160,7 +160,7 @@ def _with_changes(own: FleetConfig, changes: Mapping[str, int | float]) -> Fleet
     except ValidationError as error:
         text = problems(error, "the document")
         raise ConfigError(
-            f"the server's configuration is not valid with the numbers of the request: {text}"
+            f"the server's configuration is not valid with the settings of the request: {text}"
         ) from error
 
 

@@ -72,9 +72,9 @@ class UploadConfig(FrozenModel):
 
     Attributes:
         encoding: encoding of the updates. ``fp32`` sends the weights. Every other encoding sends
-            their difference from the weights that the device received: ``fp16`` and ``bf16`` (which
-            has the range of float32) in 50% of the bytes, ``int8`` in 26%, ``int4`` in 13%, and
-            ``topk``, which sends only the largest entries, in 5%.
+            their difference from the weights that the device received, in fewer bytes: 50% for
+            ``fp16`` and for ``bf16``, which has the range of float32; 26% for ``int8``; 13% for
+            ``int4``; and 5% for ``topk``, which sends only the largest entries.
         keep: share of the entries of every tensor that ``topk`` sends.
     """
 

@@ -64,7 +64,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """A device that ever connected.
+    """A device that has ever connected.
 
     Attributes:
         fleet: name of the fleet.

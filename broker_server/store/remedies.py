@@ -20,20 +20,20 @@ _IN_ROUND = re.compile(r"round (\d{1,19}): ", re.ASCII)
 _REMEDIES = (
     (
         "offline",
-        "check its power and network; on the board run `shoal device doctor`",
+        "check its power and network; on the board, run `shoal device doctor`",
     ),
     (
         "revoked",
         (
-            "nothing; or if its enrolment has expired `shoal renew {device}`, else `shoal "
-            "enroll {device}` again"
+            "if its enrolment has expired, run `shoal renew {device}`; to let a revoked device"
+            " back in, run `shoal enroll {device}`"
         ),
     ),
     (
         "connected,",
-        "check whether its agent is running: on the board `systemctl status shoal-device`",
+        "check whether its agent is running: on the board, run `systemctl status shoal-device`",
     ),
-    ("it has not sent its profile", "on the board run `shoal device doctor`"),
+    ("it has not sent its profile", "on the board, run `shoal device doctor`"),
     (
         "in quarantine",
         "check `shoal log`, then admit it again: `shoal devices release {device}`",
@@ -54,7 +54,7 @@ _REMEDIES = (
         ),
     ),
     ("refused", "find out what was wrong with its update: `shoal rounds show {round}`"),
-    ("declined", "on the board run `shoal device doctor`"),
+    ("declined", "on the board, run `shoal device doctor`"),
 )
 
 

@@ -160,7 +160,7 @@ def _read_contents(
     for name, digest in digests.items():
         if not re.fullmatch(DIGEST_PATTERN, digest) or name not in _places(name, digest):
             raise BlobError(
-                f"{quoted(name)} in {file} is damaged, or not part of a store; take another backup"
+                f"{quoted(name)} in {file} is damaged, or not part of a store; use another backup"
             )
     if DATABASE not in digests:
         raise BlobError(f"{file} is not a complete backup of a store: it has no {DATABASE}")
@@ -214,10 +214,10 @@ def _changed_members(
     differing = sorted(sizes.keys() ^ listed.keys())
     if not differing:
         return BlobError(
-            f"{file} was changed: it has a comment, which is not signed; take another backup"
+            f"{file} was changed: it has a comment, which is not signed; use another backup"
         )
     problem = "was added after it was signed" if differing[0] in sizes else "is missing"
-    return BlobError(f"{file} was changed: {quoted(differing[0])} {problem}; take another backup")
+    return BlobError(f"{file} was changed: {quoted(differing[0])} {problem}; use another backup")
 
 
 def _check_signer(
@@ -237,7 +237,7 @@ def _unpack(archive: Archive, file: Path, name: str, digest: str, target: Path) 
     with replacing(target) as out:
         if not pieces_match(_written(archive.pieces(name), out), digest):
             raise BlobError(
-                f"{quoted(name)} in {file} is damaged, or not part of a store; take another backup"
+                f"{quoted(name)} in {file} is damaged, or not part of a store; use another backup"
             )
 
 
@@ -267,9 +267,9 @@ def _check_tables(database: Path, file: Path) -> None:
     # SQLite's messages may contain a name that is not text.
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise BlobError(
-            f"the database in {file} is damaged: {error}; take another backup"
+            f"the database in {file} is damaged: {error}; use another backup"
         ) from error
     if unexpected is not None:
         raise BlobError(f"the database in {file} has {unexpected}, which does not occur in a store")
     if state != "ok":
-        raise BlobError(f"the database in {file} is damaged: {state}; take another backup")
+        raise BlobError(f"the database in {file} is damaged: {state}; use another backup")

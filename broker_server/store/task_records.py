@@ -43,7 +43,7 @@ def alternative(tier: str, artifact_set: BlobRef, weights: BlobRef, plan_key: st
 
 
 class Alternatives(FrozenModel):
-    """Sub-models that a device may train instead of its task's, in the order of the offer."""
+    """Sub-models that a device may train instead of its task's sub-model, in the offer's order."""
 
     items: tuple[Alternative, ...]
 

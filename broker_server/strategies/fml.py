@@ -79,7 +79,7 @@ def build(basis: Basis[FmlSettings]) -> Strategy:
             devices' privacy.
     """
     if basis.weighting == "samples":
-        raise PlanError("fml takes the plain mean of the memes; remove weighting")
+        raise PlanError("fml uses the plain mean of the memes; remove weighting")
     options = basis.options
 
     def instruct(instructions: Instructions, closed_rounds: int) -> Instructions:

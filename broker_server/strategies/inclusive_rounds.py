@@ -169,8 +169,8 @@ def _check_settings(basis: Basis[InclusiveTable]) -> None:
         refused = "plan"
     if refused is not None:
         raise PlanError(
-            f"inclusivefl cuts by depth and takes the plain mean of each group, so {refused} "
-            "is not supported; remove it"
+            f"inclusivefl cuts by depth and uses the plain mean of each group, so {refused} is"
+            " not supported; remove it"
         )
 
 

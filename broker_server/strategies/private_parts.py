@@ -108,8 +108,8 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
             return asked.model_copy(update={"routine": ROUTINE, "settings": kept.settings})
         if kept.private_epochs is not None or kept.copy_model:
             raise PlanError(
-                f"strategy {strategy.name} decides how devices train what stays on them: of"
-                " [private] keep only parts, or take another strategy"
+                f"strategy {strategy.name} decides how devices train what stays on them: in"
+                " [private], keep only parts, or choose another strategy"
             )
         return asked
 

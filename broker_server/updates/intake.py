@@ -49,7 +49,8 @@ def receive_update(
             expected.instructions.upload,
             sent(expected.task.weights.digest),
         )
-        # The store keeps weights, in whatever encoding they were sent.
+        # The store keeps weights, in whatever encoding they were sent: folding, again after a
+        # restart, too, then maps them from the disk and decodes nothing.
         data = encode_weights(tensors, metadata)
     check_metadata(metadata, expected.task)
     check_tensors(tensors, expected)

@@ -14,7 +14,7 @@ from device_runtime.agent.cache import Cache
 from device_runtime.agent.data_findings import DataFindings
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import WORKING, Event, State
-from device_runtime.agent.measurements import Measurements
+from device_runtime.agent.measurements import Measurements, ReportedData
 from device_runtime.agent.memory import MemoryRecord
 from device_runtime.agent.opened_sums import OpenedSums
 from device_runtime.agent.refusals import Refusal, refusal_of
@@ -238,6 +238,8 @@ class Context:
             tier=task.announced_tier,
             lacks=lacks,
             keys=None if task.member is None else task.member.keys,
+            # A clock before 1970 is as wrong as one that shows its first second.
+            clock=max(0, int(time.time())),
         )
 
     def publish_status(self, *, with_state: bool = True) -> None:
@@ -260,13 +262,11 @@ class Context:
     def _profile(self, setup: DeviceSetup) -> Profile | None:
         findings = self.services.findings.find(setup.data)
         reports = self.services.config.report_data
+        data = ReportedData(setup.examples)
+        if reports:
+            data = ReportedData(setup.examples, findings, setup.data.facts.labels_digest)
         return self.measurements.profile(
-            self.services.config,
-            setup.examples,
-            self.services.memory,
-            self.releases,
-            findings if reports else (),
-            setup.data.facts.labels_digest if reports else None,
+            self.services.config, data, self.services.memory, self.releases
         )
 
     def introduce(self) -> None:

@@ -11,6 +11,21 @@ from device_runtime.settings import DeviceConfig
 from fleet_protocol.messages import Profile
 
 
+@dataclass(frozen=True)
+class ReportedData:
+    """What a board reports about its data.
+
+    Attributes:
+        examples: number of training samples.
+        findings: the findings in its data.
+        labels_digest: digest of the label order that its own table sets.
+    """
+
+    examples: int
+    findings: tuple[str, ...] = ()
+    labels_digest: str | None = None
+
+
 @dataclass
 class Measurements:
     """Measurements; each is None until it is known."""
@@ -32,24 +47,20 @@ class Measurements:
                 on_battery=on_battery(sysfs),
             )
 
-    def profile(  # noqa: PLR0913  (an argument for each thing that it needs)
+    def profile(
         self,
         config: DeviceConfig,
-        examples: int,
+        data: ReportedData,
         memory: MemoryRecord,
         releases: Releases,
-        findings: tuple[str, ...] = (),
-        labels_digest: str | None = None,
     ) -> Profile | None:
         """Build the device's profile; None before the board has been measured.
 
         Args:
             config: the operator's settings.
-            examples: number of training samples.
+            data: what the board reports about its data.
             memory: the record of sub-models that were too large for the board.
             releases: the board's releases.
-            findings: the findings in its data.
-            labels_digest: digest of the label order that its own table sets.
         """
         if self.board is None:
             return None
@@ -60,7 +71,7 @@ class Measurements:
             runtime_version=runtime_version(),
             max_width=config.max_width,
             max_depth=config.max_depth,
-            examples=examples,
+            examples=data.examples,
             step_seconds=self.step_seconds,
             link_bytes_per_second=self.link.down.bytes_per_second if self.link.down else None,
             provider=self.provider,
@@ -69,6 +80,6 @@ class Measurements:
             lowered=too_large.explanation if too_large else None,
             release=releases.record,
             sets=releases.sets,
-            findings=findings or None,
-            labels_digest=labels_digest,
+            findings=data.findings or None,
+            labels_digest=data.labels_digest,
         )

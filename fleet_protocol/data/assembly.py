@@ -102,7 +102,7 @@ def join_arrays(
     counts = {name: len(array) if array.ndim else 0 for name, array in value.items()}
     if len(set(counts.values())) != 1:
         raise DataError(
-            f"{source} holds arrays of {counts} samples; all must be of the same samples"
+            f"{source} contains arrays of {counts} samples; all must have the same samples"
         )
     flat = {}
     for name, array in value.items():
@@ -123,14 +123,14 @@ def _check_arrays(
     """Check dimensions, lengths and the type of the samples."""
     if x.ndim < 1 or y.ndim < 1:
         raise DataError(
-            f"{source} holds samples of shape {list(x.shape)} and labels of shape "
+            f"{source} contains samples of shape {list(x.shape)} and labels of shape "
             f"{list(y.shape)}; expected [N, ...] and [N] (or [N, ...], a label per token or "
             "pixel, or several numbers)"
         )
     if len(x) != len(y):
-        raise DataError(f"{source} holds {len(x)} samples but {len(y)} labels")
+        raise DataError(f"{source} contains {len(x)} samples but {len(y)} labels")
     if not len(y):
-        raise DataError(f"{source} is empty: it holds no sample to train on")
+        raise DataError(f"{source} is empty: it contains no samples to train on")
     is_real = _is_whole(x.dtype) or np.issubdtype(x.dtype, np.floating)
     if not is_real or x.dtype.itemsize > _LARGEST_ITEM_BYTES:
         raise DataError(f"samples in {source} are {x.dtype}; expected real numbers")
@@ -180,8 +180,8 @@ def _reshape(
     # Axes of size 1 may come and go, but the others must keep their order.
     if own_sizes != new_sizes and sorted(own_sizes) == sorted(new_sizes):
         raise DataError(
-            f"samples in {source} have shape {list(own)}; `shape` {list(shape)} would mix their "
-            "numbers; move their axes by a function in `transforms`"
+            f"samples in {source} have shape {list(own)}; `shape` {list(shape)} would mix their"
+            " numbers; move their axes with a function in `transforms`"
         )
     return x.reshape(len(x), *shape)
 

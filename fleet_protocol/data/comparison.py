@@ -83,7 +83,7 @@ def _shape(own: DataSummary, fleet: DataSummary) -> DataFinding:
     remedy = shape_remedy(own.shape, fleet.shape)
     return DataFinding(
         "shape",
-        f"samples have shape {[*own.shape]}, the fleet's have {[*fleet.shape]}; {remedy}",
+        f"samples have shape {[*own.shape]}, but the fleet's have {[*fleet.shape]}; {remedy}",
     )
 
 
@@ -91,7 +91,7 @@ def _dtype(own: DataSummary, fleet: DataSummary) -> DataFinding:
     return DataFinding(
         "dtype",
         f"values have fractions ({own.dtype}, from {min(own.lowest):g} to {max(own.highest):g}), "
-        f"the fleet's are whole numbers ({fleet.dtype}, from {min(fleet.lowest):g} to "
+        f"but the fleet's are whole numbers ({fleet.dtype}, from {min(fleet.lowest):g} to "
         f"{max(fleet.highest):g}); leave `scale`, `mean` and `std` out of [data], and save "
         "integers",
     )
@@ -119,8 +119,8 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
     ratio = f"{times:.3g} times larger" if times > 1 else f"{1 / times:.3g} times smaller"
     return DataFinding(
         "scale",
-        f"values range from {own_lowest:g} to {own_highest:g}, the fleet's range from "
-        f"{fleet_lowest:g} to {fleet_highest:g} (their deviation is {ratio}); {remedy}",
+        f"values range from {own_lowest:g} to {own_highest:g}, but the fleet's range from"
+        f" {fleet_lowest:g} to {fleet_highest:g} (their deviation is {ratio}); {remedy}",
     )
 
 
@@ -253,6 +253,7 @@ def _mean(
         subject = "values are far off: "
     return DataFinding(
         "mean",
-        f"{subject}mean {pair.own.mean[first]:.4g}, the fleet's is {pair.fleet.mean[first]:.4g} "
-        f"({distances[first]:.3g} deviations away); check their units, or {_AS_OTHERS}",
+        f"{subject}mean {pair.own.mean[first]:.4g}, but the fleet's is "
+        f"{pair.fleet.mean[first]:.4g} ({distances[first]:.3g} deviations away); check their "
+        f"units, or {_AS_OTHERS}",
     )

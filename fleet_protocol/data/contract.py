@@ -84,7 +84,7 @@ def _check_shape(data: DataSet, contract: ContractTerms) -> None:
     if own == wanted or is_flat:
         return
     raise MismatchError(
-        f"samples in {data.source} have shape {[*own]}, and the fleet's {[*wanted]}: "
+        f"samples in {data.source} have shape {[*own]}, but the fleet's have {[*wanted]}: "
         f"{shape_remedy(own, wanted)}"
     )
 
@@ -121,6 +121,6 @@ def _check_range(data: DataSet, contract: ContractTerms) -> None:
         return
     raise MismatchError(
         f"values in {data.source} range from {lowest:g} to {highest:g} as the model sees them, "
-        f"and the fleet's from {allowed_lowest:g} to {allowed_highest:g}: set `scale` in [data] "
-        "of device.toml (1/255 = 0.00392156862745098 for pixels), or `mean` and `std`"
+        f"but the fleet's range from {allowed_lowest:g} to {allowed_highest:g}: set `scale` in "
+        "[data] of device.toml (1/255 = 0.00392156862745098 for pixels), or `mean` and `std`"
     )

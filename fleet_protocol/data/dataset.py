@@ -212,8 +212,8 @@ class DataSet:
         own = x.shape[1:]
         if tuple(shape) != own:
             raise DataError(
-                f"samples in {self.source} have shape {list(own)}, the model takes {list(shape)}; "
-                f"{shape_remedy(own, shape)}, or give the model other settings"
+                f"samples in {self.source} have shape {list(own)}, but the model takes "
+                f"{list(shape)}; {shape_remedy(own, shape)}, or give the model other settings"
             )
         if dtype == "int64":
             self._check_tokens(x)
@@ -221,7 +221,7 @@ class DataSet:
     def _check_tokens(self, x: Samples) -> None:
         if not np.issubdtype(self.x.dtype, np.integer):
             raise DataError(
-                f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens"
+                f"samples in {self.source} are {self.x.dtype}, but the model takes integer tokens"
             )
         for block in iterate_blocks(x):
             if block.min() < 0:  # a graph would count it from the end of its table

@@ -63,10 +63,10 @@ def shape_remedy(own: Sequence[int], wanted: Sequence[int]) -> str:
         own: shape of a sample.
         wanted: shape that it should have.
     """
-    transform = "change the samples by a function in `transforms` of [data]"
+    transform = "change the samples with a function in `transforms` of [data]"
     # Reshaping is enough if no number is added or lost.
     if math.prod(own) == math.prod(wanted):
-        return f"set shape = {[*wanted]} in [data], or move axes by a function in `transforms`"
+        return f"set shape = {[*wanted]} in [data], or move axes with a function in `transforms`"
     if len(own) == len(wanted) == 1:
         return _columns_remedy(own[0], wanted[0])
     if len(own) != _IMAGE_AXES or len(wanted) != _IMAGE_AXES:
@@ -78,15 +78,15 @@ def shape_remedy(own: Sequence[int], wanted: Sequence[int]) -> str:
         keys.append(f"size = {[*wanted[1:]]}")
     if not keys:
         return transform
-    return f"for a folder of images set {' and '.join(keys)} in [data], else {transform}"
+    return f"for a folder of images, set {' and '.join(keys)} in [data]; otherwise, {transform}"
 
 
 def _columns_remedy(own: int, wanted: int) -> str:
     if own < wanted:
-        remedy = f"of a table add the columns that it lacks, so that there are {wanted}"
+        remedy = f"for a table, add the missing columns, so that there are {wanted}"
     else:
-        remedy = f"of a table name the {wanted} to use as `columns` in [data]"
-    return f"{remedy}; else change the samples by a function in `transforms`"
+        remedy = f"for a table, name the {wanted} to use as `columns` in [data]"
+    return f"{remedy}; otherwise, change the samples with a function in `transforms`"
 
 
 def label_place(

@@ -215,7 +215,9 @@ class FileRows:
             ValueError: the number of rows, or of values per row, differs.
         """
         if count != len(self):
-            raise ValueError(f"{self.path} holds {len(self)} samples, which cannot become {count}")
+            raise ValueError(
+                f"{self.path} contains {len(self)} samples, which cannot become {count}"
+            )
         # numpy resolves a size of -1, and refuses shapes of other sizes.
         row = np.zeros(self.shape[1:], np.bool_).reshape(shape).shape
         return FileRows(
@@ -269,7 +271,7 @@ def read_npy(path: Path, bounds: ReadBounds | None = None) -> Samples:
         offset = file.tell()
     # They would be unpickled, and a pickle may run any code.
     if dtype.hasobject:
-        raise ValueError("it holds Python objects")
+        raise ValueError("it contains Python objects")
     needed = offset + math.prod(shape) * dtype.itemsize
     if source.size < needed:
         raise ValueError(

@@ -109,8 +109,8 @@ def _read_all(paths: Sequence[Path], config: ImagesData) -> NDArray[np.uint8]:
         pixels = read_image(path, config)
         if pixels.shape != first.shape:
             raise DataError(
-                f"image {path} has shape {list(pixels.shape)}, the others {list(first.shape)}; "
-                "set `size = [height, width]` in [data]"
+                f"image {path} has shape {list(pixels.shape)}, but the others have"
+                f" {list(first.shape)}; set `size = [height, width]` in [data]"
             )
         samples[place] = pixels
     return samples
@@ -129,13 +129,13 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
             opened = module.open(path, formats=_FORMATS)
         except module.UnidentifiedImageError:
             raise DataError(
-                f"{path} is not an image of a format that is read ({', '.join(_FORMATS)}), or is "
-                "damaged; copy it again"
+                f"{path} is not an image in a supported format ({', '.join(_FORMATS)}), or is"
+                " damaged; copy it again"
             ) from None
         except module.DecompressionBombError:
             raise DataError(
-                f"{path} has more than {MOST_PIXELS:,} pixels, the most that can be read; make it "
-                "smaller"
+                f"{path} has more than {MOST_PIXELS:,} pixels, which is the maximum; make it"
+                " smaller"
             ) from None
         with opened:
             config.bounds.check(path, "pixels", math.prod(opened.size))

@@ -59,7 +59,7 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
         return loaded, {}
     if config.y_path is None:
         raise DataError(
-            f"{config.path} holds samples only; name the file with the labels as `y_path`"
+            f"{config.path} contains only samples; name the file with the labels as `y_path`"
         )
     labels = _load_numpy(config.y_path, config.bounds)
     if isinstance(labels, np.lib.npyio.NpzFile):
@@ -95,8 +95,8 @@ def read_idx_file(path: Path, bounds: ReadBounds | None = None) -> NDArray[Any]:
         if len(data) != size:
             held = f"{len(data)} bytes" if len(data) < size else "more"
             raise DataError(
-                f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but holds "
-                f"{held}; it is truncated or damaged"
+                f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but contains"
+                f" {held}; it is truncated or damaged"
             )
         # IDX is big-endian; later arithmetic is faster in the order of the machine.
         values = np.frombuffer(data, dtype).reshape(shape)

@@ -45,19 +45,19 @@ class Source(FrozenModel):
         scale: factor by which every value is multiplied.
         mean: number that is subtracted after scaling: one number, or one per column of a table or
             per channel of an image (the first axis of a sample).
-        std: number by which the values are divided as the last step: one number, or one per column
-            or channel.
+        std: number by which the values are divided after the subtraction: one number, or one per
+            column or channel.
         classes: number of labels; the labels are checked against it when the data is read. Without
             it, labels are checked when a task names a model.
         transforms: your own functions, as ``file.py:function``, applied to all samples in this
             order when the samples are read. Each function takes an array ``[N, ...]``, and returns
             an array with the same number of samples.
-        augment: random changes to the samples of training steps, in this order; evaluations use
-            unchanged samples. ``crop`` pads an image by 4 black pixels, and crops it at a random
-            place. ``flip`` mirrors an image with probability 1/2. ``box-crop`` enlarges a random
-            box of an image to the size of the image. Your own function receives a batch in the
-            model's form and the step's numpy generator, which is the only permitted source of
-            randomness.
+        augment: random changes, applied in this order to the samples of training steps; evaluations
+            use unchanged samples. ``crop`` pads an image with 4 black pixels on each side, and
+            crops it to its size at a random place. ``flip`` mirrors an image with probability 1/2.
+            ``box-crop`` enlarges a random box in an image to the size of the image. Your own
+            function receives a batch in the model's form and the step's numpy generator, which is
+            the only permitted source of randomness.
         black: value of a black pixel in the source, before scaling: one number, or one per channel.
         limit: maximum number of samples to use, from the start of the data; None for all.
         bounds: limits of what is read; a source that exceeds them is refused.
@@ -129,7 +129,7 @@ class ImagesData(Source):
             folders are sorted by name.
         targets: a table without a header, used instead of folders. Each line contains the file name
             of an image, relative to ``path``, followed by the number or numbers to learn for it. If
-            the number is a label, ``labels`` gives its name, as for a table.
+            the numbers are labels, ``labels`` lists their names, as for a table.
         size: height and width to which images are resized with Pillow's bicubic filter; None if all
             images have the same size.
         channels: number of channels: 1 for grey, 3 for colour.
@@ -152,8 +152,8 @@ class CsvData(Source):
         path: file of the table, plain or ``.gz``.
         label_column: column with the label or number to learn: its name (if there is a header), or
             its number, counted from 0.
-        label_columns: several columns to learn instead of one: a target of several numbers, or
-            several labels that are each true or false.
+        label_columns: several columns to learn instead of one, as a target of several numbers, or
+            as several labels that are each true or false.
         columns: columns to use as inputs, in this order; by default, all columns except those to
             learn.
         delimiter: character between the fields.

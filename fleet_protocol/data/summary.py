@@ -136,7 +136,8 @@ def summarise(data: DataSet, *, tokens: bool = False) -> DataSummary:
     shape = data.x.shape[1:]
     if not len(data) or not math.prod(shape):
         raise DataError(
-            f"{data.source} holds {len(data)} samples of shape {list(shape)}, which have no value"
+            f"{data.source} contains {len(data)} samples of shape {list(shape)}, which have no "
+            "value"
         )
     groups, kind = _grouping(shape)
     # Fractions are not tokens, and must be seen as they are.

@@ -61,8 +61,8 @@ class LabelColumn:
     ) -> None:
         if name.lower() in _MISSING and name not in names:
             raise DataError(
-                f"{where} has the label {name!r}, which stands for a missing value: leave the line "
-                "out, or list all labels in [data]: labels = [...]"
+                f"{where} has the label {name!r}, which means a missing value: leave the line"
+                " out, or list all labels in [data]: labels = [...]"
             )
         if self.listed is None and is_number(name):
             raise DataError(

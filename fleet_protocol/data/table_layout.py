@@ -75,7 +75,7 @@ def read_layout(
     """
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{config.path} is empty: it holds no line of data")
+        raise DataError(f"{config.path} is empty: it contains no data lines")
     _, fields = first
     if not config.header:
         layout = _make_layout(
@@ -241,7 +241,7 @@ def _check_header(
         if is_number(field_below):
             return
     raise DataError(
-        f"the first line of {config.path} holds {'a sample' if has_text else 'numbers only'} "
+        f"the first line of {config.path} contains {'a sample' if has_text else 'numbers only'} "
         f"({', '.join(names[:4])}, ...), which would be lost as a header: set header = false in "
         "[data]; if it is a header, set label_column to the label's name in it"
     )

@@ -53,7 +53,7 @@ def read_csv(
         for place in layout.targets:
             target_numbers.append(parse_label_number(row[place], where))
     if not inputs.values:
-        raise DataError(f"{config.path} is empty: it holds no line of data")
+        raise DataError(f"{config.path} is empty: it contains no data lines")
     # The buffer is used without a copy.
     x = np.frombuffer(inputs.values, np.float32).reshape(-1, len(layout.inputs))
     x, filled = _fill_missing(
@@ -143,7 +143,7 @@ def _read_number(
         if layout.names is None:
             hint = "; if the line has the names of the columns, set header = true"
         raise DataError(
-            f"line {line} of {layout.path}: {layout.title(place)} holds "
+            f"line {line} of {layout.path}: {layout.title(place)} contains "
             f"{text.strip()[:_SHOWN_CHARACTERS]!r}, expected numbers; leave the column out of "
             f"`columns` in [data], or turn its words into numbers{hint}"
         ) from None

@@ -232,7 +232,7 @@ def _read_constant(data: memoryview, what: str) -> _Constant:
         raise _malformed(f"{what} {name!r} has shape {shape} but no element")
     held = _count_elements(tensor, dtype)
     if held != math.prod(shape):
-        raise _malformed(f"{what} {name!r} of shape {shape} holds {held} elements")
+        raise _malformed(f"{what} {name!r} of shape {shape} contains {held} elements")
     is_short = 0 < held <= _RANK_LIMIT
     return _Constant(name, _largest_magnitude(tensor, dtype) if is_short else None)
 

@@ -19,7 +19,7 @@ class Ramp(FrozenModel):
 
     Attributes:
         schedule: rule for the change.
-        position: number of finished rounds of the run.
+        position: number of finished rounds in the run.
         rounds: number of rounds of the run.
     """
 

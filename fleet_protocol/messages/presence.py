@@ -25,7 +25,7 @@ class DeviceProfile(Message):
 
 
 class DeviceStatus(Message):
-    """Retained status of a device; the device's last will is this message with ``online`` false.
+    """Retained status of a device; its last will is this message with ``online`` set to false.
 
     Attributes:
         device: id of the device.

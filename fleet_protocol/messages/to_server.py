@@ -36,12 +36,15 @@ class Accept(DeviceTaskMessage):
         lacks: blobs of the chosen tier of which the device has no chunks, and which it requests in
             full. The server does not send the tier's other blobs.
         keys: public keys of the device, if its update is part of a secure sum.
+        clock: what the device's clock shows, in seconds since 1970; absent in messages of earlier
+            versions.
     """
 
     type: Literal["accept"] = "accept"
     tier: Word = ""
     lacks: Annotated[tuple[Literal["artifact_set", "weights"], ...], Field(max_length=2)] = ()
     keys: MemberKeys | None = None
+    clock: Count | None = None
 
 
 class Progress(DeviceTaskMessage):

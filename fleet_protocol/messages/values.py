@@ -38,7 +38,7 @@ SUM_LIMIT = 128  # members of a secure sum: a message to each of them stays belo
 
 
 class BlobRef(FrozenModel):
-    """A blob by content.
+    """A blob, identified by its content.
 
     Attributes:
         digest: digest of the blob; see `fleet_protocol.digests`.

@@ -4,26 +4,18 @@ An explanation names the axis, a tensor, the first module with a different resul
 Remedies that change the request for an axis have been tried.
 """
 
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from models.axes import Axis
-from models.zoo.entry_order import with_fixed_axes
+from models.zoo.changing_outputs import explain_changing_outputs
 from models.zoo.growth import Place
-from models.zoo.permuting import derangement_of, permute
-from models.zoo.proof import TOLERANCE, ProofTask, Refutation, Variant
-from models.zoo.randomized_model import RandomizedModel, State
+from models.zoo.module_outputs import first_changed_output, module_outputs
+from models.zoo.proof import ProofTask, Refutation
 from models.zoo.remedies import Trials, one_name, other_forms
 
-_TORCH = str(Path(torch.__file__).parent)
 _NO_REMEDY = "no other request of the cut was found to hold; build it with one size at every width"
 
 
@@ -36,7 +28,7 @@ def explain(refutation: Refutation, task: ProofTask, trials: Trials) -> str:
         trials: tries remedies on the architecture.
     """
     # NaN or changing outputs make every comparison below meaningless, so they are explained first.
-    problem = _explain_nan(task) or _explain_changing_outputs(task.whole.model, task)
+    problem = _explain_nan(task) or explain_changing_outputs(task.whole.model, task)
     if problem is not None:
         return problem
     axis = task.dimensions.axes[refutation.axis]
@@ -80,7 +72,7 @@ def _explain_nan(task: ProofTask) -> str | None:
 
 def _first_nan(task: ProofTask) -> str | None:
     model = task.whole.model
-    for output in _module_outputs(model, model.parameters):
+    for output in module_outputs(model, model.parameters):
         if bool(output.numbers.isnan().any()):
             return f"in or before module {output.path or 'the model'} ({output.kind})"
     for variant in task.variants:
@@ -88,81 +80,6 @@ def _first_nan(task: ProofTask) -> str | None:
             if bool(gradient.isnan().any()):
                 return f"in the gradient of {name}"
     return None
-
-
-# ---------------------------------------------------- outputs that change from run to run
-
-
-class _RandomUse(TorchFunctionMode):
-    """Records the first line of the user's file that changes torch's random state."""
-
-    line = ""
-
-    @override
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        state = torch.get_rng_state()
-        result = func(*args, **(kwargs or {}))
-        if not self.line and not torch.equal(state, torch.get_rng_state()):
-            self.line = self._describe_caller(func)
-        return result
-
-    @staticmethod
-    def _describe_caller(func: Any) -> str:
-        # The last frames are this method and the one above.
-        for frame in reversed(traceback.extract_stack()[:-2]):
-            if not frame.filename.startswith(_TORCH):
-                name = getattr(func, "__name__", str(func))
-                return f" ({name} in line {frame.lineno} of {Path(frame.filename).name})"
-        return ""
-
-
-def _explain_changing_outputs(model: RandomizedModel, task: ProofTask) -> str | None:
-    """Return why the model gives different results when it runs again; None if it does not."""
-    first = task.whole.before.outputs
-    kept = _kept_values(model.module)
-    random_state = torch.get_rng_state()
-    random_use = _RandomUse()
-    samples = model.samples.clone()
-    with random_use:
-        second = model.run(gradients=False).outputs
-    if all(torch.allclose(old, new) for old, new in zip(first, second, strict=True)):
-        return None
-    if not torch.equal(samples, model.samples):
-        return (
-            "the model writes into its input, which other code reads, too; start its forward"
-            " with x = x.clone()"
-        )
-    changed = _changed_names(kept, _kept_values(model.module))
-    if changed and torch.equal(random_state, torch.get_rng_state()):
-        return (
-            f"the model gives different results each time it runs, and {changed[0]} changes each"
-            " time; a graph keeps no state between batches, so compute only from the batch"
-        )
-    return (
-        "the model gives different results each time it runs, so it draws random"
-        f" numbers{random_use.line}; draw them with a NoiseLayer of models.zoo.dropout, only in"
-        " training: its uniform(x) becomes an input of the graph"
-    )
-
-
-def _kept_values(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of modules besides parameters, buffers and PyTorch's own."""
-    kept: dict[str, Any] = {}
-    for path, layer in module.named_modules():
-        owner = f"module {path or 'the model'} ({type(layer).__name__})"
-        for name, value in vars(layer).items():
-            if not name.startswith("_") and not isinstance(value, nn.Module):
-                described = id(value) if isinstance(value, Tensor) else repr(value)
-                kept[f"{name} of {owner}"] = described
-    return kept
-
-
-def _changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    changed: list[str] = []
-    for name, value in after.items():
-        if before.get(name) != value:
-            changed.append(name)
-    return changed
 
 
 # ------------------------------------------------------------- units that cannot be permuted
@@ -188,7 +105,7 @@ def _fixed_size(refutation: Refutation, task: ProofTask, axis: Axis) -> _Fault |
     Its weight has an input dimension with the length of the axis that no axis changes.
     """
     for variant in task.variants:
-        output = _first_changed_output(refutation, variant, axis)
+        output = first_changed_output(refutation, variant, axis)
         if output is None:
             continue
         name = f"{output.path}.weight"
@@ -257,7 +174,7 @@ def _first_difference(refutation: Refutation, task: ProofTask, axis: Axis) -> tu
     """Find the first module with different results, and a tensor in it that has the axis."""
     carriers = task.dimensions.places_of(axis)
     for variant in task.variants:
-        output = _first_changed_output(refutation, variant, axis)
+        output = first_changed_output(refutation, variant, axis)
         if output is not None:
             is_usual = len(variant.model.samples) == len(task.whole.model.samples)
             rarity = "" if is_usual else ", for rare numbers or tokens"
@@ -273,64 +190,3 @@ def _tensor_in(path: str, carriers: Sequence[Place]) -> str:
         if not path or name.startswith(f"{path}."):
             return name
     return carriers[0][0]
-
-
-class _ModuleOutput(NamedTuple):
-    """The result of a module in one call."""
-
-    path: str
-    kind: str
-    numbers: Tensor  # sorted, because a permutation of units may change their order
-
-
-def _first_changed_output(
-    refutation: Refutation, variant: Variant, axis: Axis
-) -> _ModuleOutput | None:
-    """Find the first output that changes when the units of an axis are permuted."""
-    model = variant.model
-    dims = refutation.dims
-    # A derangement moves every unit, so none hides a difference.
-    units = {axis.name: derangement_of(variant.axes[axis.name], 0)}
-    axes = with_fixed_axes(variant.axes, dims)
-    before = _module_outputs(model, model.parameters)
-    after = _module_outputs(model, permute(model.parameters, dims, axes, units))
-    for old, new in zip(before, after, strict=False):
-        if old.numbers.shape != new.numbers.shape:
-            return old
-        change = float((old.numbers - new.numbers).abs().max())
-        # Relative to the largest value, because rounding grows with it.
-        if change > TOLERANCE * float(old.numbers.abs().max()):
-            return old
-    return None
-
-
-def _module_outputs(model: RandomizedModel, parameters: State) -> list[_ModuleOutput]:
-    """Run a model and return the results of its modules in call order."""
-    recorder = _OutputRecorder()
-    handles = []
-    for path, module in model.module.named_modules():
-        handles.append(module.register_forward_hook(recorder.hook_of(path)))
-    try:
-        with torch.no_grad():
-            model.run(parameters)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return recorder.outputs
-
-
-@dataclass(frozen=True)
-class _OutputRecorder:
-    """Collects float outputs of modules by hooks."""
-
-    outputs: list[_ModuleOutput] = field(default_factory=list)
-
-    def hook_of(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
-        """Return a forward hook for the module at a path."""
-
-        def record(module: nn.Module, _: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
-                numbers = output.detach().flatten().sort().values
-                self.outputs.append(_ModuleOutput(path, type(module).__name__, numbers))
-
-        return record

@@ -48,7 +48,7 @@ def check_time(until: float) -> None:
         TimeUpError: if it is.
     """
     if time.process_time() > until:
-        raise TimeUpError("the time for the proof was up")
+        raise TimeUpError("the time for the proof ran out")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """Writes a table as Markdown: verdicts, published figures, ours by seed, and differences."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from reproduction.experiment import Experiment
 from reproduction.figures import ClaimResult, Figures, Rows, arms_of, figures, judge, stand_ins
@@ -13,107 +11,13 @@ from reproduction.report.cells import (
     size_cells,
     table_text,
 )
+from reproduction.report.differences import Difference, differences, grouped
 from reproduction.stored import Row, statement_of
-from simulation.settings import HOW_COMPUTED, SimulationConfig
-
-_ABSENT = "none"
 
 Results = Sequence[ClaimResult]
 Paragraphs = Iterator[str]
 Run = tuple[str, int]
 """Arm and seed."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A key with different values in two configurations."""
-
-    key: str  # such as `round.rounds`
-    published: str  # its value in the published protocol, as text
-    here: str  # its value in ours
-    arms: tuple[str, ...] = ()  # names of the arms with this difference; empty for all
-
-
-def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Difference, ...]:
-    """Return the keys, sorted, whose values differ in two configurations, defaults included."""
-    before = _flat(published)
-    after = _flat(here)
-    keys = before.keys() | after.keys()
-    differing: list[Difference] = []
-    for key in sorted(keys):
-        old = before.get(key, _ABSENT)
-        new = after.get(key, _ABSENT)
-        if old != new:
-            differing.append(Difference(key, old, new))
-    return tuple(differing)
-
-
-def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...]:
-    """Return the distinct differences of several arms with their arms, sorted by key.
-
-    A difference of all arms has no names.
-    """
-    arms: dict[Difference, list[str]] = {}
-    for arm, differing in by_arm.items():
-        for difference in differing:
-            arms.setdefault(difference, []).append(arm)
-    merged: list[Difference] = []
-    by_key = sorted(arms, key=lambda difference: (difference.key, difference.here))
-    for difference in by_key:
-        names = arms[difference]
-        # A difference that all arms share is one of the table.
-        if len(names) == len(by_arm):
-            names = []
-        merged.append(replace(difference, arms=tuple(names)))
-    return tuple(merged)
-
-
-def _flat(config: SimulationConfig) -> dict[str, str]:
-    """Return the settings of a configuration as texts, by key such as `round.rounds`."""
-    # Seeds and workers do not belong to the protocol.
-    excluded = {*HOW_COMPUTED, "seed"}
-    settings = config.model_dump(mode="json", exclude=excluded)
-    return dict(_values(settings, ""))
-
-
-def _values(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            inner = f"{path}.{key}" if path else str(key)
-            yield from _values(entry, inner)
-    # Kinds of devices have no names to compare by, so all of them are one text.
-    elif path == "devices.types":
-        yield path, _kinds(value)
-    else:
-        yield path, _text(value)
-
-
-def _kinds(kinds: Sequence[Mapping[str, Any]]) -> str:
-    """Describe kinds of devices by their differences from the defaults."""
-    descriptions: list[str] = []
-    for kind in kinds:
-        # A kind without a count has all devices that other kinds leave.
-        count = str(kind["count"] or "the rest")
-        words = [count, kind["type"], "at", _text(kind["link"])]
-        for key in ("max_width", "max_depth"):
-            limit = kind[key]
-            # Other limits do not bind.
-            if limit not in (None, 1.0):
-                words.append(f"{key} {_text(limit)}")
-        descriptions.append(" ".join(words))
-    return "; ".join(descriptions)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return _ABSENT
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_text, value)) or _ABSENT
-    return str(value)
 
 
 def as_markdown(
@@ -163,7 +67,7 @@ def _head(experiment: Experiment, rows: Rows) -> Paragraphs:
     if experiment.url:
         paper = f"Paper: <{experiment.url}>. "
     yield f"# {experiment.title}"
-    yield f"{paper}Scale: {scale}. The table has the {count} of {total} arms that were run."
+    yield f"{paper}Scale: {scale}. This page shows the {count} of {total} arms that were run."
     for published, here in stand_ins(experiment, arms_of(rows)):
         yield (
             f"**{here} stands for {published}: published figures and claims do not apply to it.**"
@@ -172,8 +76,8 @@ def _head(experiment: Experiment, rows: Rows) -> Paragraphs:
 
 def _judging(rows: Rows) -> str:
     words = (
-        "The column `ours` decides, paired over the seeds: Student's interval of 95 % must be"
-        " beyond the wanted value."
+        "The column `ours` decides each claim, in pairs of runs with the same seed: Student's 95 %"
+        " confidence interval must be beyond the wanted value."
     )
     return f"{words} {stated_since(rows)}".rstrip()
 
@@ -240,7 +144,7 @@ def _deciding(
     decisive = "last evaluation"
     if count > 1:
         decisive = f"mean of the last {count} evaluations"
-    words = f"`ours` is the {decisive}, or a figure without a round, such as a time."
+    words = f"`ours` is the {decisive}, or a figure that belongs to no round, such as a time."
     last_alone: list[str] = []
     for figure in shown:
         name = figure.arm.name
@@ -248,8 +152,8 @@ def _deciding(
             last_alone.append(name)
     if count > 1 and last_alone:
         words += (
-            f" For {', '.join(last_alone)} and claims about them, it is the last evaluation,"
-            " because no others were stored."
+            f" For {', '.join(last_alone)}, and for claims about these arms, it is the last"
+            " evaluation, because no others were stored."
         )
     return words
 
@@ -276,7 +180,7 @@ def _drawn(rows: Rows, drawn: Collection[Run]) -> Paragraphs:
     total = len(runs)
     count = len(runs & set(drawn))
     if 0 < count < total:
-        yield (f"The plots show {count} of the {total} runs, those with stored curves.")
+        yield f"The plots show {count} of the {total} runs, because only these have stored curves."
 
 
 def _claim_section(title: str, results: Results, *words: str) -> Paragraphs:
@@ -304,15 +208,18 @@ def _arm_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     sizes = size_cells(rows)
     if sizes:
         yield (
-            "Sizes are means over all updates: parameters, operations of a forward pass of one"
-            " sample, and the space of the parameters in float32 (MiB)."
+            "Sizes are means over all updates: the number of parameters, the operations of a"
+            " forward pass of one sample, and the space of the parameters in float32 (MiB)."
         )
         yield table_text(sizes)
 
 
 def _note_section(experiment: Experiment) -> Paragraphs:
     if experiment.notes:
-        yield "Differences that no setting shows, at every scale:"
+        if experiment.url:
+            yield "At every scale, there are also differences that no setting shows:"
+        else:
+            yield "These notes apply at every scale:"
         yield _listed(experiment.notes)
 
 
@@ -320,13 +227,16 @@ def _checked_section(experiment: Experiment, rows: Rows) -> Paragraphs:
     # The checks are of the runs at this scale, and would be untrue beside others.
     if experiment.checked and rows[0].scale == "small":
         yield "## Checks of the published runs"
-        yield "These runs are in `docs/results`, at this scale; others may give different results."
+        yield (
+            "The checked runs are those in `docs/results`, at this scale; other runs can give"
+            " different results."
+        )
         yield from experiment.checked
 
 
 def _difference_section(experiment: Experiment, rows: Rows) -> Paragraphs:
-    whole = "published protocol" if experiment.url else "whole one"
-    yield f"## What differs from the {whole}"
+    whole = "published protocol" if experiment.url else "scale `paper`"
+    yield f"## Differences from the {whole}"
     by_arm: dict[str, Sequence[Difference]] = {}
     for row in rows:
         arm = experiment.arm(row.arm)
@@ -336,10 +246,9 @@ def _difference_section(experiment: Experiment, rows: Rows) -> Paragraphs:
         by_arm[row.arm] = differences(published, here)
     merged = grouped(by_arm)
     if not merged:
-        yield f"The configurations show no difference: this is the {whole}."
+        yield f"The configurations show no difference from the {whole}."
         return
-    of_scale = "" if experiment.url else " of the scale paper"
-    yield f"Computed from the configurations{of_scale}."
+    yield "These differences are computed from the configurations."
     lines: list[dict[str, str]] = []
     for difference in merged:
         cells = {

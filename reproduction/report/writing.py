@@ -74,7 +74,7 @@ seed in common |
 
 _EARLIER_STATEMENTS = """## Appendix: earlier statements
 
-When the claims or settings of a table change, its earlier figures are kept beside it and no \
+When the claims or settings of a table change, its earlier figures are kept beside it, but no \
 longer judged."""
 
 

@@ -24,7 +24,7 @@ def view_command(
     """
     app = typer.Typer(add_completion=False, invoke_without_command=group, help=text)
 
-    def show(  # noqa: PLR0913  (an argument for each thing that it needs)
+    def show(  # noqa: PLR0913  (an argument for each option of a command)
         context: typer.Context,
         store: StoreFolder,
         url: PageUrl = "",

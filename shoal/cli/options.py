@@ -41,7 +41,7 @@ def _parse_float(option: str, text: str, example: str = "1,0.5,1/16") -> float:
         return float(numerator)
     except (ValueError, ZeroDivisionError) as error:
         raise ConfigError(
-            f"{option}: {text!r} is not a number; write for example {example}"
+            f"{option}: {text!r} is not a number; for example, write {example}"
         ) from error
 
 
@@ -57,7 +57,7 @@ def parse_shares(option: str, text: str) -> tuple[float, ...]:
         share = _parse_float(option, name, example)
         if not 0 < share <= 1:
             raise ConfigError(
-                f"{option}: {name} is not a share in (0, 1]; write for example {example}"
+                f"{option}: {name} is not a share in (0, 1]; for example, write {example}"
             )
         shares.append(share)
     return tuple(shares)
@@ -85,7 +85,7 @@ def parse_ints(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in text.split(","))
     except ValueError as error:
         raise ConfigError(
-            f"{option}: {text!r} is not a list of whole numbers; write for example 2,4"
+            f"{option}: {text!r} is not a list of whole numbers; for example, write 2,4"
         ) from error
 
 
@@ -93,7 +93,7 @@ def parse_seconds(option: str, text: str) -> float:
     """Read ``90m`` or ``8h``, or ``30s``, as seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if match is None:
-        raise ConfigError(f"{option}: {text!r} is not a duration; write for example 90m or 8h")
+        raise ConfigError(f"{option}: {text!r} is not a duration; for example, write 90m or 8h")
     count, unit = match.groups()
     return float(count) * _SECONDS[unit]
 

@@ -105,7 +105,7 @@ class Ssh(FrozenModel):
     """``[ssh]``: the account that may log in; without it nobody can.
 
     Attributes:
-        user: name of the account on the board; the account may use sudo.
+        user: name of the account on the board; the account can use sudo.
         keys: public SSH keys, or files with one key each.
     """
 

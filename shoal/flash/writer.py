@@ -146,8 +146,8 @@ def write_image(
             for start, data in _chunks(image):
                 if target.read(len(data)) != data:
                     raise StorageError(
-                        f"{disk} returned different data at byte {start} than was written:"
-                        " use another card"
+                        f"the data read from {disk} at byte {start} differs from the data"
+                        " written: use another card"
                     )
                 report("reading back", start + len(data), size)
     except OSError as error:

@@ -41,13 +41,15 @@ from shoal.view.tables import tables
 _EVENTS_AT_ONCE = 10_000
 """Largest number of log lines in a response."""
 
-First = Annotated[int, Query(ge=1, description="Only rounds from this number on.")]
+First = Annotated[int, Query(ge=1, description="Only rounds with this number or a larger one.")]
 Lines = Annotated[int, Query(ge=1, le=_EVENTS_AT_ONCE)]
 After = Annotated[int, Query(ge=0, lt=2**63, description="Only lines with a larger id.")]
 Kinds = Annotated[
     Sequence[str], Query(max_length=64, description="Kinds of lines; may be repeated.")
 ]
-Last = Annotated[int | None, Query(ge=0, description="Only rounds up to this number.")]
+Last = Annotated[
+    int | None, Query(ge=0, description="Only rounds with this number or a smaller one.")
+]
 
 
 def make_app(
@@ -159,7 +161,7 @@ def _api(store: Path) -> APIRouter:  # noqa: C901  (a function for each path)
     @get(
         "/runs/{run}/devices",
         list[queries.DeviceView],
-        "Every device; if it does not train, with the reason and the remedy.",
+        "Every device, with the reason and the remedy if it does not train.",
     )
     def _devices(run: Run) -> JSONResponse:
         return answer_of(queries.devices, run)

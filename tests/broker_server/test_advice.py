@@ -58,10 +58,10 @@ def test_a_run_that_does_well_is_told_of_its_devices_alone(opened):
     change(opened, schema.tasks, schema.tasks.c.phase == "missed", phase="merged")
     found = said(opened)
     assert list(found) == [UNFAIR, AWAY]
-    assert "(w0.50-d1) reaches 0.5000, and pi-" in found[UNFAIR].evidence
+    assert "(w0.50-d1) reaches 0.5000, while pi-" in found[UNFAIR].evidence
     assert found[AWAY].evidence == "For example pi-0004: offline."
     assert found[AWAY].remedy.startswith(
-        "Check its power and network; on the board run `shoal device doctor`"
+        "Check its power and network; on the board, run `shoal device doctor`"
     )
 
 

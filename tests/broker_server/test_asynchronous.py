@@ -73,15 +73,17 @@ def by_version(settings, run):
     """
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
         versions = store.versions(run)[1:]
-        rounds = {item.number: item for item in store.rounds(run)}
+        rounds = {record.number: record for record in store.rounds(run)}
         tasks = [task for number in rounds for task in store.tasks(run, number, "train")]
     merged = [task for task in tasks if task.phase is TaskPhase.MERGED]
-    made = {
-        item.round: [task for task in merged if task.screening.round == item.round]
-        for item in versions
+    tasks_of_version = {
+        record.round: [task for task in merged if task.screening.round == record.round]
+        for record in versions
     }
-    assert sum(map(len, made.values())) == len(merged)
-    return tasks, [(rounds[number].version, found) for number, found in made.items()]
+    assert sum(map(len, tasks_of_version.values())) == len(merged)
+    return tasks, [
+        (rounds[number].version, merged_tasks) for number, merged_tasks in tasks_of_version.items()
+    ]
 
 
 def test_kills_name_methods_of_the_store():
@@ -105,24 +107,24 @@ def test_every_acknowledged_update_counts_once_and_by_its_staleness(
         finished = running(settings, url).wait()
         assert (finished.status, finished.rounds) == ("finished", 6), finished.error
         acknowledged = {message.task for peer in peers for message in peer.got(UploadAck)}
-    tasks, made = by_version(settings, finished.run)
+    tasks, versions = by_version(settings, finished.run)
     moved = 0.0
     stale = set()
-    for version, found in made:
-        weights = [(1 + version - task.version) ** -0.5 for task in found]
-        assert [task.screening.weight for task in found] == weights
-        moved += sum(w * MOVES[task.device] for w, task in zip(weights, found, strict=True)) / len(
-            found
-        )
-        stale |= {version - task.version for task in found}
-        assert len({task.device for task in found}) == len(found) >= 2
+    for version, merged_tasks in versions:
+        weights = [(1 + version - task.version) ** -0.5 for task in merged_tasks]
+        assert [task.screening.weight for task in merged_tasks] == weights
+        moved += sum(
+            w * MOVES[task.device] for w, task in zip(weights, merged_tasks, strict=True)
+        ) / len(merged_tasks)
+        stale |= {version - task.version for task in merged_tasks}
+        assert len({task.device for task in merged_tasks}) == len(merged_tasks) >= 2
     assert 0 in stale
     assert max(stale) >= 2  # the slow device's update came two versions later, or after
     first = weights_of(settings, finished.run, 0)
     last = weights_of(settings, finished.run, 6)
     for name, value in first.items():
         np.testing.assert_allclose(last[name], value + moved, rtol=1e-5, atol=1e-5)
-    merged = {task.id for _, found in made for task in found}
+    merged = {task.id for _, merged_tasks in versions for task in merged_tasks}
     assert acknowledged <= merged
     assert all(task.phase is TaskPhase.MISSED for task in tasks if task.id not in merged)
     objects = [
@@ -214,9 +216,10 @@ def test_a_round_says_against_which_version_each_answered(url, config, running, 
     assert (row.version, row.weight) == (0, counted**-0.5)
     assert any(row.outcome == "not asked" and "at work" in row.why for row in rows[2])
     show_round(settings.store, counted, run, as_json=True)
-    assert {item["device"]: item["version"] for item in json.loads(capsys.readouterr().out)}[
-        "c"
-    ] == 0
+    assert {
+        device_row["device"]: device_row["version"]
+        for device_row in json.loads(capsys.readouterr().out)
+    }["c"] == 0
     show_round(settings.store, counted, run, as_json=False)
     assert f"{counted**-0.5:.4g}" in capsys.readouterr().out
 
@@ -234,7 +237,7 @@ def test_an_update_that_comes_between_two_rounds_is_repeated_and_counts(
     update is too late.
     """
     settings = asynchronous(config, rounds=2, min_devices=2, buffer=1)
-    told = []
+    replies = []
 
     def leaving(peer, work):
         peer.script = silent
@@ -242,7 +245,7 @@ def test_an_update_that_comes_between_two_rounds_is_repeated_and_counts(
         honest(1.0)(peer, work)
 
     with (
-        Peer(fleet, "c", url, lambda _peer, work: told.append(work)) as c,
+        Peer(fleet, "c", url, lambda _peer, work: replies.append(work)) as c,
         Peer(fleet, "a", url, leaving) as a,
     ):
         server = running(settings, url)
@@ -250,28 +253,31 @@ def test_an_update_that_comes_between_two_rounds_is_repeated_and_counts(
         a.wait_for(lambda peer: peer.got(UploadAck), 30)
         with server.changed:
             assert server.changed.wait_for(lambda: waits_for_devices(server.events), 30)
-        honest(8.0)(c, told[0])
+        honest(8.0)(c, replies[0])
         with pytest.raises(AssertionError):
             c.wait_for(lambda peer: peer.got(UploadRefused) or peer.got(Cancel), 1.5)
         a.say_hello()
         finished = server.wait()
-    _, made = by_version(settings, finished.run)
-    assert [[task.device for task in found] for _, found in made] == [["a"], ["c"]]
+    _, versions = by_version(settings, finished.run)
+    assert [[task.device for task in merged_tasks] for _, merged_tasks in versions] == [
+        ["a"],
+        ["c"],
+    ]
 
 
 def test_nothing_is_stale_where_all_are_waited_for(url, config, running, fleet):
     """A buffer as large as the fleet makes the versions of rounds that wait, to the bit."""
-    found = []
+    finals = []
     for keys in ({"buffer": 2}, {"buffer": None}):
-        name = f"{fleet}{len(found)}"
+        name = f"{fleet}{len(finals)}"
         settings = asynchronous(config, rounds=2, min_devices=2, **keys).model_copy(
             update={"fleet": name}
         )
         settings = settings.model_copy(update={"store": settings.store / name})
         with Peer(name, "a", url, honest(0.1)), Peer(name, "b", url, honest(0.3)):
             run = running(settings, url).wait().run
-        found.append(weights_of(settings, run, 2))
-    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+        finals.append(weights_of(settings, run, 2))
+    assert all(np.array_equal(finals[0][name], finals[1][name]) for name in finals[0])
 
 
 @pytest.mark.parametrize(

@@ -51,28 +51,28 @@ def connected(folder):
 
 def said_to(connection):
     """Everything until the server hangs up."""
-    said = b""
+    received = b""
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(65536):
-            said += data
-    return said
+            received += data
+    return received
 
 
 def test_a_request_is_taken_and_answered_to_whom_asked(tmp_path, at_hand, requests):
     """In pieces as at once; an answer reaches the asker alone, and what is told to all reaches
     everybody.
     """
-    with connected(tmp_path) as one, connected(tmp_path) as other:
+    with connected(tmp_path) as client, connected(tmp_path) as bystander:
         for byte in ASK.to_bytes() + b"\n":
-            one.send(bytes([byte]))
+            client.send(bytes([byte]))
         taken = requests.get(timeout=PATIENCE)
         assert taken.payload == ASK.to_bytes()
-        other.sendall(b"\n")
+        bystander.sendall(b"\n")
         taken.answer(b'"for one"')
         at_hand.send_all(b'"for all"')
-        with one.makefile("rb") as lines:
+        with client.makefile("rb") as lines:
             assert [lines.readline(), lines.readline()] == [b'"for one"\n', b'"for all"\n']
-        assert other.recv(100) == b'"for all"\n'
+        assert bystander.recv(100) == b'"for all"\n'
     assert requests.empty()
 
 
@@ -80,8 +80,8 @@ def test_who_comes_hears_first_how_the_server_is(tmp_path, at_hand):
     """What it said of itself last, so that who comes back after a restart knows of the run."""
     at_hand.greet_with(b'"before"')
     at_hand.greet_with(b'"now"')
-    with connected(tmp_path) as one:
-        assert one.recv(100) == b'"now"\n'
+    with connected(tmp_path) as client:
+        assert client.recv(100) == b'"now"\n'
 
 
 def test_the_socket_is_its_owners_alone(tmp_path, at_hand):
@@ -122,7 +122,7 @@ def test_another_user_is_not_taken(tmp_path, at_hand, requests):
     """
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
-    said = []
+    replies = []
     for mode in (0o600, 0o666):
         (tmp_path / SOCKET).chmod(mode)
         done = subprocess.run(
@@ -132,9 +132,9 @@ def test_another_user_is_not_taken(tmp_path, at_hand, requests):
             timeout=PATIENCE,
             check=False,
         )
-        said.append((done.stderr.strip(), done.returncode))
-    assert said[0] == ("closed", 1)
-    assert said[1] in {("let go", 1), ("", 0)}  # hung up before or after he had written
+        replies.append((done.stderr.strip(), done.returncode))
+    assert replies[0] == ("closed", 1)
+    assert replies[1] in {("let go", 1), ("", 0)}  # hung up before or after he had written
     assert requests.empty()
 
 
@@ -155,8 +155,8 @@ def test_a_long_path_is_no_hindrance(tmp_path, requests):
     """Systems take 108 bytes of an address; folders are deeper."""
     folder = tmp_path / ("x" * 120) / ("y" * 120)
     folder.mkdir(parents=True)
-    with ControlSocket(folder, requests.put), connected(folder) as one:
-        one.sendall(ASK.to_bytes() + b"\n")
+    with ControlSocket(folder, requests.put), connected(folder) as client:
+        client.sendall(ASK.to_bytes() + b"\n")
         assert requests.get(timeout=PATIENCE).payload == ASK.to_bytes()
         assert stat.S_IMODE((folder / SOCKET).stat().st_mode) == 0o600
     assert not (folder / SOCKET).exists()
@@ -167,8 +167,8 @@ def test_what_a_killed_server_left_is_replaced(tmp_path, requests):
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(tmp_path / SOCKET))
     assert reach_server(tmp_path, PATIENCE) is None
-    with ControlSocket(tmp_path, requests.put), connected(tmp_path) as one:
-        one.sendall(ASK.to_bytes() + b"\n")
+    with ControlSocket(tmp_path, requests.put), connected(tmp_path) as client:
+        client.sendall(ASK.to_bytes() + b"\n")
         requests.get(timeout=PATIENCE)
     assert reach_server(tmp_path, PATIENCE) is None
     assert reach_server(tmp_path / "nowhere", PATIENCE) is None
@@ -194,7 +194,7 @@ def test_something_else_in_its_place_is_left_alone(tmp_path, requests, caplog):
 def test_who_breaks_the_form_is_let_go(tmp_path, requests, monkeypatch, what):
     """After his time, or at once; others are heard meanwhile."""
     monkeypatch.setattr(control_socket, "REQUEST_SECONDS", 0.5)
-    said = {
+    sent = {
         "half": ASK.to_bytes(),
         "too long": b"[" * (LINE_LIMIT_BYTES + 2),
         "two lines": ASK.to_bytes() + b"\n" + ASK.to_bytes(),
@@ -206,7 +206,7 @@ def test_who_breaks_the_form_is_let_go(tmp_path, requests, monkeypatch, what):
         connected(tmp_path) as good,
     ):
         with contextlib.suppress(ConnectionError):
-            bad.sendall(said)
+            bad.sendall(sent)
         good.sendall(ASK.to_bytes() + b"\n")
         requests.get(timeout=PATIENCE).answer(b'"yes"')
         assert good.recv(100) == b'"yes"\n'
@@ -224,8 +224,8 @@ def test_there_are_so_many_clients(tmp_path, at_hand, requests):
     """The next is let go; when one has gone there is room."""
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(connected(tmp_path)) for _ in range(MOST_CLIENTS)]
-        for one in many:
-            one.sendall(b"\n")
+        for client in many:
+            client.sendall(b"\n")
         many[0].sendall(b"")
         with connected(tmp_path) as late:
             assert said_to(late) == b""
@@ -255,15 +255,15 @@ def test_who_does_not_read_is_let_go_and_holds_up_nobody(tmp_path, at_hand, monk
 
 def test_an_answer_to_who_has_gone_is_nobodys(tmp_path, at_hand, requests):
     """And the server goes on."""
-    with connected(tmp_path) as one:
-        one.sendall(ASK.to_bytes() + b"\n")
+    with connected(tmp_path) as client:
+        client.sendall(ASK.to_bytes() + b"\n")
         taken = requests.get(timeout=PATIENCE)
     taken.answer(b'"yes"')
     at_hand.send_all(b'"all"')
-    with connected(tmp_path) as other:
-        other.sendall(ASK.to_bytes() + b"\n")
+    with connected(tmp_path) as next_client:
+        next_client.sendall(ASK.to_bytes() + b"\n")
         requests.get(timeout=PATIENCE).answer(b'"there"')
-        assert other.recv(100) == b'"there"\n'
+        assert next_client.recv(100) == b'"there"\n'
 
 
 def test_who_follows_a_run_hears_the_next_server(tmp_path, requests, monkeypatch):
@@ -310,10 +310,10 @@ def test_a_server_that_is_busy_is_asked_again_and_named(tmp_path):
         waiting = []
         with contextlib.suppress(BlockingIOError):
             while len(waiting) < 100:
-                one = stack.enter_context(socket.socket(socket.AF_UNIX))
-                one.setblocking(False)
-                one.connect(str(tmp_path / SOCKET))
-                waiting.append(one)
+                waiting_client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting_client.setblocking(False)
+                waiting_client.connect(str(tmp_path / SOCKET))
+                waiting.append(waiting_client)
         assert len(waiting) < 100
         with pytest.raises(TransportError, match="is busy with other commands"):
             reach_server(tmp_path, 0.3)
@@ -332,8 +332,8 @@ def test_refused_clients_write_few_lines(tmp_path, at_hand, caplog):
     """However many come, the log has room for other things."""
     with contextlib.ExitStack() as stack:
         for _ in range(MOST_CLIENTS):
-            one = stack.enter_context(connected(tmp_path))
-            one.sendall(b"\n")
+            client = stack.enter_context(connected(tmp_path))
+            client.sendall(b"\n")
         for _ in range(50):
             with connected(tmp_path) as late:
                 assert said_to(late) == b""
@@ -351,11 +351,11 @@ def test_a_link_in_place_of_the_socket_is_not_followed(tmp_path):
     """The other program belongs to the same user, so it would have accepted the request."""
     store = tmp_path / "store"
     store.mkdir()
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(tmp_path / "agent.sock"))
-        other.listen()
-        other.setblocking(False)
+    with socket.socket(socket.AF_UNIX) as foreign_socket:
+        foreign_socket.bind(str(tmp_path / "agent.sock"))
+        foreign_socket.listen()
+        foreign_socket.setblocking(False)
         (store / "control.sock").symlink_to(tmp_path / "agent.sock")
         assert reach_server(store, 1.0) is None
         with pytest.raises(BlockingIOError):
-            other.accept()
+            foreign_socket.accept()

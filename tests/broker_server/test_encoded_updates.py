@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from broker_server.store import Store
+from broker_server.updates import intake
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import decode, encode
@@ -100,6 +101,37 @@ BAD = {
     huge: RefusalReason.MALFORMED,
     another_round: RefusalReason.WRONG_ROUND,
 }
+
+
+@pytest.mark.parametrize(("encoding", "times"), [("int8", 1), ("fp32", 0)])
+def test_an_update_is_decoded_once_and_written_once(
+    encoding, times, url, config, running, fleet, monkeypatch
+):
+    """The intake decodes an encoded update and writes its weights; folding reads these. Weights
+    that come as they are stay the bytes that arrived.
+    """
+    calls = []
+
+    def counted(work):
+        def wrapper(*arguments):
+            calls.append(work.__name__)
+            return work(*arguments)
+
+        return wrapper
+
+    for work in (intake.decode_update, intake.encode_weights):
+        monkeypatch.setattr(intake, work.__name__, counted(work))
+
+    def script(peer, work):
+        peer.send(work, good(work) if encoding == "int8" else in_fp32(work))
+
+    with Peer(fleet, "a", url, script), Peer(fleet, "b", url, script):
+        tables = {"round": {"min_devices": 2}, "evaluation": {"data": None}}
+        server = running(config(upload={"encoding": encoding}, **tables), url)
+        server.wait()
+    (closed,) = server.events_of(control.RoundClosed)
+    assert closed.merged.keys() == {"a", "b"}
+    assert calls.count("decode_update") == calls.count("encode_weights") == 2 * times
 
 
 # a fleet of eleven; tests/fleet_protocol/test_encodings.py sees what decoding refuses

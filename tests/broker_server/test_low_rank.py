@@ -59,7 +59,7 @@ def product(weights) -> np.ndarray:
 
 def test_an_adapter_is_known_by_its_shape():
     """Two matrices of one module with one cut axis between them; the head is none."""
-    assert [(item.up, item.down, item.rank) for item in adapters_of(LAYOUT)] == [
+    assert [(adapter.up, adapter.down, adapter.rank) for adapter in adapters_of(LAYOUT)] == [
         ("a.up", "a.down", RANK)
     ]
 
@@ -70,7 +70,7 @@ def test_adapters_of_one_module_and_two_axes_are_two():
         f"a.{axis}_down": (axis, "inputs") for axis in "rs"
     }
     layout = layout_of(names, {"r": RANK, "s": RANK, "kernel": OUT, "inputs": IN, "classes": 4})
-    assert [(item.up, item.down) for item in adapters_of(layout)] == [
+    assert [(adapter.up, adapter.down) for adapter in adapters_of(layout)] == [
         ("a.r_up", "a.r_down"),
         ("a.s_up", "a.s_down"),
     ]
@@ -95,32 +95,40 @@ def test_by_entries_zeros_pad_and_norms_weigh():
     """Sum of |up down| padded(up) over the sum of the norms: entries of large ranks alone are drawn
     to zero.
     """
-    found = merge("hetlora")
-    norms = [np.linalg.norm(product(item.weights)) for item in UPDATES]
+    model = merge("hetlora")
+    norms = [np.linalg.norm(product(device_update.weights)) for device_update in UPDATES]
     for name, axis in (("a.up", 1), ("a.down", 0)):
         expected = np.zeros(OLD[name].shape)
-        for norm, item in zip(norms, UPDATES, strict=True):
-            rank = item.weights[name].shape[axis]
+        for norm, device_update in zip(norms, UPDATES, strict=True):
+            rank = device_update.weights[name].shape[axis]
             place = (slice(None), slice(rank)) if axis else (slice(rank), slice(None))
-            expected[place] += norm * item.weights[name]
-        np.testing.assert_allclose(found[name], expected / sum(norms), rtol=1e-5)
+            expected[place] += norm * device_update.weights[name]
+        np.testing.assert_allclose(model[name], expected / sum(norms), rtol=1e-5)
 
 
 def test_by_products_the_leading_units_are_the_best_of_each_rank():
     """The whole rank has the product's best approximation, and its first r units the best of rank
     r.
     """
-    found = merge("flexlora")
-    mean = sum(item.metrics.examples * product(item.weights) for item in UPDATES) / 60
+    model = merge("flexlora")
+    mean = (
+        sum(
+            device_update.metrics.examples * product(device_update.weights)
+            for device_update in UPDATES
+        )
+        / 60
+    )
     left, values, right = np.linalg.svd(mean, full_matrices=False)
     for rank in (1, 2, RANK):
         best = (left[:, :rank] * values[:rank]) @ right[:rank]
-        cut = {"a.up": found["a.up"][:, :rank], "a.down": found["a.down"][:rank]}
+        cut = {"a.up": model["a.up"][:, :rank], "a.down": model["a.down"][:rank]}
         np.testing.assert_allclose(product(cut), best, atol=1e-5)
-    assert not found["a.up"][:, IN:].any()  # a matrix of three columns has no fourth value
+    assert not model["a.up"][:, IN:].any()  # a matrix of three columns has no fourth value
     uniform = merge("flexlora", weighting="uniform")
     np.testing.assert_allclose(
-        product(uniform), sum(product(item.weights) for item in UPDATES) / 3, atol=1e-5
+        product(uniform),
+        sum(product(device_update.weights) for device_update in UPDATES) / 3,
+        atol=1e-5,
     )
 
 
@@ -128,7 +136,9 @@ def test_by_products_the_leading_units_are_the_best_of_each_rank():
 def test_what_is_no_adapter_is_averaged(name):
     """A head is the mean of its holders, by the same weighting."""
     share = [1, 1, 1] if name == "hetlora" else [3, 1, 2]
-    expected = np.average([item.weights["head"] for item in UPDATES], axis=0, weights=share)
+    expected = np.average(
+        [device_update.weights["head"] for device_update in UPDATES], axis=0, weights=share
+    )
     np.testing.assert_allclose(merge(name)["head"], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -136,14 +146,14 @@ def test_what_is_no_adapter_is_averaged(name):
 def test_adapters_that_do_nothing_stay_as_they_were_or_do_nothing(name):
     """Where every product is zero there is nothing to weigh by, and nothing becomes nan."""
     idle = [update("a", 1.0, 1), update("b", 0.5, 2)]
-    for item in idle:
-        item.weights["a.up"][...] = 0
-    found = merge(name, idle)
-    assert np.isfinite(found["a.down"]).all()
+    for device_update in idle:
+        device_update.weights["a.up"][...] = 0
+    model = merge(name, idle)
+    assert np.isfinite(model["a.down"]).all()
     if name == "hetlora":
-        np.testing.assert_array_equal(found["a.up"], OLD["a.up"])
+        np.testing.assert_array_equal(model["a.up"], OLD["a.up"])
     else:
-        assert not found["a.up"].any()
+        assert not model["a.up"].any()
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
@@ -153,8 +163,8 @@ def test_a_product_that_is_no_number_is_left_to_who_takes_the_result(name):
     large = update("a", 1.0, 1)
     for key in ("a.up", "a.down"):
         large.weights[key][...] = 1e25
-    found = merge(name, [large, update("b", 0.5, 2)])
-    assert not all(np.isfinite(found[key]).all() for key in ("a.up", "a.down"))
+    model = merge(name, [large, update("b", 0.5, 2)])
+    assert not all(np.isfinite(model[key]).all() for key in ("a.up", "a.down"))
 
 
 def test_what_does_not_go_together_is_refused_with_what_does():

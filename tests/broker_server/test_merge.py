@@ -24,7 +24,9 @@ VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
 def vector(name):
     if not VECTORS.is_file():
         pytest.skip("the worked examples are not beside this checkout")
-    return next(item for item in json.loads(VECTORS.read_text())["vectors"] if item["id"] == name)
+    return next(
+        entry for entry in json.loads(VECTORS.read_text())["vectors"] if entry["id"] == name
+    )
 
 
 # The worked examples of the specification, appendix A.
@@ -111,13 +113,15 @@ def test_h8_statistics_of_one_device_and_of_two():
     batches = [np.asarray(batch) for batch in case["inputs"]["batches"]]
     mean = np.mean([batch.mean() for batch in batches])
     variance = np.mean([batch.var(ddof=1) for batch in batches])
-    one = [(len(batches), {"stat.n.mean": f32([mean]), "stat.n.var": f32([variance])})]
+    only_device = [(len(batches), {"stat.n.mean": f32([mean]), "stat.n.var": f32([variance])})]
     for rule in ("pooled", "per_client"):
-        found = combine_statistics(one, ["n"], rule)
+        statistics = combine_statistics(only_device, ["n"], rule)
         np.testing.assert_allclose(
-            found["stat.n.mean"], case["expected"]["running_mean"], rtol=1e-6
+            statistics["stat.n.mean"], case["expected"]["running_mean"], rtol=1e-6
         )
-        np.testing.assert_allclose(found["stat.n.var"], case["expected"]["running_var"], rtol=1e-6)
+        np.testing.assert_allclose(
+            statistics["stat.n.var"], case["expected"]["running_var"], rtol=1e-6
+        )
     # One batch on a first device, two on a second: means 2 and 8, within-batch variances 2 and 6
     # (all unbiased).
     two = [
@@ -142,7 +146,7 @@ def updates(draw, *, full=False):
     """A list of (plan key, plan, tensors, weight, labels), and the old weights."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     number = draw(st.integers(0, 20))
-    found = []
+    drawn_updates = []
     for index in range(draw(st.integers(1, 6))):
         width = 1.0 if full else draw(st.sampled_from([1.0, 0.5, 0.34, 0.2]))
         depth = 2 if full else draw(st.sampled_from([1, 2]))
@@ -150,14 +154,14 @@ def updates(draw, *, full=False):
         plan = plan_of(LAYOUT, width, kind, depth, round_index=number, seed=index)
         key = f"{kind}-{width}-{depth}" + (f"-{index}" if kind == "random" else "")
         tensors = {
-            name: rng.standard_normal(item.local_shape, np.float32)
-            for name, item in plan.tensors.items()
+            name: rng.standard_normal(tensor.local_shape, np.float32)
+            for name, tensor in plan.tensors.items()
         }
         weight = draw(st.sampled_from([1.0, 2.0, 7.5]))
         labels = None if full else draw(st.none() | st.sets(st.integers(0, CLASSES - 1)))
-        found.append((key, plan, tensors, weight, labels))
-    return found, {
-        item.name: rng.standard_normal(item.shape, np.float32) for item in LAYOUT.parameters
+        drawn_updates.append((key, plan, tensors, weight, labels))
+    return drawn_updates, {
+        tensor.name: rng.standard_normal(tensor.shape, np.float32) for tensor in LAYOUT.parameters
     }
 
 
@@ -167,9 +171,9 @@ def test_every_entry_is_the_weighted_mean_of_those_that_hold_it(case):
     """Any mix of widths, depths, plans, weights and labels agrees with the definition, entry by
     entry.
     """
-    found, old = case
-    after = merged(found, old)
-    for name, (expected, _) in oracle(found, old).items():
+    case_updates, old = case
+    after = merged(case_updates, old)
+    for name, (expected, _) in oracle(case_updates, old).items():
         np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
@@ -177,9 +181,9 @@ def test_every_entry_is_the_weighted_mean_of_those_that_hold_it(case):
 @settings(max_examples=40, deadline=None)
 def test_entries_that_nobody_holds_keep_their_bits(case):
     """What no update covers is the old value, exactly."""
-    found, old = case
-    after = merged(found, old)
-    for name, (_, count) in oracle(found, old).items():
+    case_updates, old = case
+    after = merged(case_updates, old)
+    for name, (_, count) in oracle(case_updates, old).items():
         np.testing.assert_array_equal(after[name][count == 0], old[name][count == 0])
 
 
@@ -187,13 +191,13 @@ def test_entries_that_nobody_holds_keep_their_bits(case):
 @settings(max_examples=40, deadline=None)
 def test_weights_of_an_entry_sum_to_one(case):
     """Updates that all say 1 merge to 1 wherever anyone holds the entry."""
-    found, old = case
-    ones = [
+    case_updates, old = case
+    updates_of_ones = [
         (key, plan, {n: np.ones_like(t) for n, t in tensors.items()}, w, c)
-        for key, plan, tensors, w, c in found
+        for key, plan, tensors, w, c in case_updates
     ]
-    after = merged(ones, old)
-    for name, (_, count) in oracle(found, old).items():
+    after = merged(updates_of_ones, old)
+    for name, (_, count) in oracle(case_updates, old).items():
         np.testing.assert_allclose(after[name][count > 0], 1, rtol=1e-6)
 
 
@@ -201,11 +205,14 @@ def test_weights_of_an_entry_sum_to_one(case):
 @settings(max_examples=30, deadline=None)
 def test_full_tiers_are_federated_averaging(case):
     """When every device holds everything the result is the weighted mean of whole models."""
-    found, old = case
-    after = merged(found, old)
-    total = sum(weight for *_, weight, _ in found)
+    case_updates, old = case
+    after = merged(case_updates, old)
+    total = sum(weight for *_, weight, _ in case_updates)
     for name, value in after.items():
-        mean = sum(np.float64(weight) * tensors[name] for _, _, tensors, weight, _ in found) / total
+        mean = (
+            sum(np.float64(weight) * tensors[name] for _, _, tensors, weight, _ in case_updates)
+            / total
+        )
         np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6)
 
 
@@ -214,15 +221,16 @@ def test_an_update_that_does_not_fit_its_plan_adds_nothing():
     as they were.
     """
     plan = plan_of(LAYOUT, 0.5)
-    good = {name: np.ones(item.local_shape, np.float32) for name, item in plan.tensors.items()}
-    for bad, found in (
+    good = {name: np.ones(tensor.local_shape, np.float32) for name, tensor in plan.tensors.items()}
+    for bad, problem in (
         ({name: value for name, value in good.items() if name != "deep"}, "missing"),
         (good | {"deep": good["deep"][:1]}, r"float32 \(1, 3\)"),
         (good | {"deep": good["deep"].astype(np.float64)}, r"float64 \(3, 3\)"),
     ):
         state = start(LAYOUT)
         with pytest.raises(
-            PlanError, match=rf"tensor deep of an update should be float32 \(3, 3\) but is {found}$"
+            PlanError,
+            match=rf"tensor deep of an update should be float32 \(3, 3\) but is {problem}$",
         ):
             fold(state, "k", plan, bad)
         assert not any(value.any() for value in state.sums.values())
@@ -236,8 +244,8 @@ def test_updates_that_are_no_numbers_are_judged_afterwards():
     state = start(LAYOUT)
     for value in (3e38, 3e38, -np.inf):
         update = {
-            name: np.full(item.local_shape, value, np.float32)
-            for name, item in plan.tensors.items()
+            name: np.full(tensor.local_shape, value, np.float32)
+            for name, tensor in plan.tensors.items()
         }
         fold(state, "k", plan, update, weight=2.0)
     assert np.isnan(state.sums["bias"]).all()
@@ -246,7 +254,7 @@ def test_updates_that_are_no_numbers_are_judged_afterwards():
 def test_a_finished_accumulator_is_spent():
     """Its sums belong to the result, so it takes no more."""
     plan = plan_of(LAYOUT, 1.0)
-    good = {name: np.ones(item.local_shape, np.float32) for name, item in plan.tensors.items()}
+    good = {name: np.ones(tensor.local_shape, np.float32) for name, tensor in plan.tensors.items()}
     state = start(LAYOUT)
     fold(state, "k", plan, good)
     finish(state, good)

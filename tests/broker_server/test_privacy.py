@@ -79,14 +79,14 @@ def test_no_update_moves_further_than_the_bound(size, clip, seed):
         for name, value in sent.items()
     }
     new = {name: sent[name] + value for name, value in change.items()}
-    found = bounded(new, sent, clip)
-    assert norm(found) <= clip
+    clipped = bounded(new, sent, clip)
+    assert norm(clipped) <= clip
     exact = {name: new[name] - sent[name] for name in sent}
     if norm(exact) <= clip * (1 - 2e-6):
-        assert all((found[name] == exact[name]).all() for name in exact)
+        assert all((clipped[name] == exact[name]).all() for name in exact)
     else:
-        assert norm(found) == pytest.approx(clip, rel=1e-5)
-        for name, value in found.items():
+        assert norm(clipped) == pytest.approx(clip, rel=1e-5)
+        for name, value in clipped.items():
             np.testing.assert_allclose(
                 value * norm(exact), exact[name] * clip, rtol=1e-4, atol=1e-4 * norm(exact) * clip
             )
@@ -109,8 +109,8 @@ def test_noise_is_normal_and_of_the_operating_system():
 def finish(updates, asked, deviation, draw=None):
     merge = private_merge(LAYOUT, asked, deviation, None, draw or seeded("x"))
     sums = merge.start()
-    for item in updates:
-        merge.fold(sums, item)
+    for device_update in updates:
+        merge.fold(sums, device_update)
     return merge.finish(sums, GlobalModel(OLD, {})).weights
 
 
@@ -121,24 +121,27 @@ def test_changes_are_divided_by_those_who_were_asked():
     whole = plan_of(LAYOUT, 1.0)
     half = plan_of(LAYOUT, 0.5)
     updates = [update("a", 1.0, 1), update("b", 0.5, 2, labels=(0,))]
-    found = finish(updates, [("1.0", whole), ("1.0", whole), ("0.5", half)], 0.0)
+    model = finish(updates, [("1.0", whole), ("1.0", whole), ("0.5", half)], 0.0)
     total, count = ({name: np.zeros(old.shape) for name, old in OLD.items()} for _ in range(2))
     for plan in (whole, whole, half):
         scatter_add(
             LAYOUT,
             plan,
             count,
-            {name: np.ones(item.local_shape) for name, item in plan.tensors.items()},
+            {
+                name: np.ones(device_update.local_shape)
+                for name, device_update in plan.tensors.items()
+            },
         )
-    for item in updates:
+    for device_update in updates:
         scatter_add(
             LAYOUT,
-            item.plan,
+            device_update.plan,
             total,
-            {name: value.astype(np.float64) for name, value in item.weights.items()},
+            {name: value.astype(np.float64) for name, value in device_update.weights.items()},
         )
     for name, old in OLD.items():
-        np.testing.assert_allclose(found[name], old + total[name] / count[name], rtol=1e-6)
+        np.testing.assert_allclose(model[name], old + total[name] / count[name], rtol=1e-6)
 
 
 def test_the_noise_of_an_entry_is_that_of_its_sum():
@@ -147,7 +150,7 @@ def test_the_noise_of_an_entry_is_that_of_its_sum():
     """
     half = plan_of(LAYOUT, 0.5)
     draws = [finish([], [("0.5", half)] * 4, 3.0, seeded(f"{i}")) for i in range(300)]
-    moved = np.stack([found["w"] - OLD["w"] for found in draws])
+    moved = np.stack([noisy["w"] - OLD["w"] for noisy in draws])
     assert moved[:, :4].std() == pytest.approx(3 / 4, rel=0.02)
     assert (moved[:, 4:] == 0).all()
     assert abs(moved[:, :4].mean()) < 0.02
@@ -177,7 +180,7 @@ def test_epsilon_is_that_of_the_composed_mechanism(noise, times, delta):
 @pytest.mark.parametrize(("where", "times"), [("central", (1, 1, 2)), ("local", (1, 2, 3))])
 def test_what_counts_is_how_often_the_most_asked_was_asked(config, where, times):
     """A sum that was given up is let out to nobody; an update with noise of its own is."""
-    made = config(privacy={**HIDDEN, "where": where})
+    run_config = config(privacy={**HIDDEN, "where": where})
     states = [RoundState.CLOSED, RoundState.ABANDONED, RoundState.COLLECTING]
     asked = [(1, "a"), (2, "a"), (3, "a"), (1, "b")]
     store = SimpleNamespace(
@@ -189,11 +192,11 @@ def test_what_counts_is_how_often_the_most_asked_was_asked(config, where, times)
         ],
         count_lines_by_round=lambda _run, _kind: {},
     )
-    found = privacy_spent.epsilon_by_round(
-        store, SimpleNamespace(id="r", config=made.model_dump_json())
+    epsilons = privacy_spent.epsilon_by_round(
+        store, SimpleNamespace(id="r", config=run_config.model_dump_json())
     )
-    assert found == {
-        at: privacy_spent.epsilon_after(made.privacy, n) for at, n in enumerate(times, 1)
+    assert epsilons == {
+        at: privacy_spent.epsilon_after(run_config.privacy, n) for at, n in enumerate(times, 1)
     }
 
 
@@ -271,11 +274,11 @@ def both(one, other):
 def followed(tables, remedy):
     """Tables of a run after somebody did what a remedy says."""
     tables = {table: dict(keys) for table, keys in tables.items()}
-    verb, _, rest = remedy.partition(" ")
-    if rest.startswith("["):
-        del tables[rest.strip("[]")]
+    verb, _, object_of = remedy.partition(" ")
+    if object_of.startswith("["):
+        del tables[object_of.strip("[]")]
         return tables
-    key, _, value = rest.partition(" = ")
+    key, _, value = object_of.partition(" = ")
     table, name = key.split(".")
     tables[table].pop(name, None)
     if verb == "set":
@@ -289,22 +292,22 @@ def test_a_wrong_pair_is_refused_and_both_remedies_work(config, one, other, trai
     tables = both(one, other)
     with pytest.raises(PlanError, match=re.escape(trait.value)) as refused:
         prepare(config, **tables)
-    names, _, rest = str(refused.value).partition(" are incompatible: ")
-    remedies = rest.rpartition("; ")[2].split(", or ")
-    parts = {stage.name: stage.remedy for stage in STAGES}
-    assert [parts[name] for name in names.split(" and ")] == remedies
+    names, _, explanation = str(refused.value).partition(" are incompatible: ")
+    remedies = explanation.rpartition("; ")[2].split(", or ")
+    remedy_of = {stage.name: stage.remedy for stage in STAGES}
+    assert [remedy_of[name] for name in names.split(" and ")] == remedies
     for remedy in remedies:
         assert prepare(config, **followed(tables, remedy)).strategy.name == "heterofl"
 
 
 def test_every_other_pair_is_planned(config):
     """What is not in the list of wrong pairs goes together."""
-    wrong = [{one, other} for one, other, _ in WRONG]
+    wrong = [{left, right} for left, right, _ in WRONG]
     assert len(USES) == len(STAGES)
-    for one, other in itertools.combinations(USES, 2):
-        if {one, other} not in wrong and {one, other} not in EXCLUSIVE:
-            context = prepare(config, **both(one, other))
-            assert len(features_of(context.config)) >= 2, (one, other)
+    for left, right in itertools.combinations(USES, 2):
+        if {left, right} not in wrong and {left, right} not in EXCLUSIVE:
+            context = prepare(config, **both(left, right))
+            assert len(features_of(context.config)) >= 2, (left, right)
 
 
 @pytest.mark.parametrize("tables", [{"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}])
@@ -312,11 +315,11 @@ def test_a_default_yields_to_what_a_user_adds(config, tables):
     """The norm bound is off where it would conflict, also after the configuration was stored; who
     writes it is told.
     """
-    made = config(**tables, **BY_THE_SERVER)
-    assert made.robust.norm_bound == 0
-    stored = FleetConfig.model_validate_json(made.model_dump_json())
-    assert stored == made
-    assert not stored.differing_settings(made.model_dump_json())
+    run_config = config(**tables, **BY_THE_SERVER)
+    assert run_config.robust.norm_bound == 0
+    stored = FleetConfig.model_validate_json(run_config.model_dump_json())
+    assert stored == run_config
+    assert not stored.differing_settings(run_config.model_dump_json())
     assert prepare(config, **tables, **BY_THE_SERVER).config.robust.norm_bound == 0
     assert config(**LOCAL).robust.norm_bound == "auto"
     for keys in ({"norm_bound": 5}, {"beyond_norm": "clip"}):
@@ -408,8 +411,10 @@ def test_the_largest_entries_alone_need_a_memory_and_a_mean(config, strategy, me
 
 def test_the_share_of_the_largest_entries_reaches_the_devices(config):
     """As it is set, and 0.1 where it is not; none and more than all are refused."""
-    for told, keep in (({}, 0.1), ({"keep": 0.25}, 0.25)):
-        asked = prepare(config, upload={"encoding": "topk", **told}).method.instructions("train", 0)
+    for table, keep in (({}, 0.1), ({"keep": 0.25}, 0.25)):
+        asked = prepare(config, upload={"encoding": "topk", **table}).method.instructions(
+            "train", 0
+        )
         assert (asked.upload.keep, asked.upload.feedback) == (keep, True)
     for wrong in (0, 1.5):
         with pytest.raises((ConfigError, ValidationError), match=r"keep"):
@@ -426,21 +431,23 @@ def test_the_method_is_asked_to_look_at_no_samples(config):
     layout = tiny_layout()
     silent = update("a", 1.0, 1, labels=()).metrics
     whole = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
-    told = {name: np.full_like(value, 5) for name, value in tiny_weights(layout).items()}
+    trained = {name: np.full_like(value, 5) for name, value in tiny_weights(layout).items()}
     new = merged(
         local.strategy,
-        [Contribution("a", layout.tier(1.0), "w", whole, told, silent)],
+        [Contribution("a", layout.tier(1.0), "w", whole, trained, silent)],
         tiny_weights(layout),
     )
     assert all((value == 5).all() for value in new.values())
     plan = plan_of(LAYOUT, 1.0)
     labels = [(0,), (0, 1)]
     few, many = (
-        replace(update("a", 1.0, 1), metrics=update("a", 1.0, 1, labels=item).metrics)
-        for item in labels
+        replace(update("a", 1.0, 1), metrics=update("a", 1.0, 1, labels=device_update).metrics)
+        for device_update in labels
     )
-    one, other = (finish([item], [("1.0", plan)], 1.0) for item in (few, many))
-    assert all((one[name] == other[name]).all() for name in OLD)
+    of_few, of_many = (
+        finish([device_update], [("1.0", plan)], 1.0) for device_update in (few, many)
+    )
+    assert all((of_few[name] == of_many[name]).all() for name in OLD)
 
 
 # A whole run over a broker.
@@ -456,16 +463,16 @@ def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
     """
     tables = {"privacy": {"clip": 3.0, "noise_multiplier": 1e-4}, "robust": {"norm_bound": 0}}
     rounds = {"rounds": 2, "min_devices": 3, "quorum": 0.6}
-    made = config(**tables, round=rounds, evaluation={"data": None})
+    run_config = config(**tables, round=rounds, evaluation={"data": None})
     with contextlib.ExitStack() as stack:
         for name, script in {"a": honest(10.0), "b": honest(10.0), "c": away}.items():
             stack.enter_context(Peer(fleet, name, url, script))
-        server = running(made, url)
+        server = running(run_config, url)
         finished = server.wait()
     assert finished.status == "finished", finished.error
-    with contextlib.closing(Store(made.store, read_only=True)) as store:
+    with contextlib.closing(Store(run_config.store, read_only=True)) as store:
         versions = [
-            open_tensors(made.store / "blobs" / "objects" / blob_path(v.digest))
+            open_tensors(run_config.store / "blobs" / "objects" / blob_path(v.digest))
             for v in store.versions(finished.run)
         ]
         tasks = {task.device: task for task in store.tasks(finished.run, 2, "train")}
@@ -481,16 +488,16 @@ def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
     assert tasks["a"].screening.norm == pytest.approx(10 * math.sqrt(entries), rel=1e-4)
     assert tasks["a"].screening.bound == 3.0
     assert tasks["a"].screening.scale == pytest.approx(3 / tasks["a"].screening.norm)
-    told = [event.epsilon for event in server.events_of(control.RoundClosed)]
-    assert told == [privacy_spent.epsilon_after(made.privacy, times) for times in (1, 2)]
-    assert [view.epsilon for view in listed] == told
-    assert status.epsilon == told[-1]
-    shown = CliRunner().invoke(app, ["status", "--store", str(made.store)]).output
-    assert f"epsilon {told[-1]:.4g}" in shown
+    epsilons = [event.epsilon for event in server.events_of(control.RoundClosed)]
+    assert epsilons == [privacy_spent.epsilon_after(run_config.privacy, times) for times in (1, 2)]
+    assert [view.epsilon for view in listed] == epsilons
+    assert status.epsilon == epsilons[-1]
+    shown = CliRunner().invoke(app, ["status", "--store", str(run_config.store)]).output
+    assert f"epsilon {epsilons[-1]:.4g}" in shown
     as_json = json.loads(
-        CliRunner().invoke(app, ["rounds", "--store", str(made.store), "--json"]).output
+        CliRunner().invoke(app, ["rounds", "--store", str(run_config.store), "--json"]).output
     )
-    assert [item["epsilon"] for item in as_json] == told
+    assert [round_row["epsilon"] for round_row in as_json] == epsilons
 
 
 def test_updates_with_noise_of_the_boards_are_taken_without_labels(url, config, running, fleet):
@@ -505,6 +512,6 @@ def test_updates_with_noise_of_the_boards_are_taken_without_labels(url, config, 
 
 def test_noise_of_a_fleet_is_drawn_anew(config):
     """Two contexts of one run draw different bytes; those of a simulation are of its seed."""
-    one = prepare(config, **CENTRAL)
-    other = prepare(config, **CENTRAL)
-    assert one.noise("1/merge/0")(32) != other.noise("1/merge/0")(32)
+    first_run = prepare(config, **CENTRAL)
+    second_run = prepare(config, **CENTRAL)
+    assert first_run.noise("1/merge/0")(32) != second_run.noise("1/merge/0")(32)

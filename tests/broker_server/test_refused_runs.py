@@ -33,8 +33,10 @@ CHUNK = 1024
 
 
 def prepare(config, **tables):
-    made = config(**tables)
-    return prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK))
+    run_config = config(**tables)
+    return prepare_run(
+        "r", run_config, load_artifacts(run_config.model.artifacts, ARCH, chunk_bytes=CHUNK)
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,11 +79,11 @@ def test_a_combination_that_makes_no_sense_is_refused_when_planned(config, table
 def test_a_warm_up_of_the_whole_run_is_none_of_these(config):
     """Its last round has the full rate; so have all after a part of one."""
     for warmup, first in ((4, 0.25), (0.5, 1.0)):
-        made = prepare(
+        context = prepare(
             config, train={"learning_rate": 1.0, "rate": {"warmup": warmup}}, round={"rounds": 4}
         )
         assert [
-            made.method.instructions("train", closed).train.learning_rate for closed in (0, 3)
+            context.method.instructions("train", closed).train.learning_rate for closed in (0, 3)
         ] == [
             first,
             1.0,
@@ -98,8 +100,8 @@ def test_a_metric_is_listed_once():
 
 def test_artifacts_of_another_recipe_are_refused(config):
     """What fleet.toml says of the recipe must be what was exported."""
-    made = config()
-    model = made.model.model_copy(update={"recipe": RecipeTable(optimizer="adamw")})
+    run_config = config()
+    model = run_config.model.model_copy(update={"recipe": RecipeTable(optimizer="adamw")})
     with pytest.raises(
         ConfigError, match=r"the optimizer is sgd, not adamw.*shoal export --recipe"
     ):
@@ -153,8 +155,8 @@ def test_a_seed_of_65_bits_is_refused():
 
 def test_a_configuration_that_was_written_out_can_be_read_again():
     """The tables of other methods are in it with their defaults, which have no effect."""
-    made = StrategyConfig.model_validate({"name": "fedrolex", "fedrolex": {"step": 3}})
-    assert StrategyConfig.model_validate_json(made.model_dump_json()) == made
+    strategy = StrategyConfig.model_validate({"name": "fedrolex", "fedrolex": {"step": 3}})
+    assert StrategyConfig.model_validate_json(strategy.model_dump_json()) == strategy
 
 
 def test_a_model_cannot_have_every_tier():
@@ -179,25 +181,28 @@ def test_a_device_without_samples_or_with_foreign_labels_trains_nothing(tmp_path
     with pytest.raises(DataError, match=r"no samples|empty|0 samples"):
         load_data(NpzData(path=tmp_path / "empty.npz"))
     np.savez(tmp_path / "labels.npz", x=np.zeros((2, 6), np.float32), y=np.array([0, 4]))
-    made = config()
-    tiers = list(load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
+    run_config = config()
+    tiers = list(load_artifacts(run_config.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
     with pytest.raises(DataError, match="label"):
         load_data(NpzData(path=tmp_path / "labels.npz")).fit_to(tiers[0].manifest)
-    assert assign({"d": profile(examples=0)}, tiers, made.tiers) == {}
+    assert assign({"d": profile(examples=0)}, tiers, run_config.tiers) == {}
 
 
 def test_levels_never_exceed_what_a_board_can_hold(config):
     """Fixed levels go by the devices' ids; a board too small for its level takes what it can."""
-    made = config(tiers={"assign": "fix", "levels": "a1-b1"})
-    tiers = list(load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
+    run_config = config(tiers={"assign": "fix", "levels": "a1-b1"})
+    tiers = list(load_artifacts(run_config.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
     profiles = {"a": profile(), "b": profile(max_width=0.5), "c": profile(), "d": profile()}
-    given = {device: item.tier.tier for device, item in assign(profiles, tiers, made.tiers).items()}
-    assert given == {"a": Tier(1.0), "b": Tier(0.5), "c": Tier(0.5), "d": Tier(0.5)}
+    tier_of_device = {
+        device: assignment.tier.tier
+        for device, assignment in assign(profiles, tiers, run_config.tiers).items()
+    }
+    assert tier_of_device == {"a": Tier(1.0), "b": Tier(0.5), "c": Tier(0.5), "d": Tier(0.5)}
     drawn = config(tiers={"assign": "dynamic", "levels": "a1-b1"}).tiers
     rounds = [
         tuple(
-            item.tier.tier.width
-            for item in assign(profiles, tiers, drawn, seed=1, version=version).values()
+            assignment.tier.tier.width
+            for assignment in assign(profiles, tiers, drawn, seed=1, version=version).values()
         )
         for version in range(8)
     ]
@@ -205,8 +210,8 @@ def test_levels_never_exceed_what_a_board_can_hold(config):
     assert all(widths[1] == 0.5 for widths in rounds)
     assert rounds == [
         tuple(
-            item.tier.tier.width
-            for item in assign(profiles, tiers, drawn, seed=1, version=version).values()
+            assignment.tier.tier.width
+            for assignment in assign(profiles, tiers, drawn, seed=1, version=version).values()
         )
         for version in range(8)
     ]
@@ -229,8 +234,13 @@ def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
     artifacts = load_artifacts(tmp_path, arch.name, chunk_bytes=CHUNK)
 
     def prepared(name, **tables):
-        made = {"fleet": "f", "model": {"arch": arch.name}, "strategy": {"name": name}, **tables}
-        return prepare_run("r", FleetConfig.model_validate(made), artifacts)
+        settings = {
+            "fleet": "f",
+            "model": {"arch": arch.name},
+            "strategy": {"name": name},
+            **tables,
+        }
+        return prepare_run("r", FleetConfig.model_validate(settings), artifacts)
 
     for name in ("heterofl", "fedrolex", "federated_dropout", "whalefl"):
         with pytest.raises(PlanError, match=r"separate heads \(w1\.00-d1\) .*use inclusivefl"):
@@ -356,12 +366,12 @@ def test_who_judges_what_nobody_trains_is_told(config, caplog):
     """
     small = {"tiers": {"allowed": ["w0.50-d1"]}}
     rolex = {"strategy": {"name": "fedrolex"}}
-    for tables, told in [({}, False), (small, True), ({**small, **rolex}, False)]:
+    for tables, warns in [({}, False), (small, True), ({**small, **rolex}, False)]:
         caplog.clear()
         prepare(config, **tables)
         assert (
             "devices train no more than w0.50-d1 (tiers.allowed): set evaluation.tier"
             in caplog.text
-        ) == told
+        ) == warns
     prepare(config, **small, evaluation={"tier": "w0.50-d1"})
     assert not caplog.text

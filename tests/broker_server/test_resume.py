@@ -77,8 +77,8 @@ def cut_the_power(config):
         versions = store.versions(store.runs()[0].id)
     names = {
         name
-        for item in versions
-        for name in (item.digest, item.state_digest, item.statistics_digest)
+        for version in versions
+        for name in (version.digest, version.state_digest, version.statistics_digest)
         if name
     }
     objects = config.store / "blobs" / "objects"
@@ -135,23 +135,23 @@ def test_a_killed_server_goes_on_where_it_was(
         assert process.wait(60) == -signal.SIGKILL
         cut_the_power(settings)
         store = Store(settings.store, read_only=True)
-        found = store.last_round(config_run(settings))
-        planned = store.tasks(found.run, 1)
+        last_round = store.last_round(config_run(settings))
+        planned = store.tasks(last_round.run, 1)
         store.close()
-        assert found.state is state
+        assert last_round.state is state
         server = running(settings, url)
         finished = server.wait()
     assert finished.status == "finished", finished.error
-    assert finished.run == found.run
+    assert finished.run == last_round.run
     assert finished.rounds == 2
     store = Store(settings.store, read_only=True)
-    tasks = store.tasks(found.run, 1)
-    assert len(store.rounds(found.run)) == 2
-    assert len(store.versions(found.run)) == 3
+    tasks = store.tasks(last_round.run, 1)
+    assert len(store.rounds(last_round.run)) == 2
+    assert len(store.versions(last_round.run)) == 3
     store.close()
     assert {task.id for task in planned} <= {task.id for task in tasks}
     assert [task.phase for task in tasks if task.kind == "train"] == [TaskPhase.MERGED] * 2
-    for name, value in weights_of(settings, found.run, 2).items():
+    for name, value in weights_of(settings, last_round.run, 2).items():
         np.testing.assert_allclose(value, expected(settings)[name], rtol=1e-6, atol=1e-6)
     assert finished.evaluation is not None
 
@@ -192,23 +192,29 @@ def test_a_version_that_was_being_judged_is_judged_again_and_once(
             start_dying(settings, url, method, call, tmp_path, "stuck").wait(60) == -signal.SIGKILL
         )
         store = Store(settings.store, read_only=True)
-        found = store.last_round(config_run(settings))
+        last_round = store.last_round(config_run(settings))
         before = store.version(config_run(settings), 1)
         store.close()
-        assert (found.number, found.state) == (number, state)
+        assert (last_round.number, last_round.state) == (number, state)
         assert before.evaluation is None
         server = running(settings, url)
         finished = server.wait()
     assert finished.status == "finished", finished.error
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
-        rounds = store.rounds(found.run)
-        versions = store.versions(found.run)
-        told = [event for event in store.events(run=found.run) if event.kind == "round-judged"]
-    assert [item.evaluation for item in rounds] == [item.evaluation for item in versions[1:]]
-    assert all(item.evaluation is not None for item in rounds), [item.note for item in rounds]
-    assert [event.round for event in told] == [1]
+        rounds = store.rounds(last_round.run)
+        versions = store.versions(last_round.run)
+        judgements = [
+            event for event in store.events(run=last_round.run) if event.kind == "round-judged"
+        ]
+    assert [record.evaluation for record in rounds] == [
+        record.evaluation for record in versions[1:]
+    ]
+    assert all(record.evaluation is not None for record in rounds), [
+        record.note for record in rounds
+    ]
+    assert [event.round for event in judgements] == [1]
     assert [event.round for event in server.events_of(control.RoundJudged)] == [1]
-    for name, value in weights_of(settings, found.run, 2).items():
+    for name, value in weights_of(settings, last_round.run, 2).items():
         np.testing.assert_allclose(value, expected(settings)[name], rtol=1e-6, atol=1e-6)
 
 
@@ -262,11 +268,12 @@ def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp
             if work.offer.routine == "statistics":
                 return honest()(peer, work)
             rng = np.random.default_rng(seed)
-            given = sorted(
+            sorted_tensors = sorted(
                 work.weights.items()
             )  # the library returns tensors in no particular order
             tensors = {
-                name: value + rng.standard_normal(value.shape, np.float32) for name, value in given
+                name: value + rng.standard_normal(value.shape, np.float32)
+                for name, value in sorted_tensors
             }
             return peer.send(work, encode_weights(tensors, work.metadata()))
 
@@ -326,10 +333,10 @@ def test_another_configuration_does_not_continue_the_old_run(
     with Peer(fleet, "d", url, honest()):
         assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
         page = {"port": 1}  # counts as little as where broker and store are
-        other = config(
+        changed_config = config(
             round={"rounds": 1}, evaluation={"data": None}, train={"epochs": 9}, view=page
         )
-        finished = running(other, url).wait()
+        finished = running(changed_config, url).wait()
     store = Store(settings.store, read_only=True)
     new, old = store.runs()
     store.close()

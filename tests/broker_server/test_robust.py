@@ -49,8 +49,8 @@ def measured(*norms, tier="w1.00-d1", declared=10, announced=10, values=100):
 
 def reasons(updates, config=None, earlier=None):
     return {
-        task: item.reason
-        for task, item in screen(updates, earlier or {}, config or BOUNDED).items()
+        task: screened.reason
+        for task, screened in screen(updates, earlier or {}, config or BOUNDED).items()
     }
 
 
@@ -91,12 +91,16 @@ def test_a_small_tier_is_compared_with_the_last_round_or_with_all():
 def test_the_norms_of_a_device_raise_no_bound_of_its_own():
     """Its last norms were the median of its tier, so that it grew 4.9 times a round."""
     tier = "w1.00-d1"
-    others = {f"n{i}": Measured("w0.50-d1", 1.0, 100, 10, 10, device=f"n{i}") for i in range(4)}
+    honest_updates = {
+        f"n{i}": Measured("w0.50-d1", 1.0, 100, 10, 10, device=f"n{i}") for i in range(4)
+    }
     own = EarlierNorms((4.9, 4.9, 4.9), frozenset({"grows"}), bound=5.0)
     grows = {"grows": Measured(tier, 24.0, 100, 10, 10, device="grows")}
-    assert reasons(grows | others, earlier={tier: own})["grows"] is RefusalReason.TOO_FAR
+    assert reasons(grows | honest_updates, earlier={tier: own})["grows"] is RefusalReason.TOO_FAR
     steady = {"steady": Measured(tier, 4.9, 100, 10, 10, device="grows")}
-    settled = {name: replace(other, norm=0.01) for name, other in others.items()}
+    settled = {
+        name: replace(honest_update, norm=0.01) for name, honest_update in honest_updates.items()
+    }
     assert reasons(steady | settled, earlier={tier: own})["steady"] is None
 
 
@@ -104,7 +108,7 @@ def test_one_that_does_nothing_keeps_nobody_out_of_a_tier_of_two():
     """Its norms of the last round and of this were half of four: the other was refused round by
     round.
     """
-    others = {f"n{i}": Measured("w0.50-d1", 1.0, 100, 10, 10) for i in range(3)}
+    honest_updates = {f"n{i}": Measured("w0.50-d1", 1.0, 100, 10, 10) for i in range(3)}
     lazy = {
         "lazy": Measured("w1.00-d1", 1e-6, 100, 10, 10),
         "honest": Measured("w1.00-d1", 2.0, 100, 10, 10),
@@ -112,13 +116,13 @@ def test_one_that_does_nothing_keeps_nobody_out_of_a_tier_of_two():
     before = EarlierNorms((1e-6, 2.0), frozenset({"lazy", "honest"}))
     of_three = EarlierNorms((1e-6, 2.0), frozenset({"lazy", "honest", "gone"}))
     for earlier in (before, of_three):
-        assert set(reasons(lazy | others, earlier={"w1.00-d1": earlier}).values()) == {None}
+        assert set(reasons(lazy | honest_updates, earlier={"w1.00-d1": earlier}).values()) == {None}
     large = {
         "large": Measured("w1.00-d1", 100.0, 100, 10, 10),
         "honest": Measured("w1.00-d1", 2.0, 100, 10, 10),
     }
     before = EarlierNorms((2.0,), frozenset({"honest"}))
-    verdicts = reasons(large | others, earlier={"w1.00-d1": before})
+    verdicts = reasons(large | honest_updates, earlier={"w1.00-d1": before})
     assert verdicts["large"] is RefusalReason.TOO_FAR
 
 
@@ -128,9 +132,9 @@ def test_nobody_counts_for_more_samples_than_it_announced_or_ten_times_the_media
         "liar": Measured("w1.00-d1", 1.0, 100, 10**15, 12),
         "giant": Measured("w1.00-d1", 1.0, 100, 10**15, 10**15),
     }
-    found = screen(updates, {}, RobustConfig())
-    assert [found[task].screening.samples for task in ("t0", "liar", "giant")] == [10, 12, 100]
-    assert not any(item.reason for item in found.values())
+    screened = screen(updates, {}, RobustConfig())
+    assert [screened[task].screening.samples for task in ("t0", "liar", "giant")] == [10, 12, 100]
+    assert not any(result.reason for result in screened.values())
     refused = reasons(updates, RobustConfig(beyond_weight="refuse"))
     assert {task for task, reason in refused.items() if reason is RefusalReason.TOO_HEAVY} == {
         "liar",
@@ -143,11 +147,11 @@ def test_who_has_no_samples_any_more_is_refused():
     everybody.
     """
     updates = measured(1.0, 1.0) | {"empty": Measured("w1.00-d1", 1.0, 100, 10, 0)}
-    found = screen(updates, {}, RobustConfig())
-    assert [task for task, item in found.items() if item.reason is RefusalReason.TOO_HEAVY] == [
-        "empty"
-    ]
-    assert "10 samples (0 announced); up to 0" in found["empty"].detail
+    screened = screen(updates, {}, RobustConfig())
+    assert [
+        task for task, result in screened.items() if result.reason is RefusalReason.TOO_HEAVY
+    ] == ["empty"]
+    assert "10 samples (0 announced); up to 0" in screened["empty"].detail
 
 
 @pytest.mark.attack(
@@ -162,8 +166,8 @@ def test_who_has_no_samples_any_more_is_refused():
 def test_a_minority_cannot_raise_its_bound(norms, size, bad):
     """However large, the updates of fewer than half are refused, and none of the others is."""
     bad = min(bad, (len(norms) - 1) // 2)
-    found = list(reasons(measured(*norms, *[size] * bad)).values())
-    assert found == [None] * len(norms) + [RefusalReason.TOO_FAR] * bad
+    refusals = list(reasons(measured(*norms, *[size] * bad)).values())
+    assert refusals == [None] * len(norms) + [RefusalReason.TOO_FAR] * bad
 
 
 def test_by_default_a_tier_of_few_devices_has_no_bound():
@@ -244,10 +248,10 @@ def test_distances_are_those_of_all_pairs(count, seed):
         }
         for i in range(count)
     }
-    found = squared_distances(updates)
-    for (i, one), (j, other) in itertools.product(enumerate(updates.values()), repeat=2):
-        expected = sum(float(((one[n].astype(float) - other[n]) ** 2).sum()) for n in one)
-        assert found[i, j] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    distances = squared_distances(updates)
+    for (i, left), (j, right) in itertools.product(enumerate(updates.values()), repeat=2):
+        expected = sum(float(((left[n].astype(float) - right[n]) ** 2).sum()) for n in left)
+        assert distances[i, j] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_krum_leaves_out_what_is_far_from_the_others():
@@ -270,14 +274,15 @@ def test_krum_leaves_out_what_is_far_from_the_others():
 def test_the_trimmed_mean_of_full_models(count, faulty):
     """Of each entry so many are dropped at either end, and the rest is averaged."""
     updates = [update(f"d{i}", 1.0, i) for i in range(count)]
-    found = merge(updates, average="trimmed_mean", faulty=faulty)
+    mean = merge(updates, average="trimmed_mean", faulty=faulty)
     cut = min(int(np.ceil(round(faulty * count, 9))), (count - 1) // 2)
     for name in OLD:
         ordered = np.sort(
-            np.stack([item.weights[name] for item in updates]).astype(np.float64), axis=0
+            np.stack([device_update.weights[name] for device_update in updates]).astype(np.float64),
+            axis=0,
         )
         np.testing.assert_allclose(
-            found[name], ordered[cut : count - cut].mean(axis=0), rtol=1e-6, atol=1e-7
+            mean[name], ordered[cut : count - cut].mean(axis=0), rtol=1e-6, atol=1e-7
         )
 
 
@@ -288,8 +293,10 @@ def merge(updates, name="heterofl", **settings):
     from broker_server.strategies.registry import build_strategy  # noqa: PLC0415
     from tests.broker_server.methods import merged  # noqa: PLC0415
 
-    made = replace(StrategyConfig(name=name).settings, **settings)
-    return merged(build_strategy(made, LAYOUT, (LAYOUT.tier(1.0),), None), updates, OLD)
+    settings_of_method = replace(StrategyConfig(name=name).settings, **settings)
+    return merged(
+        build_strategy(settings_of_method, LAYOUT, (LAYOUT.tier(1.0),), None), updates, OLD
+    )
 
 
 @pytest.mark.parametrize("average", ["median", "trimmed_mean"])
@@ -301,11 +308,13 @@ def test_entries_of_sub_models_are_decided_by_their_holders(average):
     narrow = [update(f"n{i}", 0.25, 10 + i) for i in range(2)]
     for value in narrow[0].weights.values():
         value[...] = 1e30
-    found = merge([*narrow, *wide], average=average, faulty=0.3)
-    assert (found["w"][4:] == OLD["w"][4:]).all()
-    middle = np.sort(np.stack([item.weights["w"][2:] for item in wide]), axis=0)[1]
-    np.testing.assert_allclose(found["w"][2:4], middle, rtol=1e-6)
-    assert np.abs(found["w"][:2]).max() < 10
+    model = merge([*narrow, *wide], average=average, faulty=0.3)
+    assert (model["w"][4:] == OLD["w"][4:]).all()
+    middle = np.sort(np.stack([device_update.weights["w"][2:] for device_update in wide]), axis=0)[
+        1
+    ]
+    np.testing.assert_allclose(model["w"][2:4], middle, rtol=1e-6)
+    assert np.abs(model["w"][:2]).max() < 10
 
 
 @pytest.mark.parametrize("name", ["heterofl", "fedavg", "fedprox", "fedrolex", "whalefl"])
@@ -315,8 +324,8 @@ def test_a_robust_merge_is_a_setting_of_every_selective_average(name):
     for value in updates[0].weights.values():
         value[...] = -1e30
     for average in ("median", "trimmed_mean"):
-        found = merge(updates, name, average=average)
-        assert max(np.abs(value).max() for value in found.values()) < 10
+        model = merge(updates, name, average=average)
+        assert max(np.abs(value).max() for value in model.values()) < 10
 
 
 @pytest.mark.parametrize(
@@ -427,8 +436,8 @@ def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(
     scripts = {**GOOD, "bad": honest(5.0, examples=10**15)}
     _, tasks, weights = attacked(scripts, settings, url, running, fleet)
     assert farthest(weights) == pytest.approx((3 * 1 + 5) / 4, rel=1e-5)
-    found = tasks["bad"].screening
-    assert (tasks["bad"].phase, found.samples, found.declared) == (MERGED, 10, 10**15)
+    screening = tasks["bad"].screening
+    assert (tasks["bad"].phase, screening.samples, screening.declared) == (MERGED, 10, 10**15)
 
 
 @pytest.mark.attack(
@@ -497,10 +506,10 @@ def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_relea
     assert len(refused) == 2
     assert rounds[4]["bad"]["outcome"] == "not asked"
     assert rounds[4]["bad"]["why"].startswith(f"in quarantine up to round {refused[-1] + 9}")
-    told = rounds[refused[0]]["bad"]
-    assert told["why"].startswith("too-far: it differs by")
-    assert told["norm"] > told["norm_bound"]
-    assert told["refusals"] == 1
+    refused_row = rounds[refused[0]]["bad"]
+    assert refused_row["why"].startswith("too-far: it differs by")
+    assert refused_row["norm"] > refused_row["norm_bound"]
+    assert refused_row["refusals"] == 1
     good = rounds[4]["good0"]
     assert (good["outcome"], good["ending"], good["samples"]) == ("merged", "answered", 10)
     assert 0 < good["answered_seconds"] <= good["collect_seconds"]

@@ -62,13 +62,13 @@ def own_configuration(tmp_path, monkeypatch):
 
 
 def config_json(**evaluation):
-    told = {
+    settings = {
         "fleet": "lab",
         "store": "/srv/store",
         "model": {"artifacts": "/srv/artifacts", "arch": "tiny"},
     }
     return json.dumps(
-        {**told, "broker": {"url": "mqtt://broker.example:1883"}, "evaluation": evaluation}
+        {**settings, "broker": {"url": "mqtt://broker.example:1883"}, "evaluation": evaluation}
     )
 
 
@@ -224,14 +224,14 @@ def test_every_byte_of_a_backup_is_under_the_signature(given, tmp_path):
         target = tmp_path / f"made{at}"
         with contextlib.suppress(BlobError, ConfigError):
             restore(tmp_path / "bad.zip", target, known=known_keys(target))
-            found = {
+            restored_files = {
                 str(path.relative_to(target)): path.read_bytes()
                 for path in target.rglob("*")
                 if path.is_file()
             }
             assert {
                 name: data for name, data in wanted.items() if name not in {INVENTORY, SIGNATURES}
-            } == found
+            } == restored_files
 
 
 def test_the_users_own_key_is_made_once_for_the_user_alone(given, tmp_path):
@@ -284,12 +284,14 @@ def test_an_unsigned_backup_needs_trust_which_shows_what_it_names(tmp_path, monk
         config_json(data={"kind": "python", "entry_point": CALLED, "options": {"cmd": "id"}}),
     )
     unsigned(tmp_path / "theirs.zip", tmp_path / "theirs")
-    code, said = command(monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made")
+    code, printed = command(
+        monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made"
+    )
     assert code == ConfigError.exit_code
-    assert "is not signed, so its origin is unknown" in said
-    assert "--trust" in said
+    assert "is not signed, so its origin is unknown" in printed
+    assert "--trust" in printed
     assert not (tmp_path / "made").exists()
-    code, said = command(
+    code, printed = command(
         monkeypatch,
         capsys,
         "restore",
@@ -298,15 +300,18 @@ def test_an_unsigned_backup_needs_trust_which_shows_what_it_names(tmp_path, monk
         "--trust",
         "--json",
     )
-    assert code == 0, said
-    told = json.loads(said)
+    assert code == 0, printed
+    listed = json.loads(printed)
     settings = {
-        value: name.rpartition(".")[0] for name, value in told.items() if name.endswith(".setting")
+        value: name.rpartition(".")[0]
+        for name, value in listed.items()
+        if name.endswith(".setting")
     }
     rows = {
-        setting: (told[f"{row}.kind"], told[f"{row}.names"]) for setting, row in settings.items()
+        setting: (listed[f"{row}.kind"], listed[f"{row}.names"])
+        for setting, row in settings.items()
     }
-    assert told["signed_by"] == []
+    assert listed["signed_by"] == []
     assert rows["evaluation.data.entry_point"] == ("program", CALLED)
     assert rows["evaluation.data.options.cmd"] == ("word", "id")
     assert rows["model.artifacts"] == ("path", "/srv/artifacts")
@@ -326,17 +331,19 @@ def test_a_backup_of_somebody_else_says_whose_it_is(tmp_path, monkeypatch, capsy
     )
     their_key = user_signer().public
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "me"))
-    code, said = command(monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made")
+    code, printed = command(
+        monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made"
+    )
     assert code == ConfigError.exit_code
-    assert r"mallory\x1b[2J on" in said
-    assert their_key[:16] in said
-    assert "--trust" in said
-    code, said = command(
+    assert r"mallory\x1b[2J on" in printed
+    assert their_key[:16] in printed
+    assert "--trust" in printed
+    code, printed = command(
         monkeypatch, capsys, "restore", tmp_path / "theirs.zip", tmp_path / "made", "--trust"
     )
     assert code == 0
-    assert "names in its runs" in said
-    assert "/srv/artifacts" in said
+    assert "names in its runs" in printed
+    assert "/srv/artifacts" in printed
 
 
 def test_the_operator_restores_a_fleets_backup_anywhere(tmp_path, monkeypatch, capsys):
@@ -346,17 +353,19 @@ def test_the_operator_restores_a_fleets_backup_anywhere(tmp_path, monkeypatch, c
     folder = tmp_path / "lab"
     found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     make_store(folder / "store")
-    code, said = command(monkeypatch, capsys, "backup", folder / "store", tmp_path / "lab.zip")
+    code, printed = command(monkeypatch, capsys, "backup", folder / "store", tmp_path / "lab.zip")
     assert code == 0
-    assert "signed by the operator of fleet lab and " in said
+    assert "signed by the operator of fleet lab and " in printed
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another machine"))
-    code, said = command(
+    code, printed = command(
         monkeypatch, capsys, "restore", tmp_path / "lab.zip", tmp_path / "elsewhere"
     )
-    assert (code, "the operator of fleet lab" in said) == (ConfigError.exit_code, True)
+    assert (code, "the operator of fleet lab" in printed) == (ConfigError.exit_code, True)
     for target, options in ((folder / "again", ()), (tmp_path / "elsewhere", ("--folder", folder))):
-        code, said = command(monkeypatch, capsys, "restore", tmp_path / "lab.zip", target, *options)
-        assert code == 0, said
+        code, printed = command(
+            monkeypatch, capsys, "restore", tmp_path / "lab.zip", target, *options
+        )
+        assert code == 0, printed
     (folder / "operator.pem").rename(tmp_path / "in a safe")
     assert command(monkeypatch, capsys, "restore", tmp_path / "lab.zip", folder / "third")[0] == 0
     assert not user_key_path().exists()
@@ -476,8 +485,8 @@ def measured(file, target, *keys):
         check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
     )
-    said, kilobytes = done.stdout.splitlines()
-    return said, int(kilobytes) / 1000
+    printed, kilobytes = done.stdout.splitlines()
+    return printed, int(kilobytes) / 1000
 
 
 @pytest.mark.attack(
@@ -497,8 +506,8 @@ def test_a_bomb_is_refused_in_little_memory(tmp_path):
         for _ in range(500):
             member.write(bytes(1_000_000))
     assert bomb.stat().st_size < 600_000
-    said, megabytes = measured(bomb, tmp_path / "made")
-    assert "unpacks to 500,000,000, more than 1 times as many" in said
+    printed, megabytes = measured(bomb, tmp_path / "made")
+    assert "unpacks to 500,000,000, more than 1 times as many" in printed
     assert megabytes < 150
     assert not (tmp_path / "made").exists()
 
@@ -509,8 +518,8 @@ def test_a_large_backup_of_ones_own_is_restored_in_little_memory(tmp_path):
     make_store(tmp_path / "store")
     BlobStore(tmp_path / "store" / "blobs").put(os.urandom(1_000_000) * 300)
     assert back_up(tmp_path / "store", tmp_path / "large.zip", [user_signer()]) == 3
-    said, megabytes = measured(tmp_path / "large.zip", tmp_path / "made", user_signer().public)
-    assert said == "restored"
+    printed, megabytes = measured(tmp_path / "large.zip", tmp_path / "made", user_signer().public)
+    assert printed == "restored"
     assert megabytes < 150
 
 
@@ -521,12 +530,14 @@ def test_more_than_the_bounds_is_restored_where_it_is_asked_for(
     file, _ = given
     size = file.stat().st_size
     for option, low, high in (("--most-bytes", 1000, size), ("--most-files", 1, 2)):
-        code, said = command(monkeypatch, capsys, "restore", file, tmp_path / option, option, low)
-        assert (code, option in said, "the limit is" in said) == (
+        code, printed = command(
+            monkeypatch, capsys, "restore", file, tmp_path / option, option, low
+        )
+        assert (code, option in printed, "the limit is" in printed) == (
             BlobError.exit_code,
             True,
             True,
-        ), said
+        ), printed
         assert (
             command(monkeypatch, capsys, "restore", file, tmp_path / option, option, high)[0] == 0
         )
@@ -535,7 +546,8 @@ def test_more_than_the_bounds_is_restored_where_it_is_asked_for(
 def test_a_configuration_that_cannot_be_read_shows_every_text():
     """Of another version, or no JSON at all."""
     assert [
-        (each.setting, each.kind) for each in list_named_settings('{"a": {"b": ["/bin/sh", "x"]}}')
+        (setting.setting, setting.kind)
+        for setting in list_named_settings('{"a": {"b": ["/bin/sh", "x"]}}')
     ] == [
         ("a.b.0", "path"),
         ("a.b.1", "word"),

@@ -81,13 +81,13 @@ def attacks(config, evil):
 
 def whole_configuration(fleet, number, document):
     """A request as it was when one carried a configuration."""
-    said = {
+    request = {
         "type": "run-request",
         "request": f"r{number}",
         "fleet": fleet,
         "config": json.dumps(document),
     }
-    return json.dumps(said).encode()
+    return json.dumps(request).encode()
 
 
 def untouched(evil):
@@ -171,9 +171,9 @@ def asked(settings, request):
         while True:
             event = inbox.get(timeout=PATIENCE)
             if isinstance(event, Received) and event.topic == Topics(settings.fleet).server_events:
-                told = control.parse_run_event(event.payload)
-                if getattr(told, "request", None) == request.request:
-                    return told
+                answer = control.parse_run_event(event.payload)
+                if getattr(answer, "request", None) == request.request:
+                    return answer
 
 
 NAMED = {
@@ -215,11 +215,11 @@ def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
             request = RunRequest(
                 request=f"r{number}", fleet=fleet, settings=wanted.settings, others=wanted.others
             )
-            told = asked(elsewhere, request)
-            assert isinstance(told, control.RunRejected), name
-            assert told.exit_code == ConfigError.exit_code
-            assert NAMED[name] in told.detail
-            assert "the file of `shoal up --config`" in told.detail
+            answer = asked(elsewhere, request)
+            assert isinstance(answer, control.RunRejected), name
+            assert answer.exit_code == ConfigError.exit_code
+            assert NAMED[name] in answer.detail
+            assert "the file of `shoal up --config`" in answer.detail
         with contextlib.closing(Store(settings.store, read_only=True)) as store:
             assert not store.runs()
     assert untouched(evil)
@@ -227,7 +227,7 @@ def test_a_request_that_differs_is_refused_by_the_names_of_the_settings(
 
 @pytest.mark.attack(
     "outsider",
-    "Puts a text, a list or an unknown key into a request for a run",
+    "Puts a string, a list or an unknown key into a request for a run",
     "refused as `malformed`",
     "2026-11-28",
 )
@@ -251,10 +251,10 @@ def test_nothing_but_numbers_and_fingerprints_travels(change):
     """A word, a list or another key is no request."""
     from fleet_protocol.requests import parse_request  # noqa: PLC0415
 
-    said = {"type": "run-request", "request": "r", "fleet": "lab", "settings": {}, "others": {}}
-    assert parse_request(json.dumps(said).encode()).settings == {}
+    head = {"type": "run-request", "request": "r", "fleet": "lab", "settings": {}, "others": {}}
+    assert parse_request(json.dumps(head).encode()).settings == {}
     with pytest.raises(RefusedError):
-        parse_request(json.dumps({**said, **change}).encode())
+        parse_request(json.dumps({**head, **change}).encode())
 
 
 @pytest.mark.attack(
@@ -301,28 +301,32 @@ def test_what_a_request_may_set_is_set(kind, config, fleet, tmp_path):
     with open_fleet(kind, config, fleet, tmp_path) as (settings, elsewhere):
         wanted = RequestedSettings.from_config(elsewhere)
         for number, (name, bounds) in enumerate(SETTABLE.items()):
-            others = {other: value for other, value in wanted.others.items() if other != name}
+            other_settings = {
+                setting: value for setting, value in wanted.others.items() if setting != name
+            }
             for value in (bounds.most * 2, -1):
                 request = RunRequest(
                     request=f"o{number}",
                     fleet=fleet,
                     settings={**wanted.settings, name: value},
-                    others=others,
+                    others=other_settings,
                 )
-                told = asked(
+                answer = asked(
                     elsewhere, request.model_copy(update={"request": f"o{number}-{value > 0:d}"})
                 )
-                assert isinstance(told, control.RunRejected)
-                assert f"{name} = {value!r} is out of bounds: use {bounds}" in told.detail
-        others = {name: value for name, value in wanted.others.items() if name not in numbers}
+                assert isinstance(answer, control.RunRejected)
+                assert f"{name} = {value!r} is out of bounds: use {bounds}" in answer.detail
+        other_settings = {
+            name: value for name, value in wanted.others.items() if name not in numbers
+        }
         settings_wanted = {**wanted.settings, **numbers}
         request = RunRequest(
-            request="r", fleet=fleet, settings=settings_wanted, others=others, name="afar"
+            request="r", fleet=fleet, settings=settings_wanted, others=other_settings, name="afar"
         )
-        told = asked(elsewhere, request)
-        assert isinstance(told, control.RunStarted)
-        assert told.rounds == 1
-        assert steer(elsewhere, "abandon") == told.run
+        answer = asked(elsewhere, request)
+        assert isinstance(answer, control.RunStarted)
+        assert answer.rounds == 1
+        assert steer(elsewhere, "abandon") == answer.run
         with contextlib.closing(Store(settings.store, read_only=True)) as store:
             (run,) = store.runs()
     assert run.name == "afar"
@@ -467,7 +471,7 @@ def test_a_run_of_another_file_goes_on_after_a_restart(url, config, fleet, tmp_p
     shutil.copy(test_set, folder / "mine.npz")
     data = {"kind": "npz", "path": folder / "mine.npz"}
     own = config(broker={"url": url}, store=folder / "store")
-    other = own.model_copy(
+    changed = own.model_copy(
         update={
             "seed": 9,
             "evaluation": own.evaluation.model_validate({"data": data, "threads": 1}),
@@ -475,7 +479,7 @@ def test_a_run_of_another_file_goes_on_after_a_restart(url, config, fleet, tmp_p
     )
     held = threading.Event()
     with Serving(own, url) as serving, Peer(fleet, "d", url, lambda *_: held.set()):
-        follower = threading.Thread(target=lambda: submit(other))
+        follower = threading.Thread(target=lambda: submit(changed))
         follower.start()
         assert held.wait(PATIENCE)
         serving.server.stop()

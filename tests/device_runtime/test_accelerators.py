@@ -162,9 +162,9 @@ def settled(tiny, tmp_path):
 
 def test_a_provider_that_is_right_and_faster_is_used(provide, settled):
     provide(GPU=right)
-    found = settled("GPU")
-    assert found.provider == "GPU", found
-    assert "steps in the time of one CPU step" in found.why
+    choice = settled("GPU")
+    assert choice.provider == "GPU", choice
+    assert "steps in the time of one CPU step" in choice.why
 
 
 @pytest.mark.parametrize(
@@ -180,16 +180,16 @@ def test_a_provider_that_is_right_and_faster_is_used(provide, settled):
 def test_what_is_broken_leaves_the_cpu(provide, settled, step, words):
     """Also where the operator insists; the next in the list has its turn."""
     provide(GPU=step, NPU=right)
-    found = settled("GPU", insist=True)
-    assert found.provider == "CPU"
-    assert found.why.startswith(words)
+    choice = settled("GPU", insist=True)
+    assert choice.provider == "CPU"
+    assert choice.why.startswith(words)
     assert settled("GPU", "NPU").provider == "NPU"
 
 
 def test_a_slower_one_is_used_where_the_operator_insists(provide, settled):
     opened = provide(cpu=right, GPU=slow)
-    found = settled("GPU")
-    assert (found.provider, "steps in the time of one" in found.why) == ("CPU", True)
+    choice = settled("GPU")
+    assert (choice.provider, "steps in the time of one" in choice.why) == ("CPU", True)
     del opened[:]
     assert settled("GPU", insist=True).provider == "GPU"
     assert opened == []  # the trial need not be made again for that
@@ -252,8 +252,8 @@ def test_a_trial_that_takes_the_agent_down_is_not_repeated(provide, settled, tmp
     ]
     assert subprocess.run(arguments, cwd=REPOSITORY, timeout=120, check=False).returncode == 9
     opened = provide(GPU=right)
-    found = settled("GPU")
-    assert (found.provider, "GPU crashed the agent in a trial" in found.why, opened) == (
+    choice = settled("GPU")
+    assert (choice.provider, "GPU crashed the agent in a trial" in choice.why, opened) == (
         "CPU",
         True,
         [],
@@ -261,8 +261,8 @@ def test_a_trial_that_takes_the_agent_down_is_not_repeated(provide, settled, tmp
 
 
 def test_what_the_runtime_does_not_have(settled):
-    found = settled("Nowhere")
-    assert found == ChosenProvider(
+    choice = settled("Nowhere")
+    assert choice == ChosenProvider(
         "CPU", f"Nowhere is not a provider of this onnxruntime (it has {', '.join(offered())})"
     )
 
@@ -273,7 +273,7 @@ def test_a_provider_that_the_runtime_has(tiny, settled):
     """
     if offered() == ("CPU",):
         pytest.skip("this onnxruntime has the CPU alone")
-    name = next(each for each in offered() if each != "CPU")
+    name = next(offer for offer in offered() if offer != "CPU")
     assert settled(name, insist=True).provider == name
     assert provider_test(name) == ""
 
@@ -316,12 +316,12 @@ def test_a_task_takes_as_many_threads_as_are_fastest(settled, monkeypatch, steps
         return Session(REAL(graph, options, provider), steps[opened[-1]], Binding)
 
     monkeypatch.setattr(runtime, "make_session", make)
-    found = settled(threads=(2, 3))
-    assert found.provider == chosen
-    assert ("with the same bits" in found.why) == (chosen != "CPU")
-    assert "CPU:2" in found.why or chosen != "CPU"
+    choice = settled(threads=(2, 3))
+    assert choice.provider == chosen
+    assert ("with the same bits" in choice.why) == (chosen != "CPU")
+    assert "CPU:2" in choice.why or chosen != "CPU"
     assert sorted(opened) == [1, 2, 3]
-    assert settled(threads=(2, 3)) == found
+    assert settled(threads=(2, 3)) == choice
     assert len(opened) == 3
 
 
@@ -416,22 +416,25 @@ def test_a_task_in_which_a_provider_fails_is_done_again_on_the_cpu(
     device_setup = replace(
         device_setup, accelerators=Accelerators(tmp_path / "providers.json", ("GPU",))
     )
-    told: list[object] = []
-    done = compute(task(tiny, initial_weights()), device_setup, Hooks(told.append))
+    reports: list[object] = []
+    done = compute(task(tiny, initial_weights()), device_setup, Hooks(reports.append))
     assert done.update == plain.update
-    assert [each.provider for each in told if isinstance(each, ChosenProvider)] == ["GPU", "CPU"]
+    assert [report.provider for report in reports if isinstance(report, ChosenProvider)] == [
+        "GPU",
+        "CPU",
+    ]
     assert (
         "GPU failed in a task: "
-        in [each for each in told if isinstance(each, ChosenProvider)][1].why
+        in [report for report in reports if isinstance(report, ChosenProvider)][1].why
     )
-    assert [each.epoch for each in told if isinstance(each, EpochReport)] == [1, 1, 2, 3]
+    assert [report.epoch for report in reports if isinstance(report, EpochReport)] == [1, 1, 2, 3]
     assert opened == ["CPU", "GPU", "GPU", "CPU"]
-    del told[:]
+    del reports[:]
     assert (
-        compute(task(tiny, initial_weights()), device_setup, Hooks(told.append)).update
+        compute(task(tiny, initial_weights()), device_setup, Hooks(reports.append)).update
         == plain.update
     )
-    assert [each.provider for each in told if isinstance(each, ChosenProvider)] == ["CPU"]
+    assert [report.provider for report in reports if isinstance(report, ChosenProvider)] == ["CPU"]
 
 
 def test_what_the_cpu_cannot_do_either_is_not_the_providers_fault(

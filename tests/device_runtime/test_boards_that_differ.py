@@ -166,7 +166,7 @@ FORMS = {
     "an index as a column": (
         Arrays(),
         setting(x=lambda written: np.concatenate([np.arange(SAMPLES)[:, None], written["x"]], 1)),
-        r"have shape \[5\], and the fleet's \[4\]: of a table name the 4",
+        r"have shape \[5\], but the fleet's have \[4\]: for a table, name the 4",
     ),
     "another order without names": (
         Arrays(),
@@ -184,7 +184,7 @@ FORMS = {
     "pixels from 0 to 255": (
         Images(),
         lambda _: {"scale": 1},
-        r"from 0 to 255, the fleet's range from 0 to 1 .*multiply",
+        r"from 0 to 255, but the fleet's range from 0 to 1 .*multiply",
     ),
     "another unit": (Table(), column(2, lambda x: x * 1000), "column 'weight' ranges from .*units"),
     "another zero": (
@@ -200,7 +200,7 @@ FORMS = {
     "another shape": (
         Images(),
         lambda _: {"channels": 3},
-        r"have shape \[3, 6, 6\], and the fleet's \[1, 6, 6\]: .* channels = 1",
+        r"have shape \[3, 6, 6\], but the fleet's have \[1, 6, 6\]: .* channels = 1",
     ),
     "tokens of another vocabulary": (
         Tokens(),

@@ -87,7 +87,7 @@ def test_a_mistake_in_a_table_of_data_says_what_to_write(tmp_path, table, messag
 
 @pytest.mark.parametrize(
     ("place", "remedy"),
-    [("file", "move the file of this name away"), ("file/state", "choose another folder")],
+    [("file", "move the file with this name away"), ("file/state", "choose another folder")],
 )
 def test_a_folder_where_a_file_is_says_what_to_do(tmp_path, place, remedy):
     """The agent and the server make their folders in the same way."""

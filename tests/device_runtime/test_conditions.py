@@ -46,8 +46,8 @@ def system(tmp_path):
     fake.cooling(0)
     fake.processors(busy=10**6, idle=10**9)
     fake.route(eth0=100, wwan0=700)
-    for what in ("memory", "cpu", "io"):
-        fake.pressure(what, 3.21)
+    for resource in ("memory", "cpu", "io"):
+        fake.pressure(resource, 3.21)
     return fake
 
 
@@ -76,16 +76,16 @@ def seen(system, **rules):
 
 
 def reasons(system, **rules):
-    return {key: found.reason for key, found in seen(system, **rules).items() if found.reason}
+    return {key: reading.reason for key, reading in seen(system, **rules).items() if reading.reason}
 
 
 @pytest.mark.usefixtures("noon")
 def test_a_board_that_is_well(system):
     """Every condition of the table is asked, holds, and says what it has read."""
-    found = seen(system)
-    assert set(found) == set(CONDITIONS) == set(EVERYTHING)
+    readings = seen(system)
+    assert set(readings) == set(CONDITIONS) == set(EVERYTHING)
     assert reasons(system) == {}
-    assert {key: item.text for key, item in found.items()} == {
+    assert {key: reading.text for key, reading in readings.items()} == {
         "mains": "no battery discharges",
         "battery": "the battery: 90%",
         "celsius": "the temperature: 50 °C",
@@ -152,9 +152,9 @@ def test_what_does_not_hold_says_why(system, monkeypatch, change, key, words):
     """One condition alone, with its reading and when it ends."""
     monkeypatch.setattr(module.time, "process_time", lambda: 0.0)
     change(system)
-    found = reasons(system)
-    assert list(found) == [key]
-    assert found[key].startswith(words)
+    failing = reasons(system)
+    assert list(failing) == [key]
+    assert failing[key].startswith(words)
 
 
 def test_the_load_is_that_of_others_since_the_last_look(system, monkeypatch):
@@ -185,8 +185,8 @@ def test_the_load_is_that_of_others_since_the_last_look(system, monkeypatch):
 def test_quiet_hours(system, monkeypatch, clock, until):
     """Over midnight or not; the last minute is not one of them."""
     monkeypatch.setattr(module.time, "strftime", lambda _form: clock)
-    found = reasons(system, quiet_hours=("22:00-06:30", "13:00-14:00"))
-    assert [reason.split("; ")[1] for reason in found.values()] == (
+    failing = reasons(system, quiet_hours=("22:00-06:30", "13:00-14:00"))
+    assert [reason.split("; ")[1] for reason in failing.values()] == (
         [f"it continues at {until}, local time"] if until else []
     )
 
@@ -213,9 +213,9 @@ def test_the_clock_may_jump(system, monkeypatch):
 
 def test_a_system_that_tells_nothing_holds(tmp_path):
     """A condition that cannot be read must not stop a board for ever; `doctor` warns of it."""
-    found = seen(FakeSystem(tmp_path))
-    assert [key for key, item in found.items() if item.text] == ["new_data", "quiet_hours"]
-    assert not any(item.reason for key, item in found.items() if key != "quiet_hours")
+    readings = seen(FakeSystem(tmp_path))
+    assert [key for key, reading in readings.items() if reading.text] == ["new_data", "quiet_hours"]
+    assert not any(reading.reason for key, reading in readings.items() if key != "quiet_hours")
 
 
 def test_the_battery_of_a_mouse_does_not_count(system):
@@ -239,11 +239,11 @@ def test_a_board_without_a_thermal_zone(system):
 def test_an_interface_of_either_family_counts(system):
     """IPv6 has its own routes; of each family the nearest default counts."""
     default = "0" * 32 + " 00 " + "0" * 32 + " 00 " + "0" * 32
-    other = "fe80" + "0" * 28 + " 40 " + "0" * 32 + " 00 " + "0" * 32
+    ipv6_route = "fe80" + "0" * 28 + " 40 " + "0" * 32 + " 00 " + "0" * 32
     rows = [
         (default, "00000400", "wwan0"),
         (default, "0000000a", "eth0"),
-        (other, "00000001", "wwan0"),
+        (ipv6_route, "00000001", "wwan0"),
         (default, "ffffffff", "lo"),
     ]
 
@@ -288,11 +288,11 @@ def test_pressure_has_two_limits(system):
     watch = ConditionWatch(
         ConditionsConfig(memory_pressure=(0.2, 0.1), settle_seconds=0, root=system.root)
     )
-    found = []
+    held = []
     for share in (15.0, 21.0, 15.0, 10.0, 15.0):
         system.pressure("memory", share)
-        found.append(bool(watch.check(0.0)))
-    assert found == [False, True, True, False, False]
+        held.append(bool(watch.check(0.0)))
+    assert held == [False, True, True, False, False]
     (system.root / "proc/pressure/memory").unlink()
     assert (watch.check(0.0), watch.readings["memory_pressure"].text) == ("", "")
 
@@ -452,12 +452,12 @@ def test_doctor_shows_each_condition_with_its_reading(tmp_path, system, monkeypa
     ):
         (system.root / "sys" / path).unlink()
     findings = takewhile(lambda finding: finding.check != "network", doctor.examine(config))
-    found = {
-        item.check: (item.level, item.detail)
-        for item in findings
-        if item.check.startswith("condition")
+    shown = {
+        shown_finding.check: (shown_finding.level, shown_finding.detail)
+        for shown_finding in findings
+        if shown_finding.check.startswith("condition")
     }
-    assert found == {
+    assert shown == {
         "condition mains": ("ok", "no battery discharges"),
         "condition celsius": (
             "warning",

@@ -207,7 +207,7 @@ def test_what_the_system_lacks(board, monkeypatch):
         assert "install a 64-bit system" in ill(config)["system"].detail
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: 0.0)
-        assert "certificates will seem not valid yet" in ill(config)["clock"].detail
+        assert "certificates will not seem to be valid yet" in ill(config)["clock"].detail
     with monkeypatch.context() as patch:
         patch.setattr(doctor, "_LITTLE_MEMORY", 2**60)
         assert "too little for the agent" in ill(config)["board"].detail

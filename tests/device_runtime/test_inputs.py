@@ -26,8 +26,8 @@ from fleet_protocol.messages import TrainSettings
 from fleet_protocol.targets import counted
 from models import Registry, build
 from models.tier import Tier
-from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
+from models.zoo.noise_inputs import feed_noise
 from tests.fleet_protocol.test_data import model
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.optimizers.sgd import Sgd

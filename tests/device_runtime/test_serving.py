@@ -113,7 +113,7 @@ BAD = [
     (b'{"x": ' + b"[" * 3900, "RecursionError"),
     (b'{"npy": "!"}', "Error"),
     (b'{"x": [[1]], "id": NaN}', "string or a whole number"),
-    (b'{"x": {"a": [[1]], "b": [[1], [2]]}}', "all must be of the same samples"),
+    (b'{"x": {"a": [[1]], "b": [[1], [2]]}}', "all must have the same samples"),
     (
         b'{"npy": "' + base64.b64encode(b"\x93NUMPY\x01\x00\x02\x00{}").decode().encode() + b'"}',
         "ValueError",

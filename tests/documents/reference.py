@@ -139,9 +139,9 @@ def _messages() -> Iterator[str]:
     yield "Machine-readable form: [asyncapi.json](../asyncapi.json)."
     for name, message in document["components"]["messages"].items():
         topics = [
-            f"`{each['address']}`"
-            for each in document["channels"].values()
-            if name in each["messages"]
+            f"`{channel['address']}`"
+            for channel in document["channels"].values()
+            if name in channel["messages"]
         ]
         about = message.get("description", message["summary"])
         yield from ["", f"## {name}", "", f"{about} Topic: {', '.join(topics)}."]
@@ -166,7 +166,7 @@ def commands(
     yield (
         path,
         inspect.cleandoc(command.help or ""),
-        [item.get_help_record(context) for item in command.params],
+        [parameter.get_help_record(context) for parameter in command.params],
     )
     for name in sorted(getattr(command, "commands", ())):
         yield from commands(command.resolve_command(context, [name])[1], f"{path} {name}")
@@ -219,24 +219,24 @@ def printed(command: str) -> dict[str, str]:
 
 def _printed(kind: Any, name: str, about: str) -> Iterator[tuple[str, str]]:
     of = get_origin(kind)
-    parts = [part for part in get_args(kind) if part not in {type(None), Ellipsis}]
+    arguments = [argument for argument in get_args(kind) if argument not in {type(None), Ellipsis}]
     if name.endswith(".config"):
         yield f"{name}.<key>", "a setting, as in [fleet.toml](fleet.toml.md)."
     elif is_dataclass(kind) or (inspect.isclass(kind) and issubclass(kind, BaseModel)):
-        said = _attributes(kind)
+        descriptions = _attributes(kind)
         for field, inner in get_type_hints(kind).items():
             if not field.startswith("_") and get_origin(inner) is not ClassVar:
                 yield from _printed(
-                    inner, f"{name}.{field}" if name else field, said.get(field, "")
+                    inner, f"{name}.{field}" if name else field, descriptions.get(field, "")
                 )
-    elif of in {UnionType, Union} and len(parts) == 1:
-        yield from _printed(parts[0], name, about)
+    elif of in {UnionType, Union} and len(arguments) == 1:
+        yield from _printed(arguments[0], name, about)
     elif inspect.isclass(of) and issubclass(of, Mapping):
-        yield from _printed(parts[1], f"{name}.<name>", about)
-    elif of in {tuple, list} and (get_args(parts[0]) or issubclass(parts[0], BaseModel)):
+        yield from _printed(arguments[1], f"{name}.<name>", about)
+    elif of in {tuple, list} and (get_args(arguments[0]) or issubclass(arguments[0], BaseModel)):
         yield name, f"{about} This list can be empty; the rows below describe its entries."
         yield from _printed(
-            parts[0], f"{name}.<{'number' if get_args(parts[0]) else 'name'}>", about
+            arguments[0], f"{name}.<{'number' if get_args(arguments[0]) else 'name'}>", about
         )
     else:
         yield name, about
@@ -276,11 +276,14 @@ def _cli() -> Iterator[str]:
     yield from _json()
     yield from ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     kinds = [
-        each
-        for each in vars(errors).values()
-        if inspect.isclass(each) and issubclass(each, errors.ShoalError)
+        error
+        for error in vars(errors).values()
+        if inspect.isclass(error) and issubclass(error, errors.ShoalError)
     ]
-    codes = [*_CODES.items(), *((each.exit_code, inspect.getdoc(each) or "") for each in kinds[1:])]
+    codes = [
+        *_CODES.items(),
+        *((error.exit_code, inspect.getdoc(error) or "") for error in kinds[1:]),
+    ]
     yield from (
         _row(str(code), about.partition("\n")[0])
         for code, about in sorted(codes, key=lambda code: code[0])
@@ -312,7 +315,7 @@ def _keys(model: type[BaseModel], table: str) -> Iterator[Key]:
         outer = table.partition(",")[0]
         within = f"{outer}.{name}" if outer else name
         if models:
-            inner += [(_kind(within, each, models), each) for each in models]
+            inner += [(_kind(within, inner_model, models), inner_model) for inner_model in models]
             if not _listed(field.annotation):
                 continue
         values = _values(schema["properties"][name], schema.get("$defs", {}))
@@ -327,8 +330,8 @@ def _keys(model: type[BaseModel], table: str) -> Iterator[Key]:
             default,
             documented.get(name, _CHOICE.get(name, "")),
         )
-    for within, each in inner:
-        yield from _keys(each, within)
+    for within, inner_model in inner:
+        yield from _keys(inner_model, within)
 
 
 def _kind(table: str, model: type[BaseModel], among: list[type[BaseModel]]) -> str:
@@ -344,29 +347,29 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation
         return
-    for part in get_args(annotation):
-        yield from _models(part)
+    for argument in get_args(annotation):
+        yield from _models(argument)
 
 
 def _listed(annotation: Any) -> bool:
     """Whether a key holds several tables, by number or by name, and not one."""
     return any(
-        getattr(part, "__origin__", None) in {tuple, list}
-        for part in (annotation, *get_args(annotation))
+        getattr(argument, "__origin__", None) in {tuple, list}
+        for argument in (annotation, *get_args(annotation))
     )
 
 
 def _attributes(model: type[BaseModel]) -> dict[str, str]:
     """What docstrings say of a model's fields; those of a base are overridden."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
         _, _, section = text.partition("Attributes:\n")
         for name, about in re.findall(
             r"^    (\w+): ((?:.|\n(?!    \w+:|\S))*)", section, re.MULTILINE
         ):
-            found[name] = " ".join(about.split()).replace("``", "`")
-    return found
+            descriptions[name] = " ".join(about.split()).replace("``", "`")
+    return descriptions
 
 
 def _values(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
@@ -378,11 +381,13 @@ def _values(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
         return ", ".join(map(_toml, schema["enum"]))
     for union in ("anyOf", "oneOf"):
         if union in schema:
-            return " or ".join(dict.fromkeys(_values(each, known) for each in schema[union]))
+            return " or ".join(
+                dict.fromkeys(_values(alternative, known) for alternative in schema[union])
+            )
     kind = schema.get("type")
     if kind == "array":
-        items = schema.get("items", {})
-        return f"list of {_values(items, known)}" if items else "list"
+        entries = schema.get("items", {})
+        return f"list of {_values(entries, known)}" if entries else "list"
     if kind == "object":
         return "table"
     if schema.get("format") == "path":
@@ -408,5 +413,5 @@ def _toml(value: Any) -> str:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for each in PAGES:
-        (folder / f"{each}.md").write_text(page(each), encoding="utf-8")
+    for page_name in PAGES:
+        (folder / f"{page_name}.md").write_text(page(page_name), encoding="utf-8")

@@ -173,13 +173,13 @@ class Beside:
     def says(self, pattern):
         """What it prints, as soon as it does."""
         deadline = time.monotonic() + PATIENCE
-        while not (found := re.search(pattern, self.log.read_text())):
+        while not (match := re.search(pattern, self.log.read_text())):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pytest.fail(
                     f"{self.line} ended with {self.process.wait(0.2)}: {self.log.read_text()}"
                 )
             assert time.monotonic() < deadline, f"{self.line}: {self.log.read_text()}"
-        return found[0]
+        return match[0]
 
     def ends(self):
         """By itself."""
@@ -247,21 +247,28 @@ def test_a_store(stores, does):
     """A version is promoted and gone back to, taken out as a file, saved and restored; rounds are
     shown.
     """
-    said = {}
+    printed = {}
     (layout,) = stores.glob("runs/**/artifacts/**/layout.json")
     # A copied store does not know the folder of its run's artifact sets any more.
-    known = {"--tier w0.50-d1": f"--tier w0.50-d1 --artifacts {layout.parents[1]}"}
+    replacements = {"--tier w0.50-d1": f"--tier w0.50-d1 --artifacts {layout.parents[1]}"}
     for line in in_scene("a_store"):
         if " restore " in line.text:
             shutil.rmtree(stores / "runs" / "store")
-        said[line.text.split()[1]] = does(line, **known)
+        printed[line.text.split()[1]] = does(line, **replacements)
     with closing(Store(stores / "runs" / "store", read_only=True)) as store:
         (record,) = store.runs()
         assert [version.number for version in store.versions(record.id)][-1] >= 8
     assert len(json.loads((stores / "other.json").read_text())) == 8
     assert zipfile.is_zipfile(stores / "store.zip")
     assert (stores / "model.onnx").stat().st_size > 1000
-    assert {"promote", "rollback", "backup", "restore", "rounds", "export-weights"} <= said.keys()
+    assert {
+        "promote",
+        "rollback",
+        "backup",
+        "restore",
+        "rounds",
+        "export-weights",
+    } <= printed.keys()
 
 
 @pytest.mark.slow
@@ -389,12 +396,12 @@ def test_simulations(does, tmp_path):
 def of_page(page, start):
     """The one block of Python or TOML of a page that begins so."""
     blocks = (text for _, text in table.FENCE.findall((ROOT / page).read_text()))
-    (found,) = (text for text in blocks if text.startswith(start))
-    return found
+    (block,) = (text for text in blocks if text.startswith(start))
+    return block
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("line", in_scene("exports"), ids=lambda line: line.text)
 def test_exports(line, does, tmp_path):
     """Each as it stands, beside what its page says is there: a file of weights, losses and a model
@@ -496,8 +503,8 @@ def test_flash(typed, does, hollow, boot, card, tmp_path, monkeypatch):
             shutil.rmtree(tmp_path / "cards", ignore_errors=True)
         if line.text not in rows:
             does(line)
-    made = {path.name for path in tmp_path.iterdir()}
-    assert {"shoal-jetson-1.tar", "shoal-device_arm64.deb", "card.img"} <= made
+    files = {path.name for path in tmp_path.iterdir()}
+    assert {"shoal-jetson-1.tar", "shoal-device_arm64.deb", "card.img"} <= files
     assert (tmp_path / "bootfs" / "user-data").read_text().startswith("#cloud-config\n")
     assert len(list((tmp_path / "cards").iterdir())) == 2
 
@@ -543,8 +550,8 @@ def test_identities(tmp_path):
     with Beside(up, tmp_path) as server:
         server.says("fleet lab at")
         with Beside(device, tmp_path) as board:
-            said = lambda: server.log.read_text() + board.log.read_text()  # noqa: E731
-            assert eventually(lambda: seen(tmp_path, "lab/store"), said) == ["pi-1"]
+            logs = lambda: server.log.read_text() + board.log.read_text()  # noqa: E731
+            assert eventually(lambda: seen(tmp_path, "lab/store"), logs) == ["pi-1"]
         for line in later:
             run(words_of(line)[1:], tmp_path)
     assert "pi-1" not in read_registry(tmp_path / "lab").names()
@@ -574,8 +581,8 @@ def test_a_board(typed, tmp_path):
         up = Line("", "shoal up --config fleet.toml")
         with Beside(up, tmp_path) as server, Beside(lines["run"], tmp_path) as board:
             server.says("fleet lab at")
-            said = lambda: server.log.read_text() + board.log.read_text()  # noqa: E731
-            assert eventually(lambda: seen(tmp_path, "store"), said) == ["pi-1"]
+            logs = lambda: server.log.read_text() + board.log.read_text()  # noqa: E731
+            assert eventually(lambda: seen(tmp_path, "store"), logs) == ["pi-1"]
             run(["run", "--config", "fleet.toml"], tmp_path)
             run(words_of(lines["doctor"])[1:], tmp_path)
     assert run(words_of(lines["predict"])[1:], tmp_path).count("\n") >= 3
@@ -596,14 +603,14 @@ def test_personal_models(does, tmp_path):
     for line in exports:
         does(line)
     attic = of_page(page, "# attic.toml").replace("18830", port)
-    made = sorted(
+    sets = sorted(
         path.parent.relative_to(tmp_path).as_posix()
         for path in tmp_path.glob("sets/*/*/manifest.json")
     )
-    assert len(made) == len(names) == len(exports) - 1
+    assert len(sets) == len(names) == len(exports) - 1
     own = re.search(r'set = "(.*)"', attic)[1]
-    assert own in made
-    for name, folder in zip(names, [own, *(path for path in made if path != own)], strict=True):
+    assert own in sets
+    for name, folder in zip(names, [own, *(path for path in sets if path != own)], strict=True):
         (tmp_path / f"{name}.toml").write_text(attic.replace("attic", name).replace(own, folder))
     fleet = (
         (tmp_path / "fleet.toml")
@@ -613,23 +620,23 @@ def test_personal_models(does, tmp_path):
     )
     chosen = of_page(page, "[model]\narch")
     assert 'arch = "small_cnn"' in fleet
-    arch, rest = re.fullmatch(r"\[model\]\n(arch = .*)\n([\s\S]*)", chosen).groups()
-    (tmp_path / "fleet.toml").write_text(fleet.replace('arch = "small_cnn"', arch) + rest)
+    arch, tables = re.fullmatch(r"\[model\]\n(arch = .*)\n([\s\S]*)", chosen).groups()
+    (tmp_path / "fleet.toml").write_text(fleet.replace('arch = "small_cnn"', arch) + tables)
     with contextlib.ExitStack() as beside:
         for line in in_scene("personal_models"):
             if line in exports:
                 continue
             if line.text.split()[1] not in {"up", "device"}:
-                said = run(words_of(line)[1:], tmp_path)
+                printed = run(words_of(line)[1:], tmp_path)
                 continue
-            each = (
+            chosen_names = (
                 names if "attic" in line.text else [""]
             )  # "and the others, each in a terminal of its own"
-            for name in each:
+            for name in chosen_names:
                 process = beside.enter_context(Beside(line, tmp_path, attic=name))
                 if not name:
                     process.says("fleet tutorial at")
-    assert all(name in said for name in names)
+    assert all(name in printed for name in names)
     status = json.loads(run(["status", "--store", "store", "--json"], tmp_path))
     assert status["run.status"] == "finished"
     assert not [name for name in status if name.startswith("refusals")]

@@ -299,7 +299,7 @@ def test_boards_with_tables_that_differ_train_alike_or_are_refused(ground, flat,
         in refused["lacks"]
     )
     assert codes == {"bare": 4, "twice": 4}
-    assert "bare.csv holds a sample" in logs["bare"]
+    assert "bare.csv contains a sample" in logs["bare"]
     assert "set header = false in [data]" in logs["bare"]
     assert "twice.csv has 2 columns with the name 'label'" in logs["twice"]
 

@@ -64,7 +64,7 @@ def test_a_board_with_another_scale_is_named_before_its_first_update_counts(grou
     (name, sentence), *more = seen["log"]
     assert (name, more) == ("barn", [])
     assert sentence.startswith(
-        "values range from 0 to 255, the fleet's range from 0 to 1 (their deviation is 2"
+        "values range from 0 to 255, but the fleet's range from 0 to 1 (their deviation is 2"
     )
     assert sentence.endswith("multiply `scale` in [data] by 0.003922")
     assert seen["advice"][TITLE].startswith(f"barn: {sentence}")

@@ -30,7 +30,7 @@ def built(**changes):
     tree = [Entry(f"{SITE}/separate.pth", SEPARATE.encode())]
     for package in ("device_runtime", "fleet_protocol"):
         for path in sorted(
-            each for each in (REPOSITORY / package).rglob("*.*") if each.suffix != ".pyc"
+            source for source in (REPOSITORY / package).rglob("*.*") if source.suffix != ".pyc"
         ):
             name = path.relative_to(REPOSITORY).as_posix()
             old, new = changes.get(name.removesuffix(".py").replace("/", "__"), ("", ""))
@@ -62,21 +62,25 @@ def test_a_broken_release_stops_at_the_canary_and_a_good_one_goes_to_all(lab):
     )
     until(lambda: read_rollout(folder).stopped, boards[0].log, boards[1].log)
     assert "no_such_module" in read_rollout(folder).stopped
-    assert sorted(each.record.split(" ")[0] for each in boards) == ["failed", "running"]
+    assert sorted(fleet_board.record.split(" ")[0] for fleet_board in boards) == [
+        "failed",
+        "running",
+    ]
     assert len(read_rollout(folder).asked) == 1
     number = begin_as(folder, built()).release.number
     assert number > bad.release.number
     until(
-        lambda: all(each.record == f"running {number} 0 0" for each in boards),
-        *(each.log for each in boards),
+        lambda: all(fleet_board.record == f"running {number} 0 0" for fleet_board in boards),
+        *(fleet_board.log for fleet_board in boards),
     )
     asked = read_rollout(folder).asked
     assert sorted(asked) == ["device-0", "device-1"]
     assert len(set(asked.values())) == 2  # the canary first
-    assert all(set(each.codes) == {RESTART} for each in boards), boards[0].log()
+    assert all(set(fleet_board.codes) == {RESTART} for fleet_board in boards), boards[0].log()
     until(
         lambda: (
-            [said.split(" ")[0] for said in server._devices.releases().values()] == ["running"] * 2
+            [release_record.split(" ")[0] for release_record in server._devices.releases().values()]
+            == ["running"] * 2
         )
     )
     assert set(read_rollout(folder).outcomes(server._devices.releases(), time.time()).values()) == {
@@ -90,14 +94,14 @@ def test_a_release_whose_onnxruntime_does_not_train_is_never_tried(lab):
     """
     folder, up, board = lab
     server = up()
-    one = board(0)
-    until(server._devices.releases, one.log)
+    lone_board = board(0)
+    until(server._devices.releases, lone_board.log)
     lame = built(
         device_runtime__training__backends__swapping=("self._current = 1 - self._current", "pass")
     )
     number = begin_as(folder, lame, stages=(1.0,)).release.number
-    until(lambda: read_rollout(folder).stopped, one.log)
-    assert one.record.startswith(
+    until(lambda: read_rollout(folder).stopped, lone_board.log)
+    assert lone_board.record.startswith(
         f"failed {number} 0 0 its self-test failed: twenty training steps change the loss from"
     )
 
@@ -109,7 +113,9 @@ def test_a_release_that_fails_in_a_round_goes_no_further(lab):
     folder, up, board = lab
     server = up(rounds=100_000)
     boards = [board(index) for index in range(2)]
-    until(lambda: len(server._devices.releases()) == 2, *(each.log for each in boards))
+    until(
+        lambda: len(server._devices.releases()) == 2, *(fleet_board.log for fleet_board in boards)
+    )
     ends = "    check_parameters(session.parameters(), schedule.round, step)\n"
     bad = built(
         device_runtime__training__epochs=(
@@ -118,15 +124,17 @@ def test_a_release_that_fails_in_a_round_goes_no_further(lab):
         )
     )
     begin_as(folder, bad, gate=1)
-    until(lambda: read_rollout(folder).stopped, *(each.log for each in boards))
+    until(lambda: read_rollout(folder).stopped, *(fleet_board.log for fleet_board in boards))
     assert "in a round: failed: ArithmeticError: a bad release" in read_rollout(folder).stopped
     assert len(read_rollout(folder).asked) == 1
     number = begin_as(folder, built(), gate=1).release.number
     until(
         lambda: list(read_rollout(folder).judged.values()) == ["", ""],
-        *(each.log for each in boards),
+        *(fleet_board.log for fleet_board in boards),
     )
-    assert {tuple(each.record.split(" ")[:2]) for each in boards} == {("running", str(number))}
+    assert {tuple(fleet_board.record.split(" ")[:2]) for fleet_board in boards} == {
+        ("running", str(number))
+    }
     assert not read_rollout(folder).stopped
 
 
@@ -136,34 +144,36 @@ def test_a_release_that_cannot_read_the_settings_is_taken_back(lab):
     """
     folder, up, board = lab
     server = up()
-    one = board(0)
-    until(lambda: len(server._devices.releases()) == 1, one.log)
+    lone_board = board(0)
+    until(lambda: len(server._devices.releases()) == 1, lone_board.log)
     older = built(device_runtime__settings=("    repair_seconds: Seconds = 2.0\n", ""))
     number = begin_as(folder, older, stages=(1.0,)).release.number
-    until(lambda: read_rollout(folder).stopped, one.log)
-    assert one.record == f"failed {number} 0 0 it ended 3 times before the fleet had heard it"
-    assert "unknown key 'repair_seconds'" in one.log()
-    assert set(one.codes) == {RESTART}
-    until(lambda: server._devices.online, one.log)
+    until(lambda: read_rollout(folder).stopped, lone_board.log)
+    assert (
+        lone_board.record == f"failed {number} 0 0 it ended 3 times before the fleet had heard it"
+    )
+    assert "unknown key 'repair_seconds'" in lone_board.log()
+    assert set(lone_board.codes) == {RESTART}
+    until(lambda: server._devices.online, lone_board.log)
 
 
 def test_a_board_that_pauses_is_not_asked_and_not_late(lab):
     """In quiet hours it would fetch nothing, and stop the rollout by that."""
     folder, up, board = lab
     server = up()
-    one = board(0)
-    until(server._devices.releases, one.log)
-    settings = one.folder / "device.toml"
+    lone_board = board(0)
+    until(server._devices.releases, lone_board.log)
+    settings = lone_board.folder / "device.toml"
     awake = settings.read_text()
     settings.write_text(
         f'{awake}[conditions]\nquiet_hours = ["00:00-12:00", "12:00-23:59"]\nsettle_seconds = 1\n'
     )
-    one.cut()
+    lone_board.cut()
     until(
         lambda: any(
-            said.unable.startswith("paused") for said in server._devices.profiles().values()
+            profile.unable.startswith("paused") for profile in server._devices.profiles().values()
         ),
-        one.log,
+        lone_board.log,
     )
     number = begin_as(folder, built(), stages=(1.0,), within_seconds=60.0).release.number
     threading.Event().wait(3.0)
@@ -175,8 +185,8 @@ def test_a_board_that_pauses_is_not_asked_and_not_late(lab):
     threading.Event().wait(3.0)  # as if it had been asked before it paused
     assert not read_rollout(folder).stopped
     settings.write_text(awake)
-    one.cut()
-    until(lambda: one.record == f"running {number} 0 0", one.log)
+    lone_board.cut()
+    until(lambda: lone_board.record == f"running {number} 0 0", lone_board.log)
 
 
 def test_boards_are_not_late_for_the_time_without_a_server(lab):
@@ -188,8 +198,11 @@ def test_boards_are_not_late_for_the_time_without_a_server(lab):
         lambda: read_rollout(folder).model_copy(update={"asked": {"device-0": time.time() - 61.0}}),
     )
     up()
-    one = board(0)
-    until(lambda: one.record == f"running {number} 0 0" or read_rollout(folder).stopped, one.log)
+    lone_board = board(0)
+    until(
+        lambda: lone_board.record == f"running {number} 0 0" or read_rollout(folder).stopped,
+        lone_board.log,
+    )
     assert not read_rollout(folder).stopped
 
 
@@ -199,8 +212,8 @@ def test_a_release_that_the_server_does_not_hear_is_taken_back(lab):
     """
     folder, up, board = lab
     server = up()
-    one = board(0, connect_seconds=6.0)
-    until(server._devices.releases, one.log)
+    lone_board = board(0, connect_seconds=6.0)
+    until(server._devices.releases, lone_board.log)
     mute = built(
         device_runtime__agent__uplink=(
             "if profile is not None and",
@@ -208,8 +221,11 @@ def test_a_release_that_the_server_does_not_hear_is_taken_back(lab):
         )
     )
     number = begin_as(folder, mute).release.number
-    until(lambda: read_rollout(folder).stopped, one.log)
-    assert one.record == f"failed {number} 0 0 the server did not receive a message from it in time"
+    until(lambda: read_rollout(folder).stopped, lone_board.log)
+    assert (
+        lone_board.record
+        == f"failed {number} 0 0 the server did not receive a message from it in time"
+    )
     assert "did not receive a message" in read_rollout(folder).stopped
 
 
@@ -227,9 +243,10 @@ def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
     old = begin_as(folder, {board_kind(): b"old"})
     new = begin_as(folder, {board_kind(): b"no archive"})
     server = up()
-    one = board(0)
+    lone_board = board(0)
     until(
-        lambda: one.record.startswith(f"failed {new.release.number} 0 0 it cannot be read"), one.log
+        lambda: lone_board.record.startswith(f"failed {new.release.number} 0 0 it cannot be read"),
+        lone_board.log,
     )
     until(lambda: "failed" in str(server._devices.releases()))
     forged = new.model_copy(
@@ -239,32 +256,36 @@ def test_what_the_operator_did_not_sign_or_signed_before_is_not_taken(lab):
             "most_failed": 1.0,
         }
     )
-    for said, words in (
+    for request, words in (
         (forged, "refused, forged"),
         (old.model_copy(update={"asked": forged.asked, "most_failed": 1.0}), "refused, replayed"),
     ):
-        store_rollout(folder, lambda said=said: said)
-        until(lambda words=words: words in one.log(), one.log)
-    assert one.record.startswith(f"failed {new.release.number} 0 0")
+        store_rollout(folder, lambda request=request: request)
+        until(lambda words=words: words in lone_board.log(), lone_board.log)
+    assert lone_board.record.startswith(f"failed {new.release.number} 0 0")
 
 
 def test_power_cuts_on_the_way_leave_a_board_that_goes_on(lab):
     """Killed while it fetches, in its self-test, and on trial: at last the release runs."""
     folder, up, board = lab
     server = up()
-    one = board(0)
-    until(server._devices.releases, one.log)
+    lone_board = board(0)
+    until(server._devices.releases, lone_board.log)
     number = begin_as(folder, built(), stages=(1.0,)).release.number
-    parts = one.folder / "state" / "parts"
+    arriving = lone_board.folder / "state" / "parts"
     seen = []
     for name, there in (
-        ("fetching", lambda: any(parts.glob("*")) or "fetched" in one.record),
-        ("fetched", lambda: one.record.startswith(f"fetched {number}")),
-        ("trial", lambda: one.record.startswith(f"trial {number}")),
+        ("fetching", lambda: any(arriving.glob("*")) or "fetched" in lone_board.record),
+        ("fetched", lambda: lone_board.record.startswith(f"fetched {number}")),
+        ("trial", lambda: lone_board.record.startswith(f"trial {number}")),
     ):
-        until(there, one.log, lambda: one.record)
-        one.cut()
+        until(there, lone_board.log, lambda: lone_board.record)
+        lone_board.cut()
         seen.append(name)
-    until(lambda: one.record.startswith(f"running {number} 0"), one.log, lambda: one.record)
-    assert -signal.SIGKILL in one.codes
+    until(
+        lambda: lone_board.record.startswith(f"running {number} 0"),
+        lone_board.log,
+        lambda: lone_board.record,
+    )
+    assert -signal.SIGKILL in lone_board.codes
     until(lambda: f"running {number}" in str(server._devices.releases()))

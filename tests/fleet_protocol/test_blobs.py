@@ -63,7 +63,7 @@ def test_ranges_and_indices_are_inverse(indices):
     [
         (lambda f: f[:30], "shorter than its header"),
         (lambda f: b"XXXX" + f[4:], "not one of Shoal's"),
-        (lambda f: f[:-1], "carries 1023 bytes instead of 1024"),
+        (lambda f: f[:-1], "has 1023 bytes instead of 1024"),
         (lambda f: f[:-1] + bytes([f[-1] ^ 1]), "does not match its digest"),
         (lambda f: f[:4] + b"\x00\x00\x00\x09" + f[8:], "instead of"),
     ],

@@ -59,22 +59,22 @@ def unbounded(schema: dict, definitions: dict, path: str) -> list[str]:
     """Places of a JSON schema where a number or a text may be as large as the message."""
     if "$ref" in schema:
         return unbounded(definitions[schema["$ref"].split("/")[-1]], definitions, path)
-    found = []
+    paths = []
     for key in ("anyOf", "oneOf", "allOf"):
-        for part in schema.get(key, ()):
-            found += unbounded(part, definitions, path)
-    for name, part in schema.get("properties", {}).items():
-        found += unbounded(part, definitions, f"{path}.{name}")
-    for part in (schema.get("items"), schema.get("additionalProperties")):
-        if isinstance(part, dict):
-            found += unbounded(part, definitions, f"{path}[]")
+        for subschema in schema.get(key, ()):
+            paths += unbounded(subschema, definitions, path)
+    for name, subschema in schema.get("properties", {}).items():
+        paths += unbounded(subschema, definitions, f"{path}.{name}")
+    for subschema in (schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(subschema, dict):
+            paths += unbounded(subschema, definitions, f"{path}[]")
     fixed = "const" in schema or "enum" in schema
     kind = schema.get("type")
     if kind in {"integer", "number"} and not fixed and "maximum" not in schema:
-        found.append(path)
+        paths.append(path)
     if kind == "string" and not fixed and not {"maxLength", "pattern"} & schema.keys():
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_a_profile_with_a_number_beyond_all_bounds_is_refused(field):
     """It raised OverflowError where devices are chosen, and as it was retained, after every restart
     again.
     """
-    said = {"v": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
+    head = {"v": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
     assert (
-        parse_presence(json.dumps({**said, "profile": PROFILE}).encode()).profile.arch
+        parse_presence(json.dumps({**head, "profile": PROFILE}).encode()).profile.arch
         == PROFILE["arch"]
     )
     with pytest.raises(RefusedError, match=field):
-        parse_presence(json.dumps({**said, "profile": {**PROFILE, field: HUGE}}).encode())
+        parse_presence(json.dumps({**head, "profile": {**PROFILE, field: HUGE}}).encode())
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_strangers_write_moves_no_cursor():
     Names of keys that nobody knows come back in refusals, as long as the message.
     """
     evil = "\x1b[2J\u202e\r\nroot"
-    said = {"v": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
+    head = {"v": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
     profile = {
         **PROFILE,
         "arch": evil,
@@ -140,7 +140,7 @@ def test_what_strangers_write_moves_no_cursor():
         "backends": {evil: evil},
         "release": "running 1 0 0 \x1b[2J",
     }
-    taken = parse_presence(json.dumps({**said, "profile": profile}).encode()).profile
+    taken = parse_presence(json.dumps({**head, "profile": profile}).encode()).profile
     assert (taken.arch, taken.unable, taken.backends) == (
         " [2J   root",
         " [2J   root",
@@ -149,7 +149,7 @@ def test_what_strangers_write_moves_no_cursor():
     assert taken.release == "running 1 0 0  [2J"
     with pytest.raises(RefusedError) as refused:
         parse_presence(
-            json.dumps({**said, "profile": {**PROFILE, evil + "x" * 200_000: 1}}).encode()
+            json.dumps({**head, "profile": {**PROFILE, evil + "x" * 200_000: 1}}).encode()
         )
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 1000
@@ -167,12 +167,12 @@ def test_a_declared_terabyte_costs_nothing(tmp_path):
     """
     with pytest.raises(ValidationError, match="chunks"):
         BlobRef(digest="0" * 64, size=2**40, chunk_bytes=1024)
-    part = PartFile(BlobRef(digest="0" * 64, size=2**30, chunk_bytes=1024), tmp_path / "part")
+    part_file = PartFile(BlobRef(digest="0" * 64, size=2**30, chunk_bytes=1024), tmp_path / "part")
     tracemalloc.start()
-    missing = part.missing()
+    missing = part_file.missing()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    part.close()
+    part_file.close()
     assert missing == ((0, 2**20),)
     assert peak < 100_000
 
@@ -200,8 +200,8 @@ def test_settings_that_somebody_else_reads_are_finite(model, number):
         return [error["msg"] for error in caught.value.errors() if error["loc"][0] == "settings"]
 
     assert wrong("[1e300, -3, true, null]") == []
-    (said,) = wrong(number)
-    assert "finite" in said
+    (problem,) = wrong(number)
+    assert "finite" in problem
 
 
 STRANGE_NAMES = (
@@ -324,7 +324,7 @@ HEADERS = {
 
 @pytest.mark.attack(
     "file",
-    "Weights have a header whose tensors overlap, leave gaps, or have impossible sizes",
+    "A weights file has a header in which tensors overlap, leave gaps or have impossible sizes",
     "refused with an error that names the file",
     "2026-11-29",
 )

@@ -235,18 +235,22 @@ def test_a_missing_column_says_where_to_look(tmp_path):
 @pytest.mark.parametrize(
     ("own", "fleet", "remedy"),
     [
-        ((3, 8, 8), (1, 8, 8), "for a folder of images set channels = 1 in [data], else change"),
-        ((3, 9, 8), (3, 8, 8), "for a folder of images set size = [8, 8] in [data]"),
+        (
+            (3, 8, 8),
+            (1, 8, 8),
+            "for a folder of images, set channels = 1 in [data]; otherwise, change",
+        ),
+        ((3, 9, 8), (3, 8, 8), "for a folder of images, set size = [8, 8] in [data]"),
         (
             (3, 9, 8),
             (1, 8, 8),
-            "for a folder of images set channels = 1 and size = [8, 8] in [data]",
+            "for a folder of images, set channels = 1 and size = [8, 8] in [data]",
         ),
-        ((3, 8, 8), (6, 8, 8), ": change the samples by a function in `transforms` of [data]"),
+        ((3, 8, 8), (6, 8, 8), ": change the samples with a function in `transforms` of [data]"),
         ((64,), (1, 8, 8), "set shape = [1, 8, 8] in [data]"),
-        ((4,), (3,), "of a table name the 3 to use as `columns` in [data]"),
-        ((3,), (4,), "of a table add the columns that it lacks, so that there are 4"),
-        ((3, 4), (5,), ": change the samples by a function in `transforms` of [data]"),
+        ((4,), (3,), "for a table, name the 3 to use as `columns` in [data]"),
+        ((3,), (4,), "for a table, add the missing columns, so that there are 4"),
+        ((3, 4), (5,), ": change the samples with a function in `transforms` of [data]"),
     ],
 )
 def test_another_shape_than_the_fleets_is_refused(own, fleet, remedy):

@@ -132,7 +132,7 @@ def test_several_inputs_and_targets_are_rows_in_the_models_order(tmp_path):
         load(tmp_path, kind="npz", path="d.npz", x_key=["image", "text"], y_key="label")
     np.savez(tmp_path / "odd.npz", **PARTS | {"words": np.zeros((3, 4))})
     with pytest.raises(
-        DataError, match=r"arrays of \{'image': 2, 'words': 3\} samples; all must be of the same"
+        DataError, match=r"arrays of \{'image': 2, 'words': 3\} samples; all must have the same"
     ):
         load(tmp_path, kind="npz", path="odd.npz", **keys)
 
@@ -204,7 +204,7 @@ def test_shape_mixes_no_axes(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 6, 5, 3)), y=[0, 1])
     with pytest.raises(
         DataError,
-        match=r"\[6, 5, 3\]; `shape` \[3, 6, 5\] would mix.*by a function in `transforms`",
+        match=r"\[6, 5, 3\]; `shape` \[3, 6, 5\] would mix.*with a function in `transforms`",
     ):
         load(tmp_path, kind="npz", path="d.npz", shape=[3, 6, 5])
     for shape in ([90], [1, 6, 5, 3], [30, 3]):
@@ -370,7 +370,7 @@ BAD = {
     ),
     "not an image": (
         {"kind": "images", "path": "some"},
-        r"broken.png is not an image of a format that is read \(BMP, GIF",
+        r"broken.png is not an image in a supported format \(BMP, GIF",
     ),
     "wrong key": ({"kind": "npz", "path": "d.npz", "x_key": "z"}, r"no array 'z' \(it has x, y\)"),
     "npy without labels": ({"kind": "npz", "path": "x.npy"}, "`y_path`"),
@@ -596,7 +596,7 @@ def test_a_model_that_takes_other_samples(tmp_path):
     data = make_dataset("d.npz", np.zeros((3, 4), np.float32), np.arange(3))
     data.fit_to(model((4,), "float32", 3))
     with pytest.raises(
-        DataError, match=re.escape("samples in d.npz have shape [4], the model takes [1, 2, 2]")
+        DataError, match=re.escape("samples in d.npz have shape [4], but the model takes [1, 2, 2]")
     ):
         data.fit_to(model((1, 2, 2), "float32", 3))
     with pytest.raises(

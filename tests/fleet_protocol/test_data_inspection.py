@@ -219,8 +219,8 @@ def test_pixels_up_to_255_where_the_fleet_has_1():
     """With the line to change; the same pixels scaled alike are no finding."""
     text = only(differences(PICTURES, SCALED, (), WHITE), "scale")
     assert text == (
-        "values range from 0 to 255, the fleet's range from 0 to 1 (their deviation is 255 times "
-        "larger); "
+        "values range from 0 to 255, but the fleet's range from 0 to 1 (their deviation is 255 "
+        "times larger); "
         "multiply `scale` in"
         " [data] by 0.003922"
     )
@@ -301,7 +301,7 @@ def test_another_column_is_not_another_order():
 def test_another_shape():
     """Alone, as nothing else can be compared."""
     text = only(differences(TABLE[:, :3]), "shape")
-    assert text.startswith("samples have shape [3], the fleet's have [4]")
+    assert text.startswith("samples have shape [3], but the fleet's have [4]")
 
 
 def test_fractions_where_the_fleet_has_tokens():

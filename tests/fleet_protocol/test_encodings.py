@@ -48,20 +48,20 @@ def test_what_comes_back_is_near(difference, encoding, at_random):
     """Within half a step, or one where rounding is random; names, shapes and zeros are exact, for
     any rank and size.
     """
-    found = travelled(difference, encoding, at_random=at_random)
-    assert list(found) == list(difference)
+    received = travelled(difference, encoding, at_random=at_random)
+    assert list(received) == list(difference)
     for name, value in difference.items():
-        assert found[name].shape == value.shape
-        assert found[name].dtype == np.float32
+        assert received[name].shape == value.shape
+        assert received[name].dtype == np.float32
         if encoding == "fp16":
             bound = np.abs(value) * 2.0**-11 + 2.0**-25
         elif encoding == "bf16":
             bound = np.abs(value) * 2.0**-8 + 2.0**-134
         else:
             bound = largest(value) / LEVELS[encoding] * (1.0 if at_random else 0.5)
-        assert (np.abs(found[name] - value) <= bound * 1.0001 + 1e-43).all()
+        assert (np.abs(received[name] - value) <= bound * 1.0001 + 1e-43).all()
         if encoding in LEVELS or not at_random:
-            assert (found[name][value == 0] == 0).all()
+            assert (received[name][value == 0] == 0).all()
 
 
 @settings(max_examples=40)
@@ -86,12 +86,16 @@ def test_rounding_at_random_keeps_the_mean(encoding):
     step = 1 / LEVELS[encoding]
     value = np.full((64, 128), step / 2, np.float32)
     value[:, 0] = 1
-    found = travelled({"w": value}, encoding, at_random=True)["w"]
-    assert set(np.round(found[:, 1:] / step).ravel()) == {0, 1}
-    assert abs(found[:, 1:].mean() / step - 0.5) < 0.02
-    np.testing.assert_array_equal(found, travelled({"w": value}, encoding, at_random=True)["w"])
-    other = travelled({"w": value, "v": np.ones(1, np.float32)}, encoding, at_random=True)["w"]
-    assert (found != other).any()
+    first_draw = travelled({"w": value}, encoding, at_random=True)["w"]
+    assert set(np.round(first_draw[:, 1:] / step).ravel()) == {0, 1}
+    assert abs(first_draw[:, 1:].mean() / step - 0.5) < 0.02
+    np.testing.assert_array_equal(
+        first_draw, travelled({"w": value}, encoding, at_random=True)["w"]
+    )
+    second_draw = travelled({"w": value, "v": np.ones(1, np.float32)}, encoding, at_random=True)[
+        "w"
+    ]
+    assert (first_draw != second_draw).any()
 
 
 def test_the_bytes_are_those_of_the_settings_text():
@@ -104,8 +108,8 @@ def test_the_bytes_are_those_of_the_settings_text():
         encoding: len(encode_weights(encode(value, encoding))) / whole
         for encoding in OF_DIFFERENCES
     }
-    told = {"fp16": 0.50, "bf16": 0.33, "int8": 0.26, "int4": 0.11, "topk": 0.04}
-    assert {name: round(share, 2) for name, share in shares.items()} == told
+    documented = {"fp16": 0.50, "bf16": 0.33, "int8": 0.26, "int4": 0.11, "topk": 0.04}
+    assert {name: round(share, 2) for name, share in shares.items()} == documented
 
 
 @settings(max_examples=40)
@@ -127,7 +131,9 @@ def test_foreign_parts_are_refused_or_have_the_asked_shapes(parts, encoding):
         "fp16": {"values": ((130,), "float16")},
         "int8": {"values": ((130,), "int8"), "scales": ((3,), "float32")},
     }
-    if {name: (part.shape, part.dtype.name) for name, part in parts.items()} == fits.get(encoding):
+    if {name: (array.shape, array.dtype.name) for name, array in parts.items()} == fits.get(
+        encoding
+    ):
         assert shapes(decode(parts, asked, encoding)) == asked
         return
     with pytest.raises(RefusedError) as caught:
@@ -139,10 +145,10 @@ def test_foreign_parts_are_refused_or_have_the_asked_shapes(parts, encoding):
 @pytest.mark.parametrize("encoding", sorted(LEVELS))
 def test_a_wrong_scale_is_refused(encoding, scale):
     """A negative one, and what is no number."""
-    parts = encode({"w": np.ones(200, np.float32)}, encoding, keep=1.0)
-    parts["scales"][1] = scale
+    encoded = encode({"w": np.ones(200, np.float32)}, encoding, keep=1.0)
+    encoded["scales"][1] = scale
     with pytest.raises(RefusedError, match="a scale that is negative or not a number") as caught:
-        decode(parts, {"w": (200,)}, encoding, keep=1.0)
+        decode(encoded, {"w": (200,)}, encoding, keep=1.0)
     assert caught.value.reason is RefusalReason.NOT_FINITE
 
 
@@ -171,10 +177,10 @@ def test_weights_come_to_devices_as_a_difference_would(tmp_path, encoding):
         for name, shape in {"b": (7, 40), "a": (3,)}.items()
     }
     (tmp_path / "blob").write_bytes(encode_weights(encode_whole(weights, encoding)))
-    found = open_weights(tmp_path / "blob")
+    received = open_weights(tmp_path / "blob")
     expected = weights if encoding == "fp32" else travelled(weights, encoding)
-    assert list(found) == ["b", "a"]
-    for name, value in found.items():
+    assert list(received) == ["b", "a"]
+    for name, value in received.items():
         assert value.dtype == np.float32
         np.testing.assert_array_equal(value, expected[name])
 
@@ -211,14 +217,14 @@ def test_the_largest_entries_come_and_no_others(difference, keep):
     """As many of every tensor as were asked for, none smaller than one that was left out, of equal
     ones the first.
     """
-    parts = encode(difference, "topk", keep=keep)
-    assert parts["scales"].size == sum(
+    encoded = encode(difference, "topk", keep=keep)
+    assert encoded["scales"].size == sum(
         -(-math.ceil(keep * value.size) // 128) for value in difference.values()
     )
-    found = travelled(difference, "topk", keep=keep)
+    received = travelled(difference, "topk", keep=keep)
     for name, value in difference.items():
         flat = np.abs(value.reshape(-1))
-        got = found[name].reshape(-1)
+        got = received[name].reshape(-1)
         count = math.ceil(keep * flat.size)
         first = sorted(range(flat.size), key=lambda place: (-flat[place], place))[:count]
         assert not np.delete(got, first).any()
@@ -234,17 +240,17 @@ def test_what_is_not_sent_is_kept_exactly(seed, encoding, keep):
     """
     draw = np.random.default_rng(seed)
     shape = (7, 40)
-    left, told, learnt = (np.zeros(shape, np.float32) for _ in range(3))
+    left, sent, learnt = (np.zeros(shape, np.float32) for _ in range(3))
     for _ in range(10):
         change = draw.integers(-8, 9, shape).astype(np.float32) * 127 * 7
         whole = change + left
-        one = travelled({"w": whole}, encoding, keep=keep)["w"]
-        left = whole - one
+        received = travelled({"w": whole}, encoding, keep=keep)["w"]
+        left = whole - received
         learnt = learnt + change
         if encoding == "topk":
-            assert (left[one == 0] == whole[one == 0]).all()
-        told = told + one
-    np.testing.assert_allclose(told + left, learnt, atol=0.2)
+            assert (left[received == 0] == whole[received == 0]).all()
+        sent = sent + received
+    np.testing.assert_allclose(sent + left, learnt, atol=0.2)
     assert np.abs(left).max() < np.abs(learnt).max() + 8 * 127 * 7 * (
         10 if encoding == "topk" else 1
     )
@@ -252,13 +258,13 @@ def test_what_is_not_sent_is_kept_exactly(seed, encoding, keep):
 
 def gaps_of(places):
     """As the format says it, one after the other."""
-    told = []
+    gaps = []
     before = -1
     for place in places:
         between = place - before - 1
         before = place
-        told += [255] * (between // 255) + [between % 255]
-    return told
+        gaps += [255] * (between // 255) + [between % 255]
+    return gaps
 
 
 @pytest.mark.parametrize("places", [[0, 1], [0, 255], [3, 259], [254, 999], [510, 520], [998, 999]])
@@ -267,8 +273,8 @@ def test_gaps_of_any_width(places):
     value = np.zeros(1000, np.float32)
     value[places] = [127, -127]
     np.testing.assert_array_equal(travelled({"w": value}, "topk", keep=0.002)["w"], value)
-    parts = encode({"w": value}, "topk", keep=0.002)
-    assert list(zlib.decompress(parts["gaps"].tobytes(), -15)) == gaps_of(places)
+    encoded = encode({"w": value}, "topk", keep=0.002)
+    assert list(zlib.decompress(encoded["gaps"].tobytes(), -15)) == gaps_of(places)
 
 
 def packed(kind, numbers):
@@ -306,8 +312,8 @@ def packed(kind, numbers):
 def test_entries_that_nobody_asked_for_are_refused(wrong, words):
     """Too many, beyond the end, of another tensor, or a bomb; a repeated one cannot be said."""
     sizes = {"a": (100,), "b": (10, 10)}
-    parts = encode({name: np.ones(shape, np.float32) for name, shape in sizes.items()}, "topk")
-    assert decode(parts, sizes, "topk")["b"].sum() == 10
+    encoded = encode({name: np.ones(shape, np.float32) for name, shape in sizes.items()}, "topk")
+    assert decode(encoded, sizes, "topk")["b"].sum() == 10
     with pytest.raises(RefusedError, match=words) as caught:
-        decode(parts | wrong, sizes, "topk")
+        decode(encoded | wrong, sizes, "topk")
     assert caught.value.reason is RefusalReason.BAD_SHAPE

@@ -55,9 +55,9 @@ def refused(verifier, topic, envelope, **options):
 )
 def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
     """Who may sign what is a matter of the topic."""
-    _, server, one, two = fleet
-    verifier = Verifier(one, ReplayGuard())
-    said = {
+    _, server, board, two = fleet
+    verifier = Verifier(board, ReplayGuard())
+    sent_on = {
         server: [
             TASK,
             TOPICS.blob("0" * 64, 1),
@@ -65,14 +65,14 @@ def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
             TOPICS.server_events,
             TOPICS.server_control,
         ],
-        one: [REPLY, TOPICS.status("pi-1"), TOPICS.upload("t", 0)],
+        board: [REPLY, TOPICS.status("pi-1"), TOPICS.upload("t", 0)],
         two: [TOPICS.reply("pi-2"), TOPICS.status("pi-2"), TOPICS.upload("t", 0)],
     }
-    topics = {topic for listed in said.values() for topic in listed} | {
+    topics = {topic for listed in sent_on.values() for topic in listed} | {
         "shoal/v1/other/server/status",
         "shoal/v1/lab/x",
     }
-    for member, allowed in said.items():
+    for member, allowed in sent_on.items():
         signer = Signer(member, 1)
         for topic in topics:
             envelope = signer.seal(topic, b"words")
@@ -91,8 +91,8 @@ def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
 )
 def test_a_message_is_taken_once_and_in_order(fleet):
     """Said again, or after a later one, it is a replay; on another topic a forgery."""
-    _, server, one, _ = fleet
-    verifier = Verifier(one, ReplayGuard())
+    _, server, board, _ = fleet
+    verifier = Verifier(board, ReplayGuard())
     signer = Signer(server, 7)
     first = signer.seal(TASK, b"1")
     second = signer.seal(TASK, b"2")
@@ -116,11 +116,11 @@ def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both
     folder = tmp_path / "lab"
     found_fleet(folder, NewFleet("lab", "127.0.0.1"))
     server = read_enrolment(folder / "server.enrolment")
-    one = read_enrolment(enroll(folder, "pi-1"))
+    first_papers = read_enrolment(enroll(folder, "pi-1"))
     topic = TOPICS.status("pi-1")
     verifier = Verifier(server, ReplayGuard())
-    board = Signer(one, 7)
-    copied = Signer(one, 8)
+    board = Signer(first_papers, 7)
+    copied = Signer(first_papers, 8)
     verifier.open(topic, board.seal(topic, b"here"))
     verifier.open(topic, copied.seal(topic, b"here too"))
     with pytest.raises(
@@ -135,10 +135,10 @@ def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both
 
 def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
     """A retained status comes with every subscription; an older one does not."""
-    _, _, one, _ = fleet
+    _, _, board, _ = fleet
     topic = TOPICS.status("pi-1")
-    verifier = Verifier(one, ReplayGuard())
-    signer = Signer(one, 7)
+    verifier = Verifier(board, ReplayGuard())
+    signer = Signer(board, 7)
     old = signer.seal(topic, b"old")
     new = signer.seal(topic, b"new")
     for _ in range(2):
@@ -157,11 +157,11 @@ def test_a_farewell_counts_as_the_last_of_its_session(fleet):
     """It was signed before everything else; one of an earlier session says nothing about this
     one.
     """
-    _, _, one, _ = fleet
+    _, _, board, _ = fleet
     topic = TOPICS.status("pi-1")
-    verifier = Verifier(one, ReplayGuard())
-    before = Signer(one, 7)
-    now = Signer(one, 8)
+    verifier = Verifier(board, ReplayGuard())
+    before = Signer(board, 7)
+    now = Signer(board, 8)
     stale = before.seal(topic, b"off", farewell=True)
     will = now.seal(topic, b"off", farewell=True)
     verifier.open(topic, now.seal(topic, b"on"))
@@ -180,11 +180,11 @@ def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
     """A replay after the board's restart is one; a sender's next session is a later one, whatever
     its clock says.
     """
-    _, server, one, _ = fleet
+    _, server, board, _ = fleet
     path = tmp_path / "heard.json"
     envelope = Signer(server, 7).seal(TASK, b"1")
-    Verifier(one, ReplayGuard(path)).open(TASK, envelope)
-    assert refused(Verifier(one, ReplayGuard(path)), TASK, envelope) is RefusalReason.REPLAYED
+    Verifier(board, ReplayGuard(path)).open(TASK, envelope)
+    assert refused(Verifier(board, ReplayGuard(path)), TASK, envelope) is RefusalReason.REPLAYED
     ahead = int(time.time()) + 10**6
     write_secret(tmp_path / "session.json", json.dumps({"session": ahead}))
     assert [next_session(tmp_path / "session.json") for _ in range(2)] == [ahead + 1, ahead + 2]
@@ -202,15 +202,15 @@ def test_a_server_remembers_every_counter_over_restarts(fleet, tmp_path):
     """A status that a broker kept counts after a restart only if no later one came before; the last
     one itself comes again.
     """
-    _, server, one, two = fleet
+    _, server, board, two = fleet
     path = tmp_path / "heard.counters"
     topic = TOPICS.status("pi-1")
 
     def started():
         return Verifier(server, ReplayGuard(counter_file=CounterFile(path)))
 
-    signer = Signer(one, 7)
-    will = Signer(one, 6).seal(topic, b"off", farewell=True)
+    signer = Signer(board, 7)
+    will = Signer(board, 6).seal(topic, b"off", farewell=True)
     old = signer.seal(topic, b"old")
     new = signer.seal(topic, b"new")
     first = started()
@@ -232,10 +232,10 @@ def test_a_server_remembers_every_counter_over_restarts(fleet, tmp_path):
 def test_the_file_of_counters_does_not_grow_without_end(fleet, tmp_path, monkeypatch):
     """It is written anew, with each counter once; and a disk that is full loses no message."""
     monkeypatch.setattr(counter_file, "_MOST_LINES", 20)
-    _, server, one, _ = fleet
+    _, server, board, _ = fleet
     path = tmp_path / "heard.counters"
     verifier = Verifier(server, ReplayGuard(counter_file=CounterFile(path)))
-    signer = Signer(one, 7)
+    signer = Signer(board, 7)
     for _ in range(100):
         verifier.open(REPLY, signer.seal(REPLY, b"x"))
         assert len(path.read_text().splitlines()) <= 26
@@ -288,15 +288,15 @@ def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
     """The same names under another operator; a certificate that was changed; a device that calls
     itself the server.
     """
-    _, server, one, _ = fleet
+    _, server, board, _ = fleet
     found_fleet(tmp_path / "fake", NewFleet("lab", "127.0.0.1"))
     impostor = read_enrolment(tmp_path / "fake" / "server.enrolment")
-    verifier = Verifier(one, ReplayGuard())
+    verifier = Verifier(board, ReplayGuard())
     assert refused(verifier, TASK, Signer(impostor, 1).seal(TASK, b"x")) is RefusalReason.FORGED
     stolen = server.model_copy(update={"key": impostor.key})
     assert refused(verifier, TASK, Signer(stolen, 1).seal(TASK, b"x")) is RefusalReason.FORGED
-    raised = bytes.fromhex(one.certificate).replace(b'"device"', b'"server"')
-    promoted = one.model_copy(update={"certificate": raised.hex()})
+    raised = bytes.fromhex(board.certificate).replace(b'"device"', b'"server"')
+    promoted = board.model_copy(update={"certificate": raised.hex()})
     assert refused(verifier, TASK, Signer(promoted, 1).seal(TASK, b"x")) is RefusalReason.FORGED
     assert refused(verifier, TASK, b'{"schema_version":3}') is RefusalReason.FORGED
 
@@ -377,14 +377,14 @@ def test_an_enrolment_that_expires_is_none_after_that():
 @given(data=st.data())
 def test_no_changed_envelope_is_opened(fleet, data):
     """Whichever byte is changed or cut off, the message is refused and nothing else happens."""
-    _, server, one, _ = fleet
+    _, server, board, _ = fleet
     envelope = bytearray(Signer(server, 7).seal(TASK, b"some words"))
     at = data.draw(st.integers(0, len(envelope) - 1))
     if data.draw(st.booleans()):
         envelope[at] ^= data.draw(st.integers(1, 255))
     else:
         del envelope[at:]
-    assert refused(Verifier(one, ReplayGuard()), TASK, bytes(envelope)) is RefusalReason.FORGED
+    assert refused(Verifier(board, ReplayGuard()), TASK, bytes(envelope)) is RefusalReason.FORGED
 
 
 def test_secrets_are_for_their_owner_alone(fleet, tmp_path):

@@ -380,7 +380,7 @@ class _Harmful:
 
 @pytest.mark.attack(
     "file",
-    "Weights or arrays contain a pickle that runs code",
+    "A file of weights or arrays contains a pickle that runs code",
     "refused; no code runs",
     "2026-11-28",
 )

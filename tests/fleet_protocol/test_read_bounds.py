@@ -121,7 +121,7 @@ def test_a_packed_idx_file_is_read_as_far_as_it_announces(tmp_path):
     (tmp_path / "x.gz").write_bytes(gzip.compress(head + bytes(64 * MEBIBYTE)))
     tracemalloc.start()
     with pytest.raises(
-        DataError, match=r"x.gz announces \[1, 4\] values of 1 bytes but holds more"
+        DataError, match=r"x.gz announces \[1, 4\] values of 1 bytes but contains more"
     ):
         load(tmp_path, **table)
     _, peak = tracemalloc.get_traced_memory()

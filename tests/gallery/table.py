@@ -17,7 +17,7 @@ norm couples the units, they instead compare the whole model with a copy whose u
 the units of the model are not interchangeable. Even if a model can be cut, the export can refuse it because of an
 operator that it does not support.
 
-The order of a parameter's dimension tells which entries belong to which unit of an axis:
+The order of a parameter's dimension determines which entries belong to which unit of an axis:
 
 | Order | Meaning |
 |---|---|

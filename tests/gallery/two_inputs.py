@@ -1,4 +1,4 @@
-"""Two inputs: crossed features beside those of a network, with one classifier over both.
+"""Two inputs: crossed features and the features of a network, with one classifier over both.
 
 Source: Cheng et al., "Wide and deep learning for recommender systems", DLRS 2016.
 """

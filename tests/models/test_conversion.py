@@ -96,12 +96,12 @@ def test_a_converted_model_predicts_the_same(name: str) -> None:
     x = example(signature)
     module.eval()
     expected = copy.deepcopy(module)(x)
-    made, done = convert(module)
-    made.eval()
-    for layer in made.modules():
+    converted, done = convert(module)
+    converted.eval()
+    for layer in converted.modules():
         layer.mode = "eval"
     assert done
-    torch.testing.assert_close(made(x), expected)
+    torch.testing.assert_close(converted(x), expected)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -113,25 +113,25 @@ def test_a_converted_model_trains_in_a_graph(name: str) -> None:
     module = shaken(make())
     with pytest.raises(ExportError, match="--convert"):
         train_report(module, signature)
-    made, _ = convert(module)
-    assert train_report(made, signature, sizes=(5, 4, 8)).worst_absolute <= 1e-5
+    converted, _ = convert(module)
+    assert train_report(converted, signature, sizes=(5, 4, 8)).worst_absolute <= 1e-5
 
 
 def test_what_was_replaced_is_named() -> None:
     """By its path, what it was and what it is now; nothing else changes."""
     module = Image()
     weight = module.body[1].weight
-    made, done = convert(module)
-    assert made is module
-    assert made.body[1].weight is weight
-    assert [(item.path, item.old) for item in done] == [
+    converted, done = convert(module)
+    assert converted is module
+    assert converted.body[1].weight is weight
+    assert [(replacement.path, replacement.old) for replacement in done] == [
         ("body.1", "BatchNorm2d"),
         ("body.2", "ReLU(inplace=True)"),
         ("body.3", "Dropout2d"),
         ("head.1", "BatchNorm1d"),
         ("head.2", "Dropout"),
     ]
-    assert convert(made)[1] == ()
+    assert convert(converted)[1] == ()
     assert isinstance(convert(nn.Dropout(0.1))[0], Dropout)
 
 
@@ -141,7 +141,7 @@ def test_attention_in_parts(first: bool, settings: dict[str, object]) -> None:
     """Masks of both types, weights of the heads and the mean over them."""
     torch.manual_seed(3)
     whole = nn.MultiheadAttention(8, 2, batch_first=first, **settings).eval()
-    parts, _ = convert(copy.deepcopy(whole))
+    unfused, _ = convert(copy.deepcopy(whole))
     q, k, v = (
         torch.randn(3, 4, size) for size in (8, settings.get("kdim", 8), settings.get("vdim", 8))
     )
@@ -154,9 +154,9 @@ def test_attention_in_parts(first: bool, settings: dict[str, object]) -> None:
         {"key_padding_mask": torch.tensor([[False, False, True, True]] * 3)},
         {"average_attn_weights": False},
     ]
-    for given in masks:
-        torch.testing.assert_close(parts(q, k, v, **given), whole(q, k, v, **given))
-    assert parts(q, k, v, need_weights=False)[1] is None
+    for mask in masks:
+        torch.testing.assert_close(unfused(q, k, v, **mask), whole(q, k, v, **mask))
+    assert unfused(q, k, v, need_weights=False)[1] is None
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -167,12 +167,12 @@ def test_recurrent_layers_in_parts(kind: type[nn.RNNBase], shown: int) -> None:
     whole = kind(
         5, 4, 3, bidirectional=True, dropout=0.2, **({"proj_size": shown} if shown else {})
     ).eval()
-    parts, _ = convert(copy.deepcopy(whole))
+    unfused, _ = convert(copy.deepcopy(whole))
     start = torch.randn(6, 2, 4)
-    given = (start[..., : shown or 4], start * 2) if kind is nn.LSTM else start
+    start_states = (start[..., : shown or 4], start * 2) if kind is nn.LSTM else start
     torch.testing.assert_close(
-        parts(torch.randn(7, 2, 5, generator=torch.Generator().manual_seed(1)), given),
-        whole(torch.randn(7, 2, 5, generator=torch.Generator().manual_seed(1)), given),
+        unfused(torch.randn(7, 2, 5, generator=torch.Generator().manual_seed(1)), start_states),
+        whole(torch.randn(7, 2, 5, generator=torch.Generator().manual_seed(1)), start_states),
     )
 
 
@@ -196,7 +196,7 @@ class DropPath(nn.Module):
 def test_stochastic_depth_drops_whole_samples() -> None:
     """Of timm's and torchvision's name; a branch with it trains in a graph."""
     layer, done = convert(DropPath(0.25))
-    assert [(item.old, item.new.partition(":")[0]) for item in done] == [
+    assert [(replacement.old, replacement.new.partition(":")[0]) for replacement in done] == [
         ("DropPath", "SampleDropout")
     ]
     torch.manual_seed(3)
@@ -220,8 +220,8 @@ def test_stochastic_depth_that_holds_its_branch_stays() -> None:
     scaled.scale_by_keep = False  # type: ignore[assignment]
     module = nn.Sequential(StochasticDepth(nn.Linear(4, 4), 0.2), scaled)
     names = [name for name, _ in module.named_parameters()]
-    found, done = convert(module)
-    assert (done, [name for name, _ in found.named_parameters()]) == ((), names)
+    converted, done = convert(module)
+    assert (done, [name for name, _ in converted.named_parameters()]) == ((), names)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError, ExportError
 from models import Registry, build
-from models.zoo.dropout import Dropout, TokenMask, feed_noise, noise_layers, noise_shapes
+from models.zoo.dropout import Dropout, TokenMask
 from models.zoo.layers import set_mode
+from models.zoo.noise_inputs import feed_noise, noise_layers, noise_shapes
 
 ZOO = Registry.zoo()
 SMALL = {"classes": 19, "embed": 16, "heads": 2, "ffn": 20, "blocks": 2, "input_shape": (7,)}

@@ -15,8 +15,8 @@ from models import Cut, architecture, infer_layout
 from models.architecture import build
 from models.zoo.conversion import convert
 from models.zoo.conversion_plan import convert_where_needed
-from models.zoo.dropout import noise_shapes
 from models.zoo.layers import StaticBatchNorm, set_mode
+from models.zoo.noise_inputs import noise_shapes
 from models.zoo.single_output import single_output
 from tests.trainer_export.helpers import shaken, train_report
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture

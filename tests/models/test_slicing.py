@@ -64,14 +64,14 @@ def test_a_slice_is_the_outer_product_of_the_kept_lists(case):
     weights = noise(layout)
     cut = slice_weights(layout, plan, weights)
     assert {name: value.shape for name, value in cut.items()} == layout.shapes(plan.tier)
-    assert [*cut] == [item.name for item in layout.kept(plan.tier)]
-    for item in layout.parameters:
+    assert [*cut] == [parameter.name for parameter in layout.kept(plan.tier)]
+    for parameter in layout.parameters:
         np.testing.assert_array_equal(
-            cut[item.name], weights[item.name][entries(layout, plan, item)]
+            cut[parameter.name], weights[parameter.name][entries(layout, plan, parameter)]
         )
-        assert cut[item.name].dtype == np.float32
-        assert cut[item.name].flags.c_contiguous
-        assert not np.shares_memory(cut[item.name], weights[item.name])
+        assert cut[parameter.name].dtype == np.float32
+        assert cut[parameter.name].flags.c_contiguous
+        assert not np.shares_memory(cut[parameter.name], weights[parameter.name])
 
 
 @given(planned())
@@ -100,17 +100,17 @@ def test_scatter_undoes_slice(case):
     """
     layout, plan = case
     weights = noise(layout)
-    other = noise(layout, seed=1)
+    base = noise(layout, seed=1)
     cut = slice_weights(layout, plan, weights)
-    merged = scatter(layout, plan, cut, other)
+    merged = scatter(layout, plan, cut, base)
     for name, value in slice_weights(layout, plan, merged).items():
         np.testing.assert_array_equal(value, cut[name])
-    for item in layout.parameters:
-        expected = other[item.name].copy()
-        mesh = entries(layout, plan, item)
-        expected[mesh] = weights[item.name][mesh]
-        np.testing.assert_array_equal(merged[item.name], expected)
-        np.testing.assert_array_equal(other[item.name], noise(layout, seed=1)[item.name])
+    for parameter in layout.parameters:
+        expected = base[parameter.name].copy()
+        mesh = entries(layout, plan, parameter)
+        expected[mesh] = weights[parameter.name][mesh]
+        np.testing.assert_array_equal(merged[parameter.name], expected)
+        np.testing.assert_array_equal(base[parameter.name], noise(layout, seed=1)[parameter.name])
 
 
 @given(planned(), st.data())
@@ -120,17 +120,19 @@ def test_adding_ones_counts_the_coverage(case, data):
     labels = layout.axes["labels"].size
     rows = data.draw(st.none() | st.lists(st.integers(0, labels - 1)).map(np.array))
     rule = None if rows is None else {"labels": rows}
-    ones = {name: np.ones(shape, np.float32) for name, shape in layout.shapes(plan.tier).items()}
+    update_of_ones = {
+        name: np.ones(shape, np.float32) for name, shape in layout.shapes(plan.tier).items()
+    }
     sums = zeros(layout, np.float32)
     compiled = compile_plan(layout, plan)
     for _ in range(2):
-        scatter_add(layout, compiled, sums, ones, rule)
-    for item in layout.parameters:
-        expected = np.zeros(item.shape)
-        expected[entries(layout, plan, item)] = 2
-        if rows is not None and item.name.startswith("head."):
+        scatter_add(layout, compiled, sums, update_of_ones, rule)
+    for parameter in layout.parameters:
+        expected = np.zeros(parameter.shape)
+        expected[entries(layout, plan, parameter)] = 2
+        if rows is not None and parameter.name.startswith("head."):
             expected[np.setdiff1d(np.arange(labels), rows)] = 0
-        np.testing.assert_array_equal(sums[item.name], expected)
+        np.testing.assert_array_equal(sums[parameter.name], expected)
 
 
 @given(planned())
@@ -140,10 +142,10 @@ def test_a_sum_of_updates_adds_every_entry_once(case):
     update = slice_weights(layout, plan, noise(layout))
     sums = noise(layout, seed=1)
     scatter_add(layout, plan, sums, update)
-    for item in layout.parameters:
-        expected = noise(layout, seed=1)[item.name]
-        expected[entries(layout, plan, item)] += update[item.name]
-        np.testing.assert_array_equal(sums[item.name], expected)
+    for parameter in layout.parameters:
+        expected = noise(layout, seed=1)[parameter.name]
+        expected[entries(layout, plan, parameter)] += update[parameter.name]
+        np.testing.assert_array_equal(sums[parameter.name], expected)
 
 
 def test_boxes_are_boxes_up_to_their_limit():
@@ -182,11 +184,11 @@ def test_regions_meet_each_entry_once(kind):
         {"w": (Dim("o"), Dim("i"), Dim("k"))},
     )
     plan = make_plan(layout, layout.tier(0.5), kind, round_index=40, seed=3)
-    found = regions(layout, plan, layout.parameters[0])
-    assert len(found) == {"static": 1, "rolling": 4, "random": 1}[kind]
+    met_regions = regions(layout, plan, layout.parameters[0])
+    assert len(met_regions) == {"static": 1, "rolling": 4, "random": 1}[kind]
     seen = np.zeros((64, 48, 3), int)
-    for whole, part in found:
-        assert seen[whole].shape == np.empty((32, 24, 3))[part].shape
+    for whole, sub_region in met_regions:
+        assert seen[whole].shape == np.empty((32, 24, 3))[sub_region].shape
         seen[whole] += 1
     assert seen.max() == 1
     assert seen.sum() == 32 * 24 * 3
@@ -203,7 +205,7 @@ def test_a_mesh_leaves_trailing_whole_dimensions_together():
     plan = make_plan(layout, layout.tier(0.5), "random", seed=1)
     (region,) = regions(layout, plan, layout.parameters[0])
     assert MAX_BOXES < 16 * 16  # about 16 runs on each side
-    assert [part.size for part in region.whole] == [32, 32]
+    assert [places.size for places in region.whole] == [32, 32]
 
 
 def test_statistics_travel_with_the_parameters_when_given():

@@ -46,9 +46,9 @@ def test_residual_streams_share_one_axis():
     """Everything that is added up in a stage is cut alike, the first convolution with stage 1."""
     layout = infer_layout(ZOO.get("preresnet18"), {"blocks": (2, 2, 2, 2)})
     axes = {
-        item.name: [dim.axis for dim in item.dims[:2]]
-        for item in layout.parameters
-        if len(item.dims) == 4
+        parameter.name: [dim.axis for dim in parameter.dims[:2]]
+        for parameter in layout.parameters
+        if len(parameter.dims) == 4
     }
     assert axes["conv1.weight"] == ["stage1", "fixed.3"]
     assert axes["blocks.1.conv2.weight"] == ["stage1", "stage1.block2"]
@@ -74,12 +74,12 @@ def test_a_next_word_model_does_not_see_the_future():
     everything.
     """
     x = torch.arange(1, 8)[None]
-    other = x.clone()
-    other[0, 4] = 15
+    changed = x.clone()
+    changed[0, 4] = 15
     for name, causal in (("next_word", True), ("transformer_mlm", False)):
         model = set_mode(build(ZOO.get(name), settings=LANGUAGE), "eval")
         with torch.no_grad():
-            same = (model(x) == model(other)).all(-1)[0].tolist()
+            same = (model(x) == model(changed)).all(-1)[0].tolist()
         assert same == [causal] * 4 + [False] * 3
 
 
@@ -90,11 +90,15 @@ def test_only_seen_tokens_move_under_the_label_rule():
     for mask_row, moves in (("as_released", False), ("shared", True)):
         layout = infer_layout(ZOO.get("transformer_mlm"), {**LANGUAGE, "mask_row": mask_row})
         plan = make_plan(layout, layout.tier(0.5))
-        zeros = {item.name: np.zeros(item.shape, np.float32) for item in layout.parameters}
-        ones = {
+        zeros = {
+            parameter.name: np.zeros(parameter.shape, np.float32) for parameter in layout.parameters
+        }
+        update_of_ones = {
             name: np.ones_like(value) for name, value in slice_weights(layout, plan, zeros).items()
         }
-        scatter_add(layout, plan, zeros, ones, dict.fromkeys(layout.label_axes, np.array([2, 5])))
+        scatter_add(
+            layout, plan, zeros, update_of_ones, dict.fromkeys(layout.label_axes, np.array([2, 5]))
+        )
         for name in ("tokens.weight", "head.weight"):
             assert np.flatnonzero(zeros[name].any(1)).tolist() == [2, 5]
         assert zeros["head.bias"].nonzero()[0].tolist() == [2, 5]
@@ -121,12 +125,12 @@ def test_both_mask_rows_compute_the_same():
 def test_fml_networks_have_the_sizes_decided():
     """CNN1 is 6 and 16 channels, 1024-120-10; CNN2 three times 128, 2048-10 (specification 5.6)."""
     shapes = {name: infer_layout(ZOO.get(name)) for name in ("cnn1", "cnn2")}
-    found = {
-        name: [item.shape for item in layout.parameters if len(item.shape) > 1]
+    sizes = {
+        name: [parameter.shape for parameter in layout.parameters if len(parameter.shape) > 1]
         for name, layout in shapes.items()
     }
-    assert found["cnn1"] == [(6, 3, 3, 3), (16, 6, 3, 3), (120, 1024), (10, 120)]
-    assert found["cnn2"] == [(128, 3, 3, 3), (128, 128, 3, 3), (128, 128, 3, 3), (10, 2048)]
+    assert sizes["cnn1"] == [(6, 3, 3, 3), (16, 6, 3, 3), (120, 1024), (10, 120)]
+    assert sizes["cnn2"] == [(128, 3, 3, 3), (128, 128, 3, 3), (128, 128, 3, 3), (10, 2048)]
 
 
 @pytest.mark.parametrize(
@@ -188,8 +192,12 @@ def reference_embedding(tokens: np.ndarray, layers: int) -> np.ndarray:
     x = norm(x + stored["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
     for layer in range(layers):
         at = f"encoder.layer.{layer}"
-        parts = [linear(x, f"{at}.attention.self.{part}") for part in ("query", "key", "value")]
-        query, key, value = (part.reshape(len(tokens), 12, 32).transpose(1, 0, 2) for part in parts)
+        projections = [
+            linear(x, f"{at}.attention.self.{role}") for role in ("query", "key", "value")
+        ]
+        query, key, value = (
+            projection.reshape(len(tokens), 12, 32).transpose(1, 0, 2) for projection in projections
+        )
         scores = query @ key.transpose(0, 2, 1) / np.sqrt(32)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = (weights / weights.sum(-1, keepdims=True)) @ value
@@ -213,8 +221,8 @@ def test_the_pretrained_encoder_computes_what_bert_computes(depth):
     padded = torch.zeros(1, 12, dtype=torch.int64)
     padded[0, : len(tokens)] = torch.from_numpy(tokens)
     with torch.no_grad():
-        found = model.encode(padded)[0, : len(tokens)].numpy()
-    np.testing.assert_allclose(found, reference_embedding(tokens, depth), atol=2e-5)
+        embedding = model.encode(padded)[0, : len(tokens)].numpy()
+    np.testing.assert_allclose(embedding, reference_embedding(tokens, depth), atol=2e-5)
 
 
 @needs_minilm

@@ -16,15 +16,9 @@ from reproduction.by_seed import mean_and_spread
 from reproduction.figures import OUT_OF_REACH as REACH
 from reproduction.figures import VERDICTS, figures, judge
 from reproduction.figures_json import to_json
-from reproduction.measures import (
-    GLOBAL,
-    LOCAL,
-    OWN,
-    PERPLEXITY,
-    ROUNDS_TO_BEST,
-    Reading,
-    measure_named,
-)
+from reproduction.measures import measure_named
+from reproduction.plain_measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST
+from reproduction.readings import Reading
 from reproduction.report import writing
 from reproduction.report.cells import claim_cells
 from reproduction.report.drawing import draw
@@ -57,10 +51,10 @@ def row(number, accuracy=None, *, local=None, perplexity=None, total=0.0):
 
 
 def result(table, arm, seed, rows, scale="small"):
-    found = find_experiment(table).arm(arm)
+    arm_of_table = find_experiment(table).arm(arm)
     return ArmResult(
-        found,
-        found.config(scale, seed),
+        arm_of_table,
+        arm_of_table.config(scale, seed),
         tuple(rows),
         {"python": "3.11", "shoal": "0"},
         "test, 2 cores",
@@ -138,9 +132,9 @@ def test_accuracy_for_what_was_spent():
         replace(row(number, 0.1 * number), payload_bytes=1_000_000, simulated_seconds=60.0)
         for number in range(1, 6)
     ]
-    found = measure_named("global-mb-3.5").read(rows, 2)
-    assert found is not None
-    assert (found.best_round, found.last, found.decides) == (
+    reading = measure_named("global-mb-3.5").read(rows, 2)
+    assert reading is not None
+    assert (reading.best_round, reading.last, reading.decides) == (
         3,
         pytest.approx(30.0),
         pytest.approx(25.0),
@@ -179,20 +173,20 @@ def verdicts(table, runs):
     """Of the claims that were run, by arms and measure."""
     experiment, rows = found_in(table, runs)
     return {
-        (item.claim.left, item.claim.right, item.claim.measure): item
-        for item in judge(experiment, rows)
-        if item.by_seed and item.claim.says
+        (judged.claim.left, judged.claim.right, judged.claim.measure): judged
+        for judged in judge(experiment, rows)
+        if judged.by_seed and judged.claim.says
     }
 
 
 def test_arms_are_compared_on_the_seeds_they_share(rolex):
-    (item,) = verdicts("fedrolex-3", rolex).values()
-    assert item.by_seed == {1: pytest.approx(10.0), 2: pytest.approx(12.0)}
-    assert item.published == pytest.approx(69.44 - 46.64)
+    (judged,) = verdicts("fedrolex-3", rolex).values()
+    assert judged.by_seed == {1: pytest.approx(10.0), 2: pytest.approx(12.0)}
+    assert judged.published == pytest.approx(69.44 - 46.64)
     # Two seeds: the deviation is the root of 2, and so is the root of their number.
     half = stats.t.ppf(0.975, 1) * math.sqrt(2) / math.sqrt(2)
-    assert item.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
-    assert item.verdict == "undecided"
+    assert judged.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
+    assert judged.verdict == "undecided"
 
 
 def test_a_best_round_that_is_the_last_says_nothing():
@@ -202,10 +196,10 @@ def test_a_best_round_that_is_the_last_says_nothing():
         for arm in ("inclusivefl", "without-distillation")
         for seed, last in ((1, 0.6), (2, 0.6), (3, 0.4))
     ]
-    (item,) = verdicts("inclusivefl-4", runs).values()
-    assert set(item.by_seed.values()) == {1.0}
-    assert (item.censored, item.need, item.verdict) == ((1, 2), None, "undecided")
-    cells = claim_cells(item)
+    (judged,) = verdicts("inclusivefl-4", runs).values()
+    assert set(judged.by_seed.values()) == {1.0}
+    assert (judged.censored, judged.need, judged.verdict) == ((1, 2), None, "undecided")
+    cells = claim_cells(judged)
     assert cells["by seed"] == "1: 1.00 (censored), 2: 1.00 (censored), 3: 1.00"
     assert cells["needs"] == "-"
 
@@ -218,13 +212,14 @@ def test_a_claim_that_eight_hours_do_not_decide_is_out_of_reach():
         for arm, accuracy in zip(("fedrolex", "heterofl"), accuracies, strict=True):
             slow = [replace(row(150, accuracy), seconds=900.0)]
             runs.append(result("fedrolex-3", f"{arm}/cifar10-high", seed, slow))
-    (item,) = verdicts("fedrolex-3", runs).values()
-    assert item.verdict == "out of reach here"
+    (judged,) = verdicts("fedrolex-3", runs).values()
+    assert judged.verdict == "out of reach here"
     quick = [replace(run, rows=tuple(replace(r, seconds=9.0) for r in run.rows)) for run in runs]
-    (item,) = verdicts("fedrolex-3", quick).values()
-    assert item.verdict == "undecided"
+    (judged,) = verdicts("fedrolex-3", quick).values()
+    assert judged.verdict == "undecided"
     assert (
-        claim_cells(item)["needs"] == f"{item.need.seeds} seeds, {item.need.seconds / 60:.1f} min"
+        claim_cells(judged)["needs"]
+        == f"{judged.need.seeds} seeds, {judged.need.seconds / 60:.1f} min"
     )
 
 
@@ -237,16 +232,16 @@ def test_who_stops_at_the_seed_that_suits_has_decided_nothing():
         for arm, accuracies in (("federated-dropout", (0.20, 0.22)), ("fedrolex", (0.300, 0.321)))
         for seed, accuracy in enumerate(accuracies, 1)
     ]
-    (item,) = verdicts("fedrolex-3", runs).values()
-    assert item.interval[1] > 0
-    assert (item.lacking, item.verdict) == ((3,), "undecided")
-    assert claim_cells(item)["by seed"] == "1: +10.00, 2: +10.10, 3: not run"
+    (judged,) = verdicts("fedrolex-3", runs).values()
+    assert judged.interval[1] > 0
+    assert (judged.lacking, judged.verdict) == ((3,), "undecided")
+    assert claim_cells(judged)["by seed"] == "1: +10.00, 2: +10.10, 3: not run"
     runs += [
         result("fedrolex-3", f"{arm}/cifar10-high", 3, [row(150, accuracy)])
         for arm, accuracy in (("federated-dropout", 0.24), ("fedrolex", 0.34))
     ]
-    (item,) = verdicts("fedrolex-3", runs).values()
-    assert (item.lacking, item.verdict) == ((), "holds")
+    (judged,) = verdicts("fedrolex-3", runs).values()
+    assert (judged.lacking, judged.verdict) == ((), "holds")
 
 
 def test_what_is_stated_after_a_run_is_said_to_be_so(rolex):
@@ -280,9 +275,11 @@ def test_a_model_that_diverged_has_no_figure_at_its_end():
         70.0, 4, 70.0, 70.0
     )
     _, stored = found_in("heterofl-3", [result("heterofl-3", "e/iid", 1, rows)])
-    assert [(item.best, item.decides) for item in stored if item.figure == "perplexity"] == [
-        (None, None)
-    ]
+    assert [
+        (stored_row.best, stored_row.decides)
+        for stored_row in stored
+        if stored_row.figure == "perplexity"
+    ] == [(None, None)]
 
 
 @pytest.mark.parametrize(
@@ -302,15 +299,15 @@ def test_a_claim_holds_where_all_of_the_interval_is_beyond_its_bound(left, verdi
         for arm, accuracies in (("federated-dropout", (0.20, 0.22, 0.24)), ("fedrolex", left))
         for seed, accuracy in enumerate(accuracies, 1)
     ]
-    (item,) = verdicts("fedrolex-3", runs).values()
-    assert item.verdict == verdict
+    (judged,) = verdicts("fedrolex-3", runs).values()
+    assert judged.verdict == verdict
 
 
 def test_what_was_not_run_is_said_to_be_so():
     experiment = find_experiment("fedrolex-3")
-    found = judge(experiment, ())
-    assert {item.verdict for item in found if item.claim.says} == {"not run"}
-    assert {item.verdict for item in found if not item.claim.says} == {""}
+    results = judge(experiment, ())
+    assert {judged.verdict for judged in results if judged.claim.says} == {"not run"}
+    assert {judged.verdict for judged in results if not judged.claim.says} == {""}
 
 
 def test_a_table_has_what_was_run_and_names_the_rest(rolex):
@@ -319,7 +316,7 @@ def test_a_table_has_what_was_run_and_names_the_rest(rolex):
     """
     experiment, rows = found_in("fedrolex-3", rolex)
     text = as_markdown(experiment, rows, plots=["p.png"])
-    assert "The table has the 2 of 24 arms that were run." in text
+    assert "This page shows the 2 of 24 arms that were run." in text
     lines = [line for line in text.splitlines() if line.startswith("| fedrolex/cifar10-high |")]
     # Of each run the mean of the last evaluations is 5 points below the best.
     assert (
@@ -348,8 +345,8 @@ def test_other_data_than_the_papers_is_said_to_be_other_data():
         result("heterofl-1", "a-b-c-d-e/iid", seed, [row(1, accuracy)], "smoke")
         for seed, accuracy in ((1, 0.5), (2, 0.51))
     ]
-    found = judge(*found_in("heterofl-1", runs, "smoke"))
-    assert [item.verdict for item in found if item.by_seed] == ["undecided", "undecided"]
+    results = judge(*found_in("heterofl-1", runs, "smoke"))
+    assert [judged.verdict for judged in results if judged.by_seed] == ["undecided", "undecided"]
     run = result("heterofl-1", "a/iid", 1, [row(1, 0.5)])
     assert "stands for" not in as_markdown(*found_in("heterofl-1", [run]))
 
@@ -370,8 +367,8 @@ def test_a_target_that_was_not_reached_is_said_to_be_so():
         result("whalefl-1", "heterofl/non-iid-2", seed, [row(1, 0.92, total=1800.0)])
         for seed in (3, 4)
     ]
-    found = verdicts("whalefl-1", runs)
-    shared = found["whalefl/non-iid-2", "heterofl/non-iid-2", "hours-90"]
+    judged_by_claim = verdicts("whalefl-1", runs)
+    shared = judged_by_claim["whalefl/non-iid-2", "heterofl/non-iid-2", "hours-90"]
     assert shared.by_seed == {3: pytest.approx(0.5), 4: pytest.approx(0.6)}
     half = 12.7062 * math.log(1.2) / 2
     assert shared.interval == pytest.approx(
@@ -379,7 +376,7 @@ def test_a_target_that_was_not_reached_is_said_to_be_so():
     )
     assert shared.published == pytest.approx(0.82 / 0.98)
     assert claim_cells(shared)["best round"] == claim_cells(shared)["ours, 95 %"][:4] == "0.55"
-    missed = found["whalefl/non-iid-2", "fedavg/non-iid-2", "hours-90"]
+    missed = judged_by_claim["whalefl/non-iid-2", "fedavg/non-iid-2", "hours-90"]
     assert missed.by_seed == {3: None, 4: None}
     assert missed.bounds == {3: "< 0.25", 4: "< 0.25"}  # FedAvg's runs ended after 1 and 1.2 hours
     assert missed.verdict == "undecided"
@@ -408,8 +405,10 @@ def test_a_figure_of_one_arm_is_held_against_a_number():
         )
         for seed, best in ((1, 0.986), (2, 0.9861), (3, 0.9862))
     ]
-    found = verdicts("heterofl-1", runs)
-    early, late = (found["a-b-c-d-e/iid", "", f"global-by-{number}"] for number in (10, 40))
+    judged_by_claim = verdicts("heterofl-1", runs)
+    early, late = (
+        judged_by_claim["a-b-c-d-e/iid", "", f"global-by-{number}"] for number in (10, 40)
+    )
     assert early.by_seed == {
         1: pytest.approx(98.6),
         2: pytest.approx(98.61),
@@ -537,10 +536,10 @@ def test_a_table_of_no_paper_speaks_of_none(tmp_path):
 
 def test_a_page_says_which_runs_its_plots_lack(rolex):
     experiment, rows = found_in("fedrolex-3", rolex)
-    every = {(item.arm, item.seed) for item in rows}
+    every = {(stored_row.arm, stored_row.seed) for stored_row in rows}
     assert "runs, those with stored curves" not in as_markdown(experiment, rows, drawn=every)
     assert "runs, those with stored curves" not in as_markdown(experiment, rows)
-    words = "The plots show 1 of the 5 runs, those with stored curves"
+    words = "The plots show 1 of the 5 runs, because only these have stored curves"
     assert words in as_markdown(experiment, rows, drawn=sorted(every)[:1])
 
 
@@ -558,10 +557,10 @@ def test_widths_that_devices_choose_are_stored_and_drawn(tmp_path):
     write_table(
         experiment, "small", [*runs, result(experiment.table, "heterofl/iid", 3, rows)], tmp_path
     )
-    first, second, *_, other = read_points(tmp_path / "whalefl-strong.curves.csv")
+    first, second, *_, last_point = read_points(tmp_path / "whalefl-strong.curves.csv")
     assert first.widths.startswith("1 - 0.0625 ")
     assert (first.accuracy, first.by_device, second.by_device) == (None, widths[1], widths[2])
-    assert (other.arm, other.widths) == ("heterofl/iid", "")
+    assert (last_point.arm, last_point.widths) == ("heterofl/iid", "")
     plot = tmp_path / "whalefl-strong-widths.png"
     before = plot.read_bytes()
     changed = [replace(runs[0], widths={**widths, 2: (1.0,) * 20})]
@@ -578,17 +577,17 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
     write_table(experiment, "small", rolex[:3], tmp_path / "fedrolex-3")
     both = write_table(experiment, "small", rolex[3:], tmp_path / "fedrolex-3")
     assert len(both.rows) == 5
-    other = replace(experiment, decides={**experiment.decides, "small": 1})
-    assert stated(other, "small") != stated(experiment, "small") == stated(experiment, "small")
-    written = write_table(other, "small", rolex[3:], tmp_path / "fedrolex-3")
+    changed = replace(experiment, decides={**experiment.decides, "small": 1})
+    assert stated(changed, "small") != stated(experiment, "small") == stated(experiment, "small")
+    written = write_table(changed, "small", rolex[3:], tmp_path / "fedrolex-3")
     assert len(written.rows) == 2
     kept = tmp_path / "fedrolex-3" / "earlier-1"
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
-    page = write_index(tmp_path, {"fedrolex-3": other}).read_text()
+    page = write_index(tmp_path, {"fedrolex-3": changed}).read_text()
     assert "- `fedrolex-3`: [earlier-1](fedrolex-3/earlier-1/fedrolex-3.md)\n" in page
     assert page.count("| not run | > 0 |") == 8
     assert "fedrolex-3.md): scale small, 1 of 24 arms, 2 runs." in page
-    again = replace(other, decides={**experiment.decides, "small": 2})
+    again = replace(changed, decides={**experiment.decides, "small": 2})
     page = write_index(tmp_path, {"fedrolex-3": again}).read_text()
     assert "`fedrolex-3`: not run." in page
     assert read_rows(kept.with_name("earlier-2") / "fedrolex-3.csv") == written.rows
@@ -618,21 +617,24 @@ def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_pa
     experiment = find_experiment("fedrolex-3")
     folder = tmp_path / "fedrolex-3"
     old = [
-        item.model_copy(update={"stated": "", "decides": None})
-        for item in found_in("fedrolex-3", rolex[:3])[1]
+        stored_row.model_copy(update={"stated": "", "decides": None})
+        for stored_row in found_in("fedrolex-3", rolex[:3])[1]
     ]
     write_rows(experiment, old, folder)
     written = write_table(experiment, "small", rolex[3:], folder)
-    assert [item.stated for item in written.rows] == [*[""] * 3, *[stated(experiment, "small")] * 2]
+    assert [stored_row.stated for stored_row in written.rows] == [
+        *[""] * 3,
+        *[stated(experiment, "small")] * 2,
+    ]
     assert read_rows(folder / "earlier-1" / "fedrolex-3.csv") == tuple(
         old
     )  # with the plots of then
     write_table(experiment, "small", rolex[3:], folder)
     assert [path.name for path in folder.glob("earlier-*")] == ["earlier-1"]
-    (older,) = {item.arm for item in old}
+    (older,) = {stored_row.arm for stored_row in old}
     text = (folder / "fedrolex-3.md").read_text()
     assert f"Runs of {older} are older than the statement of the claims." in text
-    assert f"For {older} and claims about them, it is the last evaluation," in text
+    assert f"For {older}, and for claims about these arms, it is the last evaluation," in text
 
 
 def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():
@@ -650,18 +652,25 @@ def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():
 
     def by_seed(*old):
         """Of FedRolex above these two, where some runs have no mean of the last evaluations."""
-        known = [
+        rows_of_seeds = [
             r.model_copy(update={"decides": None})
             if (r.arm.partition("/")[0], r.seed) in old
             else r
             for r in rows
         ]
         shown = {
-            figure.arm.name: figure.by_seed("deciding")[1] for figure in figures(experiment, known)
+            figure.arm.name: figure.by_seed("deciding")[1]
+            for figure in figures(experiment, rows_of_seeds)
         }
-        found = {item.claim.right: item for item in judge(experiment, known) if item.by_seed}
+        judged_by_arm = {
+            judged.claim.right: judged
+            for judged in judge(experiment, rows_of_seeds)
+            if judged.by_seed
+        }
         right = [f"{arm}/cifar10-high" for arm in ("heterofl", "federated-dropout")]
-        return [found[arm].by_seed for arm in right], shown["federated-dropout/cifar10-high"]
+        return [judged_by_arm[arm].by_seed for arm in right], shown[
+            "federated-dropout/cifar10-high"
+        ]
 
     def everywhere(difference):
         return pytest.approx(dict.fromkeys((1, 2, 3), difference))
@@ -688,11 +697,11 @@ def test_the_page_of_results_is_what_the_command_makes(tmp_path, monkeypatch, dr
         monkeypatch.setattr(writing, "draw", lambda *_: None)
     write_index(tmp_path / "results", TABLES)
     for path in folder.rglob("*.*"):
-        made = tmp_path / "results" / path.relative_to(folder)
+        written = tmp_path / "results" / path.relative_to(folder)
         if path.suffix == ".png":  # other processors may round a pixel otherwise
-            assert np.abs(imread(path) - imread(made)).mean() < 1e-3, path
+            assert np.abs(imread(path) - imread(written)).mean() < 1e-3, path
         else:
-            assert path.read_bytes() == made.read_bytes(), path
+            assert path.read_bytes() == written.read_bytes(), path
 
 
 def test_each_quantity_has_a_plot_of_its_own(tmp_path):
@@ -707,8 +716,8 @@ def test_each_quantity_has_a_plot_of_its_own(tmp_path):
         "inclusivefl-2-accuracy.png",
         "inclusivefl-2-matthews.png",
     ]
-    one = write_table(experiment, "small", [sst2], tmp_path / "one").paths[3:]
-    assert [path.read_bytes() for path in one] == [both[0].read_bytes()]
+    alone = write_table(experiment, "small", [sst2], tmp_path / "one").paths[3:]
+    assert [path.read_bytes() for path in alone] == [both[0].read_bytes()]
     assert "![inclusivefl-2-matthews.png]" in (tmp_path / "both" / "inclusivefl-2.md").read_text()
 
 

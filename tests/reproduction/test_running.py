@@ -20,8 +20,9 @@ from fleet_protocol.locks import held
 from reproduction import running
 from reproduction.report.cells import duration_text
 from reproduction.report.writing import write_table
+from reproduction.run_costs import estimated_seconds
 from reproduction.running import TablePart, collect, jobs, run_job, table_folder
-from reproduction.stored import estimated_seconds, rows_of
+from reproduction.stored import rows_of
 from reproduction.table_file import TABLES, find_experiment
 from shoal.cli.commands import reproduce as commands
 from shoal.cli.main import app

@@ -70,9 +70,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "test.npz", x=samples, y=np.arange(SAMPLES) % 5)
     module = build(ARCH, 1.0, settings=SETTINGS)
     norms = {
-        name: item.weight.shape
-        for name, item in module.named_modules()
-        if isinstance(item, StaticBatchNorm)
+        name: layer.weight.shape
+        for name, layer in module.named_modules()
+        if isinstance(layer, StaticBatchNorm)
     }
     kinds = {"mean": rng.standard_normal, "var": lambda shape: rng.random(shape) + 0.5}
     statistics = {
@@ -144,7 +144,7 @@ def test_an_onnx_file_runs_alone_as_pytorch_does(store: Path, tmp_path: Path) ->
     """
     path = exported(store, tmp_path / "m.onnx", "--best", "--format", "onnx")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    assert [item.name for item in session.get_inputs()] == ["x"]
+    assert [port.name for port in session.get_inputs()] == ["x"]
     module = module_of(initial_weights(ARCH, SETTINGS, 1), 1.0)
     statistics = load_file(exported(store, tmp_path / "m.safetensors", "--version", "1"))
     for name, norm in module.named_modules():
@@ -178,13 +178,13 @@ def without_artifacts_of_today(store: Path, to: Path) -> Path:
 
 def changed(store: Path, to: Path, **tables: dict[str, object]) -> Path:
     """A copy of a store with another configuration of its run."""
-    other = shutil.copytree(store, to)
-    with closing(Store(other)) as opened:
+    copied = shutil.copytree(store, to)
+    with closing(Store(copied)) as opened:
         config = json.loads(opened.runs()[0].config)
         for name, table in tables.items():
             config[name] |= table
         opened.record_config("r1", json.dumps(config))
-    return other
+    return copied
 
 
 def test_a_torch_file_is_a_state_dict(store: Path, tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_statistics_of_a_tier_that_is_not_judged_are_of_the_servers_test_set(
     with torch.no_grad():
         for batch in x.split(size):
             own(batch)
-        found = set_mode(module, "eval")(x)
+        logits = set_mode(module, "eval")(x)
         wanted = set_mode(own, "eval")(x)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5)
     session = onnxruntime.InferenceSession(
         exported(
             store, tmp_path / "m.onnx", "--tier", "w0.50-d1", "--format", "onnx", "--version", "1"
@@ -254,14 +254,14 @@ def test_without_statistics_no_file_is_written(
     store: Path, tmp_path: Path, file_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which are missing is said, and why; safetensors hold what there is."""
-    other = changed(store, tmp_path / "other", evaluation={"data": None})
+    unjudged = changed(store, tmp_path / "other", evaluation={"data": None})
     names = {"torch": r"units\.0\.norm\.running_mean", "onnx": r"stat\.units\.0\.norm\.mean"}
     out = tmp_path / "out"
-    assert ended(other, out, "--tier", "w0.50-d1", "--format", file_format) == 2
-    told = capsys.readouterr().err.replace("\n", " ")
-    assert re.search(rf"w0\.50-d1 lacks {names[file_format]}.* test set.*evaluation\.data", told)
+    assert ended(unjudged, out, "--tier", "w0.50-d1", "--format", file_format) == 2
+    printed = capsys.readouterr().err.replace("\n", " ")
+    assert re.search(rf"w0\.50-d1 lacks {names[file_format]}.* test set.*evaluation\.data", printed)
     assert not out.exists()
-    exported(other, out, "--tier", "w0.50-d1")
+    exported(unjudged, out, "--tier", "w0.50-d1")
     assert "no statistics" in capsys.readouterr().err
     assert not any(name.startswith("stat.") for name in load_file(out))
 
@@ -272,14 +272,14 @@ def test_artifacts_of_an_older_exporter_are_exported_again(
     """They do not say what a class calls its statistics; the refusal says what to do, and the other
     formats work.
     """
-    other = without_artifacts_of_today(store, tmp_path)
-    assert ended(other, tmp_path / "m.pt", "--format", "torch") == 2
+    older = without_artifacts_of_today(store, tmp_path)
+    assert ended(older, tmp_path / "m.pt", "--format", "torch") == 2
     assert re.search(
         r"older `shoal export`.*run the same `shoal export` again", capsys.readouterr().err
     )
     assert not (tmp_path / "m.pt").exists()
-    exported(other, tmp_path / "m.onnx", "--format", "onnx")
-    exported(other, tmp_path / "m.safetensors")
+    exported(older, tmp_path / "m.onnx", "--format", "onnx")
+    exported(older, tmp_path / "m.safetensors")
     same = exported(store, tmp_path / "same.safetensors").read_bytes()
     assert (tmp_path / "m.safetensors").read_bytes() == same
 
@@ -321,25 +321,25 @@ def test_a_description_that_another_damaged_is_refused(
     """By the names of its file and its entry; nothing is written, and the formats that need no
     class work.
     """
-    other = described_by_another(store, tmp_path, entries=[entry])
-    assert ended(other, tmp_path / "m.pt", "--format", "torch") == 6
-    told = " ".join(capsys.readouterr().err.split())
-    assert OWN_CLASS in told
-    assert said in told
-    assert "Traceback" not in told
+    damaged = described_by_another(store, tmp_path, entries=[entry])
+    assert ended(damaged, tmp_path / "m.pt", "--format", "torch") == 6
+    printed = " ".join(capsys.readouterr().err.split())
+    assert OWN_CLASS in printed
+    assert said in printed
+    assert "Traceback" not in printed
     assert not (tmp_path / "m.pt").exists()
-    exported(other, tmp_path / "m.safetensors")
+    exported(damaged, tmp_path / "m.safetensors")
 
 
 def test_a_description_that_is_a_link_is_not_followed(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is a file of the set like any other."""
-    other = described_by_another(store, tmp_path)
+    linked = described_by_another(store, tmp_path)
     for number, path in enumerate((tmp_path / "artifacts").glob(f"*/*/{OWN_CLASS}")):
         elsewhere = path.rename(tmp_path / f"elsewhere{number}")
         path.symlink_to(elsewhere)
-    assert ended(other, tmp_path / "m.pt", "--format", "torch") == 6
+    assert ended(linked, tmp_path / "m.pt", "--format", "torch") == 6
     assert "a link leads out of" in " ".join(capsys.readouterr().err.split())
 
 
@@ -371,12 +371,12 @@ def test_no_printed_line_runs_a_file_of_the_set(
         (tmp_path / "linked").symlink_to(evil.parent)
     elif way == "a module":
         builder = {"module": "artifacts.conv.evil", "name": "net"}
-    other = described_by_another(store, tmp_path, builder=builder)
+    hostile = described_by_another(store, tmp_path, builder=builder)
     evil.write_text("raise SystemExit('it ran')")
     if way == "its folder":
         monkeypatch.chdir(evil.parent)
     capsys.readouterr()
-    exported(other, tmp_path / "m.pt", "--format", "torch")
+    exported(hostile, tmp_path / "m.pt", "--format", "torch")
     lines = printed_lines(capsys.readouterr().out)
     assert any("is part of the artifact set" in line for line in lines)
     assert not any("sys.path" in line for line in lines)
@@ -393,11 +393,11 @@ def test_a_file_beside_the_set_is_imported_from_there(
     own.parent.mkdir()
     own.write_text("")
     monkeypatch.chdir(tmp_path)
-    other = described_by_another(
+    described = described_by_another(
         store, tmp_path, builder={"module": "my_models", "name": "net", "file": str(own)}
     )
     capsys.readouterr()
-    exported(other, tmp_path / "m.pt", "--format", "torch")
+    exported(described, tmp_path / "m.pt", "--format", "torch")
     lines = printed_lines(capsys.readouterr().out)
     assert f"import sys; sys.path.append({str(own.parent)!r})" in lines
     assert "from my_models import net" in lines
@@ -418,10 +418,10 @@ def test_code_in_a_description_is_not_printed(
     """
     builder = {"module": "evil", "name": "net", "file": "/tmp/evil.py"}
     builder[field] += "\nprint('it ran')\n#"
-    other = described_by_another(store, tmp_path, builder=builder)
-    exported(other, tmp_path / "m.safetensors")
+    hostile = described_by_another(store, tmp_path, builder=builder)
+    exported(hostile, tmp_path / "m.safetensors")
     assert "it ran" not in capsys.readouterr().out
-    assert ended(other, tmp_path / "m.pt", "--format", "torch") == 6
+    assert ended(hostile, tmp_path / "m.pt", "--format", "torch") == 6
     assert f"builder.{field}" in " ".join(capsys.readouterr().err.split())
 
 
@@ -455,15 +455,15 @@ def test_what_is_printed_is_of_the_file(
     assert "accuracy 0.7500" in printed(store)
     assert "accuracy 0.2500" in printed(store, "--tier", "w0.50-d1")
     assert "accuracy" not in printed(store, "--tier", "w0.50-d1", "--version", "0")
-    other = changed(store, tmp_path / "other", evaluation={"tier": "w0.50-d1"})
-    with closing(Store(other)) as opened:
+    renamed = changed(store, tmp_path / "other", evaluation={"tier": "w0.50-d1"})
+    with closing(Store(renamed)) as opened:
         opened.rename_run("r1", "baseline")
-    named = printed(other)
+    named = printed(renamed)
     assert "version 1 of run baseline (r1)" in named
     assert "accuracy" not in named
     with safe_open(tmp_path / "m.safetensors", "numpy") as file:
         assert "accuracy" not in file.metadata()
-    assert "accuracy 0.7500" in printed(other, "--tier", "w0.50-d1")
+    assert "accuracy 0.7500" in printed(renamed, "--tier", "w0.50-d1")
 
 
 @pytest.mark.parametrize(
@@ -505,9 +505,9 @@ def test_artifact_sets_of_a_restored_store_are_named_by_whoever_exports(
     assert not (tmp_path / "m.safetensors").exists()
     exported(restored, tmp_path / "whole.safetensors")  # needs no artifacts
     sets = ("--artifacts", str(store.parent / "artifacts"))
-    found = exported(restored, tmp_path / "m.safetensors", *options, *sets)
+    written = exported(restored, tmp_path / "m.safetensors", *options, *sets)
     kept = load_file(exported(store, tmp_path / "same.safetensors", *options))
-    restored_tensors = load_file(found)
+    restored_tensors = load_file(written)
     # The test set that statistics could be taken over is named by the database alone, so there are
     # none.
     assert restored_tensors.keys() == {name for name in kept if not name.startswith("stat.")}

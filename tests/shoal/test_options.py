@@ -33,7 +33,7 @@ def test_durations_have_a_unit():
     """Seconds, minutes or hours; anything else is an error that shows the form."""
     assert [parse_seconds("--budget", text) for text in ("5s", "90m", "1.5h")] == [5, 5400, 5400]
     for text in ("8", "8x", "h", "-1h"):
-        with pytest.raises(ConfigError, match=r"--budget: .* write for example 90m or 8h"):
+        with pytest.raises(ConfigError, match=r"--budget: .* for example, write 90m or 8h"):
             parse_seconds("--budget", text)
 
 
@@ -94,10 +94,10 @@ def test_figures_for_people(shown, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0.5,x", "--trained: 'x' is not a number; write for example 1,0.5,head"),
-        ("1.5", "--trained: 1.5 is not a share in (0, 1]; write for example 1,0.5,head"),
-        ("0", "--trained: 0 is not a share in (0, 1]; write for example 1,0.5,head"),
-        ("", "--trained: '' is not a number; write for example 1,0.5,head"),
+        ("0.5,x", "--trained: 'x' is not a number; for example, write 1,0.5,head"),
+        ("1.5", "--trained: 1.5 is not a share in (0, 1]; for example, write 1,0.5,head"),
+        ("0", "--trained: 0 is not a share in (0, 1]; for example, write 1,0.5,head"),
+        ("", "--trained: '' is not a number; for example, write 1,0.5,head"),
     ],
 )
 def test_a_wrong_share_is_answered_with_an_example_of_shares(text, message):

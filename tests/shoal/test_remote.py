@@ -73,8 +73,8 @@ def test_runs_are_those_of_the_store(store, address, of):
         json.loads(typed("runs", "--json", *of, *more))
         for more in (["--store", store], ["--url", address])
     ]
-    for each in shown[0] + shown[1]:
-        each["seconds"] = 0
+    for run_row in shown[0] + shown[1]:
+        run_row["seconds"] = 0
     assert shown[0] == shown[1] != []
 
 
@@ -88,9 +88,9 @@ def test_a_store_without_a_run_is_one_over_the_page_too(tmp_path, words):
         assert typed(words, "--json", "--store", tmp_path / "store") == typed(
             words, "--json", "--url", address
         )
-        for what in ("rounds show 1", "export-weights"):
+        for command_line in ("rounds show 1", "export-weights"):
             with pytest.raises(ConfigError, match="no runs yet"):
-                typed(what, "--url", address)
+                typed(command_line, "--url", address)
         with pytest.raises(ConfigError, match="no rollout; start one with `shoal rollout start`"):
             typed("rollout show", "--url", address)
 
@@ -149,29 +149,31 @@ def test_a_watch_is_interrupted(address, tmp_path, request):
         try:
             assert json.loads(watching.stdout.readline())["run.id"] == RUN
             watching.send_signal(signal.SIGINT)
-            _, said = watching.communicate(timeout=60)
+            _, printed = watching.communicate(timeout=60)
         finally:
             watching.kill()
     assert watching.returncode in {0, 130}  # the latter while it still prints
-    assert said in {"", "interrupted\n"}
+    assert printed in {"", "interrupted\n"}
 
 
 @pytest.fixture
 def acting(tmp_path, monkeypatch):
     """Twice the same held run, one of them on a page for operators."""
-    one, other = (held.__wrapped__(tmp_path / name / "store") for name in ("one", "other"))
-    with serving(other, ViewConfig(port=0, actions=True)) as address:
-        monkeypatch.setenv("SHOAL_TOKEN_FILE", str(other / "operator.token"))
-        yield one, other, address
+    local_store, page_store = (
+        held.__wrapped__(tmp_path / name / "store") for name in ("one", "other")
+    )
+    with serving(page_store, ViewConfig(port=0, actions=True)) as address:
+        monkeypatch.setenv("SHOAL_TOKEN_FILE", str(page_store / "operator.token"))
+        yield local_store, page_store, address
 
 
 def test_versions_are_chosen_and_devices_released(acting):
     """The same words, and the same in the store."""
-    one, other, address = acting
+    local_store, page_store, address = acting
     for words in ("promote 0", "rollback 0 --json", "devices release pi"):
-        said = [typed(words, *more) for more in (["--store", one], ["--url", address])]
-        assert len({re.sub(r'"created_at": .*', "", text) for text in said}) == 1, said
-    for store in (one, other):
+        printed = [typed(words, *more) for more in (["--store", local_store], ["--url", address])]
+        assert len({re.sub(r'"created_at": .*', "", text) for text in printed}) == 1, printed
+    for store in (local_store, page_store):
         with closing(Store(store, read_only=True)) as opened:
             assert promotion.marked_versions(opened, RUN) == {
                 "newest": 2,
@@ -188,20 +190,20 @@ def test_versions_are_chosen_and_devices_released(acting):
 @pytest.mark.parametrize("words", ["", "--version 0", "--run 2026"])
 def test_weights_are_the_very_bytes(acting, tmp_path, words):
     """By default of the version that is promoted; and JSON says which."""
-    one, _, address = acting
-    said = []
+    local_store, _, address = acting
+    printed = []
     out = tmp_path / "file"
-    for more in (["--store", one], ["--url", address]):
+    for more in (["--store", local_store], ["--url", address]):
         typed("promote 0", *more)
-        said.append(
+        printed.append(
             (
                 json.loads(typed(f"export-weights {words} --json", "--out", out, *more)),
                 out.read_bytes(),
             )
         )
-    assert said[0] == said[1]
-    assert said[0][0]["number"] == 0
-    for more in (["--store", one], ["--url", address]):
+    assert printed[0] == printed[1]
+    assert printed[0][0]["number"] == 0
+    for more in (["--store", local_store], ["--url", address]):
         with pytest.raises(ConfigError, match=f"--best: no version of run {RUN} was evaluated"):
             typed("export-weights --best", *more)
         with pytest.raises(ConfigError, match="has no version 7"):
@@ -222,9 +224,9 @@ def test_a_rollout_is_steered(store, tmp_path, monkeypatch):
             ("stop", "does not ask any further boards"),
         ):
             number = read_rollout(lab).release.number
-            said = typed(f"rollout {verb}", "--url", address)
-            assert said.startswith(f"release {number} ")
-            assert then in said
+            printed = typed(f"rollout {verb}", "--url", address)
+            assert printed.startswith(f"release {number} ")
+            assert then in printed
         assert read_rollout(lab).stopped
         with pytest.raises(ConfigError, match="nothing is left to resume"):
             typed("rollout resume", "--url", address)

@@ -52,12 +52,12 @@ def events_of(folder):
     (path,) = folder.glob("events.out.tfevents.*")
     data = path.read_bytes()
     at = 0
-    found = []
+    events = []
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
-        found.append(Event.FromString(data[at + 12 : at + 12 + length]))
+        events.append(Event.FromString(data[at + 12 : at + 12 + length]))
         at += length + 16
-    return found
+    return events
 
 
 def scalars_of(folder):
@@ -83,8 +83,8 @@ def test_tensorboard_has_every_round_that_has_ended(store, typed, tmp_path):
             "target": f"tensorboard:{board}",
             "rounds": count,
         }, done.stderr
-        found = scalars_of(board / RUN)
-        assert {step for step, _ in found} == set(range(1, count + 1))
+        scalars = scalars_of(board / RUN)
+        assert {step for step, _ in scalars} == set(range(1, count + 1))
         if count == 3:
             finish(store)
     with closing(Store(store, read_only=True)) as opened:
@@ -92,14 +92,14 @@ def test_tensorboard_has_every_round_that_has_ended(store, typed, tmp_path):
     expected = {
         (view.round.number, name): value for view in views for name, value in values_of(view)
     }
-    assert found == pytest.approx(expected)
+    assert scalars == pytest.approx(expected)
     assert {
         "model/accuracy",
         "model/f1",
         "tier/w0.50-d1/loss",
         "devices/accuracy",
         "round/merged",
-    } <= {name for _, name in found}
+    } <= {name for _, name in scalars}
     assert (board / "other").read_text() == "mine"
 
 
@@ -112,21 +112,23 @@ def test_mlflow_has_every_round_once(store, typed, tmp_path, monkeypatch):
     assert "1 rounds of run" in typed("track", f"mlflow:{address}", "--store", store).stdout
     assert "0 rounds of run" in typed("track", f"mlflow:{address}", "--store", store).stdout
     client = mlflow.MlflowClient(tracking_uri=address)
-    (experiment,) = [item for item in client.search_experiments() if item.name == "shoal/lab"]
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert (found.info.run_name, found.info.status, found.info.end_time) == (
+    (experiment,) = [
+        measured for measured in client.search_experiments() if measured.name == "shoal/lab"
+    ]
+    (tracked_run,) = client.search_runs([experiment.experiment_id])
+    assert (tracked_run.info.run_name, tracked_run.info.status, tracked_run.info.end_time) == (
         RUN,
         "FINISHED",
         1_790_000_000_250,
     )
-    assert found.data.params["strategy.name"] == "fedrolex"
-    history = client.get_metric_history(found.info.run_id, "model/accuracy")
-    assert [(item.step, round(item.value, 4)) for item in history] == [
+    assert tracked_run.data.params["strategy.name"] == "fedrolex"
+    history = client.get_metric_history(tracked_run.info.run_id, "model/accuracy")
+    assert [(measured.step, round(measured.value, 4)) for measured in history] == [
         (1, 0.6),
         (2, 0.7),
         (3, 0.75),
     ]
-    assert len(client.get_metric_history(found.info.run_id, "round/merged")) == 4
+    assert len(client.get_metric_history(tracked_run.info.run_id, "round/merged")) == 4
 
 
 def test_a_collector_has_a_trace_of_each_round(store, typed):
@@ -172,8 +174,10 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
         names = {view.round.number: f"round {view.round.number}"}
         (whole,) = [span for span in spans.values() if not span.parent_span_id]
         assert whole.name == names[view.round.number]
-        parts = {span.name: span for span in spans.values() if span.parent_span_id == whole.span_id}
-        collected, merged = parts.pop("collect"), parts.pop("merge")  # the server's own part
+        children = {
+            span.name: span for span in spans.values() if span.parent_span_id == whole.span_id
+        }
+        collected, merged = children.pop("collect"), children.pop("merge")  # the server's own part
         assert (
             whole.start_time_unix_nano
             == collected.start_time_unix_nano
@@ -181,12 +185,17 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
         )
         assert collected.end_time_unix_nano == merged.start_time_unix_nano
         assert merged.end_time_unix_nano == pytest.approx(whole.end_time_unix_nano, abs=1000)
-        assert sorted(parts) == [task.device for task in view.tasks]
+        assert sorted(children) == [task.device for task in view.tasks]
         for task in view.tasks:
-            told = {item.key: item.value.string_value for item in parts[task.device].attributes}
-            assert told["shoal.outcome"] == task.phase.value
+            attributes = {
+                attribute.key: attribute.value.string_value
+                for attribute in children[task.device].attributes
+            }
+            assert attributes["shoal.outcome"] == task.phase.value
             inner = [
-                span for span in spans.values() if span.parent_span_id == parts[task.device].span_id
+                span
+                for span in spans.values()
+                if span.parent_span_id == children[task.device].span_id
             ]
             assert [span.name for span in inner] == (["fetch", "train"] if task.metrics else [])
         assert len({span.trace_id for span in spans.values()}) == 1
@@ -218,9 +227,9 @@ def test_every_outcome_of_a_task_is_a_value_of_its_round(store):
                     update(schema.tasks).where(schema.tasks.c.id == task).values(phase=phase)
                 )
         view = rounds(opened)[0]
-    found = dict(values_of(view))
-    assert (view.round.number, found["round/declined"], found["round/left-out"]) == (1, 1, 2)
-    assert sum(found[f"round/{phase}"] for phase in phases) == len(view.tasks) == len(asked)
+    values = dict(values_of(view))
+    assert (view.round.number, values["round/declined"], values["round/left-out"]) == (1, 1, 2)
+    assert sum(values[f"round/{phase}"] for phase in phases) == len(view.tasks) == len(asked)
 
 
 def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):
@@ -238,37 +247,46 @@ def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):
         assert "3 rounds of run" in done.stdout, done.stderr
         assert "secret" not in done.stdout + done.stderr
         with closing(Store(store, read_only=True)) as opened:
-            known = devices(opened)
+            fleet_devices = devices(opened)
         topics = ["homeassistant/#", "shoal-state/#"]
-        said = simple(topics, msg_count=2 + 2 * len(known), port=broker.port, hostname="127.0.0.1")
-        heard = {item.topic: item for item in said}
-    assert all(item.retain for item in heard.values())
+        messages = simple(
+            topics, msg_count=2 + 2 * len(fleet_devices), port=broker.port, hostname="127.0.0.1"
+        )
+        heard = {message.topic: message for message in messages}
+    assert all(message.retain for message in heard.values())
     configs = {
-        topic: json.loads(item.payload)
-        for topic, item in heard.items()
+        topic: json.loads(message.payload)
+        for topic, message in heard.items()
         if topic.startswith("homeassistant/")
     }
-    assert len(configs) == 1 + len(known)
+    assert len(configs) == 1 + len(fleet_devices)
     uniques = []
     about = {"identifiers", "name", "manufacturer", "via_device"}
     shown = {"platform", "unique_id", "value_template", "name", "state_class", "device_class"}
-    for topic, found in configs.items():
+    for topic, discovery in configs.items():
         # The keys that Home Assistant knows of a device discovery; it refuses a message with
         # another.
-        assert found.keys() == {"device", "origin", "state_topic", "components"}
-        assert {"identifiers", "name"} <= found["device"].keys() <= about
-        assert isinstance(found["device"]["identifiers"], list)
-        assert found["origin"].keys() == {"name", "sw_version"}
-        for part in found["components"].values():
-            assert part["platform"] in {"sensor", "binary_sensor"}
-            assert part.keys() <= shown | {"suggested_display_precision", "unit_of_measurement"}
-            assert part.get("state_class", "total") in {"measurement", "total", "total_increasing"}
+        assert discovery.keys() == {"device", "origin", "state_topic", "components"}
+        assert {"identifiers", "name"} <= discovery["device"].keys() <= about
+        assert isinstance(discovery["device"]["identifiers"], list)
+        assert discovery["origin"].keys() == {"name", "sw_version"}
+        for component in discovery["components"].values():
+            assert component["platform"] in {"sensor", "binary_sensor"}
+            assert component.keys() <= shown | {
+                "suggested_display_precision",
+                "unit_of_measurement",
+            }
+            assert component.get("state_class", "total") in {
+                "measurement",
+                "total",
+                "total_increasing",
+            }
         assert re.fullmatch(r"homeassistant/device/[A-Za-z0-9_-]+/config", topic)
-        state = json.loads(heard[found["state_topic"]].payload)
-        for key, part in found["components"].items():
-            assert part["value_template"] == "{{ value_json." + key + " }}"
+        state = json.loads(heard[discovery["state_topic"]].payload)
+        for key, component in discovery["components"].items():
+            assert component["value_template"] == "{{ value_json." + key + " }}"
             assert key in state
-            uniques.append(part["unique_id"])
+            uniques.append(component["unique_id"])
     assert len(set(uniques)) == len(uniques)
     assert [_safe(name) for name in ("pi-1", "a_b")] == ["pi-1", "a_b"]
     assert re.fullmatch("a_b-[0-9a-f]{6}", _safe("a.b"))
@@ -287,16 +305,16 @@ def test_a_home_that_is_watched_sees_the_next_run(store, tmp_path):
             [sys.executable, "-m", "shoal", *words], stderr=subprocess.DEVNULL
         ) as watching:
             try:
-                told = "shoal-state/lab/run"
-                first = simple([told], port=broker.port, hostname="127.0.0.1")
+                run_topic = "shoal-state/lab/run"
+                first = simple([run_topic], port=broker.port, hostname="127.0.0.1")
                 assert json.loads(first.payload)["status"] == "finished"
                 with closing(Store(store)) as opened, opened._begin() as connection:
                     connection.execute(update(schema.devices).values(online=False))
                     connection.execute(update(schema.runs).values(status="running", ended_at=None))
                 give_up = time.monotonic() + 60
-                while json.loads(simple([told], port=broker.port, hostname="127.0.0.1").payload)[
-                    "online"
-                ]:
+                while json.loads(
+                    simple([run_topic], port=broker.port, hostname="127.0.0.1").payload
+                )["online"]:
                     assert time.monotonic() < give_up
                 assert watching.poll() is None
             finally:

@@ -32,13 +32,13 @@ def test_shards_are_balanced_and_go_to_one_device(classes, devices, per_device, 
         enumerate(dealt.counts)
     )
     assert max(dealt.counts) - min(dealt.counts) <= 1
-    parts = dealt.split(labels, seed)
-    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
-    for part, held in zip(parts, dealt.labels, strict=True):
-        assert set(labels[part]) == set(held)
-        assert (np.diff(part) > 0).all()
+    shares = dealt.split(labels, seed)
+    assert sorted(np.concatenate(shares)) == list(range(len(labels)))
+    for share, held in zip(shares, dealt.labels, strict=True):
+        assert set(labels[share]) == set(held)
+        assert (np.diff(share) > 0).all()
     again = deal_shards(classes, devices, per_device, seed).split(labels, seed)
-    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
 
 
 def test_shards_have_the_published_sizes():
@@ -48,7 +48,7 @@ def test_shards_have_the_published_sizes():
     if not VECTORS.is_file():
         pytest.skip("worked examples are not beside this checkout")
     entries = json.loads(VECTORS.read_text())["vectors"]
-    entry = next(item for item in entries if item["id"].startswith("H10"))
+    entry = next(example for example in entries if example["id"].startswith("H10"))
     given_ = entry["inputs"]
     expected = entry["expected"]
     for case, devices, classes, size in zip(
@@ -75,11 +75,11 @@ def test_the_released_split_leaves_shards_unused():
     share = single / 10_000
     expected = 19 / 199
     assert abs(share - expected) < 5 * (expected * (1 - expected) / 10_000) ** 0.5
-    parts = dealt.split(labels, seed=0)
-    assert {len(part) for part in parts} == {250, 500}
-    assert len(set(np.concatenate(parts))) == sum(map(len, parts)) < len(labels)
+    shares = dealt.split(labels, seed=0)
+    assert {len(dealt_share) for dealt_share in shares} == {250, 500}
+    assert len(set(np.concatenate(shares))) == sum(map(len, shares)) < len(labels)
     even = deal_shards(10, 100, 2, seed=0).split(labels, seed=0)
-    assert {len(part) for part in even} == {500}
+    assert {len(dealt_share) for dealt_share in even} == {500}
 
 
 def test_a_test_set_is_split_with_the_same_labels():
@@ -103,29 +103,29 @@ def test_further_samples_are_dealt_like_the_first(devices, classes, more, seed):
     """
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=40)
-    others = rng.integers(classes + 1, size=more)
+    further = rng.integers(classes + 1, size=more)
     order = rng.permutation(40)
-    parts = np.split(order, np.sort(rng.integers(41, size=devices - 1)))
-    dealt = in_proportion(parts, labels, others, seed)
-    known = np.flatnonzero(np.isin(others, labels))
-    assert sorted(np.concatenate(dealt)) == list(known)
+    shares = np.split(order, np.sort(rng.integers(41, size=devices - 1)))
+    dealt = in_proportion(shares, labels, further, seed)
+    of_seen_labels = np.flatnonzero(np.isin(further, labels))
+    assert sorted(np.concatenate(dealt)) == list(of_seen_labels)
     for label in np.unique(labels):
         wanted = [
-            np.mean(labels[part] == label) * len(part) / np.count_nonzero(labels == label)
-            for part in parts
-            if len(part)
+            np.mean(labels[share] == label) * len(share) / np.count_nonzero(labels == label)
+            for share in shares
+            if len(share)
         ]
         got = [
-            np.count_nonzero(others[mine] == label)
-            for part, mine in zip(parts, dealt, strict=True)
-            if len(part)
+            np.count_nonzero(further[mine] == label)
+            for share, mine in zip(shares, dealt, strict=True)
+            if len(share)
         ]
         np.testing.assert_allclose(
-            got, np.array(wanted) * np.count_nonzero(others == label), atol=1
+            got, np.array(wanted) * np.count_nonzero(further == label), atol=1
         )
-    for part, mine in zip(parts, dealt, strict=True):
+    for share, mine in zip(shares, dealt, strict=True):
         assert (np.diff(mine) > 0).all()
-        assert set(others[mine]) <= set(labels[part])
+        assert set(further[mine]) <= set(labels[share])
 
 
 def test_impossible_deals_are_errors():
@@ -144,8 +144,8 @@ def test_subjects_keep_their_samples():
     subjects.
     """
     groups = np.array([3, 1, 1, 7, 3, 9])
-    assert [part.tolist() for part in by_subject(groups)] == [[1, 2], [0, 4], [3], [5]]
-    assert [part.tolist() for part in by_subject(groups, 2)] == [[0, 1, 2, 4], [3, 5]]
+    assert [share.tolist() for share in by_subject(groups)] == [[1, 2], [0, 4], [3], [5]]
+    assert [share.tolist() for share in by_subject(groups, 2)] == [[0, 1, 2, 4], [3, 5]]
     with pytest.raises(ConfigError, match="4 subjects cannot be divided among 5"):
         by_subject(groups, 5)
 

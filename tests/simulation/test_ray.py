@@ -141,11 +141,11 @@ class KeepsARound:
         self.setup = setup
 
     def work(self, order: WorkOrder) -> list[Finished | Failed]:
-        for item in order.tasks:
-            folder = self.setup.devices / item.device
-            (folder / f"round-{item.round}").write_bytes((folder / "round-1").read_bytes() + b"+")
-            assert BlobStore(self.setup.blobs).read(item.weights.digest)
-        return [Failed(task=item.id, detail="seen") for item in order.tasks]
+        for task in order.tasks:
+            folder = self.setup.devices / task.device
+            (folder / f"round-{task.round}").write_bytes((folder / "round-1").read_bytes() + b"+")
+            assert BlobStore(self.setup.blobs).read(task.weights.digest)
+        return [Failed(task=task.id, detail="seen") for task in order.tasks]
 
 
 def test_an_actor_elsewhere_has_what_it_is_sent(tmp_path, monkeypatch):
@@ -244,13 +244,13 @@ class Small:
 
     def orders(self, epochs: int = 2) -> list[WorkOrder]:
         train = TrainSettings(learning_rate=0.1, epochs=epochs, batch_size=16, seed=5)
-        items = [
+        tasks = [
             an_item(f"task-{index}", 1, self.manifest, self.weights, train, index)
             for index in range(6)
         ]
         return [
-            WorkOrder(tasks=tuple(items[:2])),
-            *(WorkOrder(tasks=(item,)) for item in items[2:]),
+            WorkOrder(tasks=tuple(tasks[:2])),
+            *(WorkOrder(tasks=(task,)) for task in tasks[2:]),
         ]
 
 
@@ -260,13 +260,13 @@ def small(tmp_path_factory) -> Small:
 
 
 def answers(engine: Engine, count: int = 6) -> dict[str, Finished | Failed]:
-    found: dict[str, Finished | Failed] = {}
+    results: dict[str, Finished | Failed] = {}
     deadline = time.monotonic() + WAIT_SECONDS
-    while len(found) < count and time.monotonic() < deadline:
+    while len(results) < count and time.monotonic() < deadline:
         for result in engine.receive(1.0):
-            assert result.task not in found
-            found[result.task] = result
-    return found
+            assert result.task not in results
+            results[result.task] = result
+    return results
 
 
 def what_counts(found: dict[str, Finished | Failed]) -> dict[str, tuple[object, ...]]:
@@ -391,14 +391,14 @@ def test_what_encodings_lose_travels_with_the_devices(small):
     """
     rounds = []
     for number in (1, 2, 3):
-        items = [item for order in small.orders(epochs=1) for item in order.tasks]
-        keeping = items[0].instructions.model_copy(update={"upload": Upload(encoding="int8")})
+        tasks = [task for order in small.orders(epochs=1) for task in order.tasks]
+        keeping = tasks[0].instructions.model_copy(update={"upload": Upload(encoding="int8")})
         of_round = {"round": number, "instructions": keeping}
-        items = [
-            item.model_copy(update={**of_round, "id": f"{item.id}-{number}"}) for item in items
+        tasks = [
+            task.model_copy(update={**of_round, "id": f"{task.id}-{number}"}) for task in tasks
         ]
-        rounds.append([WorkOrder(tasks=(item,)) for item in items])
-    found = []
+        rounds.append([WorkOrder(tasks=(task,)) for task in tasks])
+    results = []
     for name, begin in (
         ("near", partial(LocalEngine, 1)),
         ("far", partial(RayEngine, TABLE, shared=False)),
@@ -409,14 +409,14 @@ def test_what_encodings_lose_travels_with_the_devices(small):
             for orders in rounds:
                 engine.submit(orders)
                 kept = what_counts(answers(engine))
-                found.append(
+                results.append(
                     (kept, [read_state(setup.devices / order.tasks[0].device) for order in orders])
                 )
         finally:
             engine.close()
-    assert all(found[0][1])
-    assert found[:3] == found[3:]
-    assert len({str(update) for kept, _ in found[:3] for update, *_ in kept.values()}) == 18
+    assert all(results[0][1])
+    assert results[:3] == results[3:]
+    assert len({str(update) for kept, _ in results[:3] for update, *_ in kept.values()}) == 18
 
 
 @pytest.mark.slow
@@ -438,7 +438,7 @@ def test_an_actor_that_dies_is_replaced_once(small, expected, cluster):
         endless = small.orders(epochs=10_000_000)[0]
         endless = WorkOrder(
             tasks=tuple(
-                item.model_copy(update={"id": f"endless-{item.id}"}) for item in endless.tasks
+                task.model_copy(update={"id": f"endless-{task.id}"}) for task in endless.tasks
             )
         )
         engine.submit([endless])

@@ -73,17 +73,17 @@ def test_what_has_been_computed_is_committed_now_and_then(cache, tmp_path, monke
     """
     monkeypatch.setattr(virtual_dispatcher, "_COMMIT_SECONDS", seconds)
     config = settings(tmp_path / "out", cache, round={"rounds": 3}, engine={"workers": 1})
-    found = []
+    committed = []
 
     def hear(event):
         if isinstance(event, control.UpdateReceived):
             with contextlib.closing(Store(config.out / "store", read_only=True)) as store:
                 tasks = store.tasks(event.run, event.round, "train")
-            found.append(sum(task.phase is TaskPhase.RECEIVED for task in tasks))
+            committed.append(sum(task.phase is TaskPhase.RECEIVED for task in tasks))
 
     assert simulate(config, listener=hear).finished.status == "finished"
-    assert len(found) >= 9
-    assert any(found) == (seconds < 0)  # answers that were read together are committed together
+    assert len(committed) >= 9
+    assert any(committed) == (seconds < 0)  # answers that were read together are committed together
 
 
 def test_a_round_costs_the_same_however_many_were_before(cache, tmp_path, monkeypatch):
@@ -256,9 +256,13 @@ def test_old_versions_need_not_be_kept(cache, tmp_path, straight):
     store.close()
     blobs = BlobStore(config.out / "store" / "blobs")
     best = max(
-        (item.evaluation.accuracy, item.number) for item in versions if item.evaluation is not None
+        (version.evaluation.accuracy, version.number)
+        for version in versions
+        if version.evaluation is not None
     )[1]
-    assert [item.number for item in versions if blobs.has(item.digest)] == sorted({best, 4})
+    assert [version.number for version in versions if blobs.has(version.digest)] == sorted(
+        {best, 4}
+    )
     same([last], tensors(straight.folder, straight.run)[-1:])
 
 
@@ -272,17 +276,19 @@ def test_workers_do_not_change_results(cache, tmp_path, straight, workers):
 @pytest.mark.slow
 def test_perplexity_is_a_mean_over_chunks(cache, tmp_path):
     """One chunk of all samples: exp of the loss; more chunks: no less, by Jensen's inequality."""
-    found = {}
+    perplexities = {}
     for samples in (60, 10):
         tables = {
             "data": {"test_limit": 60},
             "round": {"rounds": 1},
             "evaluation": {"perplexity": samples},
         }
-        (found[samples],) = simulate(settings(tmp_path / f"of-{samples}", cache, **tables)).rounds
-    assert found[60].loss == found[10].loss
-    assert found[60].perplexity == pytest.approx(np.exp(found[60].loss), rel=1e-5)
-    assert found[10].perplexity > found[60].perplexity * 1.0001
+        (perplexities[samples],) = simulate(
+            settings(tmp_path / f"of-{samples}", cache, **tables)
+        ).rounds
+    assert perplexities[60].loss == perplexities[10].loss
+    assert perplexities[60].perplexity == pytest.approx(np.exp(perplexities[60].loss), rel=1e-5)
+    assert perplexities[10].perplexity > perplexities[60].perplexity * 1.0001
 
 
 def workers_of_this_process() -> list[psutil.Process]:
@@ -341,7 +347,7 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
         devices=tmp_path / "devices",
     )
     blob = {"digest": "0" * 64, "size": 1, "chunk_bytes": 1024}
-    item = DeviceTask.model_validate(
+    task = DeviceTask.model_validate(
         {
             "id": "t1",
             "run": "r",
@@ -358,9 +364,9 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
         }
     )
     engine = Deadly(1, setup)
-    what = r"twice during round 7, device-4 \(w0.50-d1\).*signal 9.*fewer workers"
-    with contextlib.closing(engine), pytest.raises(WorkerDiedError, match=what):
-        until_it_ends(engine, WorkOrder(tasks=(item,)))
+    message = r"twice during round 7, device-4 \(w0.50-d1\).*signal 9.*fewer workers"
+    with contextlib.closing(engine), pytest.raises(WorkerDiedError, match=message):
+        until_it_ends(engine, WorkOrder(tasks=(task,)))
 
 
 def until_it_ends(engine: LocalEngine, order: WorkOrder) -> None:
@@ -390,10 +396,10 @@ def test_a_cache_has_the_samples_of_what_is_there(cache, tmp_path, monkeypatch):
     """A set by name may be another one tomorrow, in its folder or in another that SHOAL_DATA
     names.
     """
-    found = load_dataset("digits")
+    digits = load_dataset("digits")
     held = []
     for shift in (0.0, 1.0):
-        shifted = replace(found, train_x=found.train_x + shift)
+        shifted = replace(digits, train_x=digits.train_x + shift)
         monkeypatch.setattr(
             "simulation.preparing.load_dataset", lambda *_, shifted=shifted, **__: shifted
         )
@@ -474,25 +480,25 @@ def test_what_a_model_file_imports_is_exported_anew_when_it_changes(tmp_path, mo
     import.
     """
     own = tmp_path / "own.py"
-    part = tmp_path / "part_of_own.py"
+    imported = tmp_path / "part_of_own.py"
     own.write_text(SLOPED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = []
+    digests = []
     for number in (1, 1, 2):
-        part.write_text(f"SLOPE = {number}\n")
+        imported.write_text(f"SLOPE = {number}\n")
         monkeypatch.delitem(sys.modules, "part_of_own", raising=False)
         model = {"arch": "sloped", "settings": {}, "models": own, "widths": (1.0,)}
-        found.append(
+        digests.append(
             prepare(
                 settings(
-                    tmp_path / f"out-{len(found)}",
+                    tmp_path / f"out-{len(digests)}",
                     tmp_path / "cache",
                     model=model,
                     tiers={"levels": "a1"},
                 )
             ).artifacts
         )
-    assert found[0] == found[1] != found[2]
+    assert digests[0] == digests[1] != digests[2]
     monkeypatch.delitem(sys.modules, "part_of_own")
 
 
@@ -515,7 +521,7 @@ def test_what_looks_at_a_version_is_written_before_the_next(cache, tmp_path):
     again.
     """
     out = tmp_path / "out"
-    found = []
+    stored = []
     keys = {
         "partition": {"kind": "shards", "per_device": 2},
         "evaluation": {"local": True},
@@ -523,9 +529,9 @@ def test_what_looks_at_a_version_is_written_before_the_next(cache, tmp_path):
     }
     simulate(
         settings(out, cache, **keys),
-        watch=lambda row: found.append((row.round, read_history(out)[-1].round)),
+        watch=lambda row: stored.append((row.round, read_history(out)[-1].round)),
     )
-    assert found == [(number, number) for number in range(1, 5)]
+    assert stored == [(number, number) for number in range(1, 5)]
 
 
 def test_devices_of_a_dirichlet_split_are_judged_on_their_own_samples(cache, tmp_path):
@@ -666,11 +672,11 @@ def test_devices_choose_their_tiers(cache, tmp_path):
     simulate(
         settings(tmp_path / "parts", cache, **{**tables, "round": {"rounds": 2, "fraction": 1.0}})
     )
-    parts = simulate(settings(tmp_path / "parts", cache, **tables))
-    assert [(row.round, row.device, row.tier) for row in read_devices(parts.folder)] == [
+    of_shares = simulate(settings(tmp_path / "parts", cache, **tables))
+    assert [(row.round, row.device, row.tier) for row in read_devices(of_shares.folder)] == [
         (row.round, row.device, row.tier) for row in rows
     ]
-    same(tensors(whole.folder, whole.run), tensors(parts.folder, parts.run))
+    same(tensors(whole.folder, whole.run), tensors(of_shares.folder, of_shares.run))
 
 
 def test_local_accuracy_is_of_the_devices_own_labels(cache, tmp_path):

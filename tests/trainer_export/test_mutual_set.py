@@ -28,8 +28,8 @@ from fleet_protocol.messages import TrainSettings
 from fleet_protocol.pair_manifest import SIDES, parse_pair_manifest
 from models import Registry, build
 from models.tier import Tier
-from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
+from models.zoo.noise_inputs import feed_noise
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe

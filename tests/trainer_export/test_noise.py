@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.manifest import noise_input, parameter_input
-from models.zoo.dropout import Dropout, TokenMask, noise_layers
+from models.zoo.dropout import Dropout, TokenMask
+from models.zoo.noise_inputs import noise_layers
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import all_reports, deviation, graphs_of, tiny, train_report
 from trainer_export.check import open_session, run_session

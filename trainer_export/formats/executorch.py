@@ -73,8 +73,18 @@ _VIEWS = (
 # Operators that XNNPACK and the runtime's kernels support only for tensors.
 _OF_TENSORS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 # XNNPACK joins at most five tensors, two at a time by a copy; the runtime's kernel joins any
-# number.
-_LEFT_OUT = ("CatConfig",)
+# number. XNNPACK expects channels last in the others, and the pass that would reorder their inputs
+# is one of those that `_partitioner` leaves out.
+_LEFT_OUT = (
+    "CatConfig",
+    "AvgPoolingConfig",
+    "ConvolutionConfig",
+    "MaxDimConfig",
+    "MaxPool2dConfig",
+    "MeanDimConfig",
+    "PreluConfig",
+    "UpsampleBilinear2dConfig",
+)
 
 
 def is_installed() -> bool:

@@ -11,15 +11,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from fleet_protocol.errors import ExportError
 from trainer_export.graph import GraphBuilder
-from trainer_export.lowering.values import (
-    Dim,
-    Shape,
-    Value,
-    dim_of,
-    is_fixed,
-    numpy_dtype,
-    reorder,
-)
+from trainer_export.lowering.values import Dim, Shape, Value, dim_of, is_fixed, numpy_dtype, reorder
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,12 @@ from dataclasses import replace
 import torch
 
 from trainer_export.lowering.arrangement import Arranger, StoredValue, identity
+from trainer_export.lowering.broadcasting import (
+    batch_factor,
+    broadcast_shape,
+    leading_order,
+    lifted_shape,
+)
 from trainer_export.lowering.values import (
     Dim,
     Shape,
@@ -88,13 +94,13 @@ class Emitter(Arranger):
         rank = max(value.rank for value in operands)
         # The stored part may be smaller than the logical shape, because repeated values are not
         # copied.
-        shape, stored = _broadcast(operands, rank)
+        shape, stored = broadcast_shape(operands, rank)
         result = Value(
             "",
             shape,
             dtype or operands[0].dtype,
             stored,
-            _leading_order(operands, rank, stored),
+            leading_order(operands, rank, stored),
         )
         physical = result.physical
         # Align all operands before widening any: names of values follow the order of their nodes.
@@ -206,7 +212,7 @@ class Emitter(Arranger):
             return None
         names = []
         for operand in operands:
-            shape = _lifted_shape(operand.shape, result, target)
+            shape = lifted_shape(operand.shape, result, target)
             if shape is None:
                 return None
             if is_single(operand.shape):
@@ -264,7 +270,7 @@ class Emitter(Arranger):
         """
         name = value.name
         shape = value.physical
-        factor = _factor(shape[0]) if shape else 1
+        factor = batch_factor(shape[0]) if shape else 1
         if places == [0] and value.rank == 2 and not keep and factor > 1:
             # Split the rows into samples and rows of a sample; both axes are reduced.
             split = (-1, factor, shape[1])
@@ -277,62 +283,3 @@ class Emitter(Arranger):
             name = self.node(op_type, name, inside, keepdims=int(keep))
             places = [0]
         return self.node(op_type, name, self.ints(*places), keepdims=int(keep))
-
-
-def _leading_order(operands: Sequence[Value], rank: int, stored: Shape) -> tuple[int, ...]:
-    """Return the axis order of an element-wise operator.
-
-    The largest operand keeps its order. Among equals, an order that is not plain wins, because it
-    comes from an operator that works in that order, and neighbouring operators will do so, too.
-    Parameters and their gradients are the exception: parameter and state are read and written in
-    plain order, so a gradient is transposed once.
-    """
-    # A size that is not a number depends on the batch, which parameters and their states never do.
-    of_batch = any(not isinstance(size, int) for size in stored)
-    candidates = []
-    for value in operands:
-        if value.rank == rank:
-            candidates.append(value)
-    leader = max(candidates, key=lambda value: (hint(value.stored), value.is_plain != of_batch))
-    return leader.order
-
-
-def _factor(size: Dim) -> int:
-    """Return the number that multiplies the batch size in a size."""
-    return 1 if isinstance(size, int) else int(size.as_coeff_Mul()[0])
-
-
-def _lifted_shape(shape: Shape, result: Shape, target: Shape) -> Shape | None:
-    """Return an operand's shape once an element-wise result is reshaped to ``target``.
-
-    Returns:
-        None if the operand cannot follow.
-    """
-    if shape == result:
-        return target
-    if is_single(shape):
-        return ()
-    if is_single(shape[:-1]) and shape[-1] == result[-1]:
-        return (shape[-1],)
-    return (*target[:-1], 1) if shape[-1] == 1 and shape[:-1] == result[:-1] else None
-
-
-def _broadcast(operands: Sequence[Value], rank: int) -> tuple[Shape, Shape]:
-    """Return the common shape, and the sizes of it that are stored by an operand.
-
-    Sizes that depend on the batch are not compared: they are equal, or 1.
-    """
-    shape: list[Dim] = [1] * rank
-    stored: list[Dim] = [1] * rank
-    for value in operands:
-        for axis, (size, stored_size) in enumerate(
-            zip(value.shape, value.stored, strict=True),
-            rank - value.rank,
-        ):
-            # The last operand wins: sizes beside 1 are equal, as PyTorch has checked while it
-            # traced.
-            if size != 1:
-                shape[axis] = size
-            if stored_size != 1:
-                stored[axis] = stored_size
-    return tuple(shape), tuple(stored)

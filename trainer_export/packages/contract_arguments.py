@@ -44,7 +44,7 @@ def _check_vocabulary(model: PackageModel, terms: ContractTerms) -> None:
         size = model.sizes.get(place)
         if size is not None and terms.tokens is not None and terms.tokens > size:
             raise ConfigError(
-                f"[contract] has {terms.tokens} tokens, and {model.spec} has {place}={size}: take"
+                f"[contract] has {terms.tokens} tokens, and {model.spec} has {place}={size}: use"
                 f" the tokenizer of the model, or set tokens = {size} or less"
             )
 

@@ -119,7 +119,7 @@ class Fetching(Collecting):
         if manifest.tier != choice.tier:
             raise RefusedError(
                 RefusalReason.MALFORMED,
-                f"the offer names tier {choice.tier}, and its manifest tier {manifest.tier}",
+                f"the offer names tier {choice.tier}, but its manifest names tier {manifest.tier}",
             )
         self._require_memory(task, manifest)
         task.manifest = manifest

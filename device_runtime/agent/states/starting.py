@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
+from device_runtime.agent.measurements import ReportedData
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, resume_event
@@ -90,7 +91,8 @@ class Starting(DeviceState):
         )
         with contextlib.suppress(ShoalError):
             link = _connect(ctx, min(_LAST_WORD_SECONDS, config.connect_timeout_seconds))
-            profile = ctx.measurements.profile(config, 0, ctx.services.memory, ctx.releases)
+            no_data = ReportedData(examples=0)
+            profile = ctx.measurements.profile(config, no_data, ctx.services.memory, ctx.releases)
             ctx.uplink.publish_status(None, profile)
             # The process ends next; without this the message would stay in a buffer.
             link.drain(time.monotonic() + _LAST_WORD_SECONDS)

@@ -163,7 +163,7 @@ def _list(
 def _run_all(jobs: "Sequence[Job]", ends_at: float, folder: Path) -> int:
     """Run the jobs that end in time, and return how many of them could not run."""
     from reproduction.report.cells import duration_text
-    from reproduction.stored import estimated_seconds, seconds_of_runs
+    from reproduction.run_costs import estimated_seconds, seconds_of_runs
 
     left_out = 0
     for number, job in enumerate(jobs, 1):
@@ -376,7 +376,7 @@ class _Durations:
     """Durations of the runs of a table's arms, measured or else estimated."""
 
     def __init__(self, experiment: "Experiment", scale: "Scale", folder: Path) -> None:
-        from reproduction.stored import estimated_seconds, seconds_of_runs
+        from reproduction.run_costs import estimated_seconds, seconds_of_runs
 
         self._measured = seconds_of_runs(folder, experiment, scale)
         self._known = estimated_seconds(experiment, scale) | self._measured

@@ -1,7 +1,7 @@
 """Start a run on a running server, or on a new server that serves only this run.
 
-If fleet.toml has the table `model.export`, the command exports the model first, unless it has not
-changed. With --board, boards of this machine take part, and end with the run.
+If fleet.toml has the table `model.export`, the command first exports the model if it has changed.
+With --board, the command also runs boards on this machine until the run ends.
 
 Example: shoal run --board attic.toml --board barn.toml
 """

@@ -14,7 +14,7 @@ from fleet_protocol.errors import ConfigError
 from models.registry import Registry
 from reproduction import table_file
 from reproduction.experiment import SCALES, merged
-from reproduction.report.markdown import Difference, differences, grouped
+from reproduction.report.differences import Difference, differences, grouped
 from reproduction.table_file import TABLES, find_experiment, parse_scale
 from simulation.clock import Load, load_clock
 from simulation.data.datasets import DATASETS, load_dataset

@@ -28,7 +28,7 @@ SECONDS = 3600.0  # an emulated processor beside other work
 def commands() -> list[str]:
     """The lines of the section, in their order."""
     page = (ROOT / "docs" / "emulated-board.md").read_text()
-    section = page.split("## A board, from nothing\n")[1].split("\n## ")[0]
+    section = page.split("## Boot the board\n")[1].split("\n## ")[0]
     return [line.text for line in lines_of("docs/emulated-board.md", section)]
 
 

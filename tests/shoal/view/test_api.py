@@ -103,12 +103,12 @@ def test_it_answers_what_the_command_prints(client, store, capsys, path, typed):
     of = {"tasks": "false"} if typed == ["rounds"] else {}
     printed = json.loads(capsys.readouterr().out)
     answered = get(client, path, **of)
-    for item in answered if of else []:
-        assert item.pop("tasks") == []
+    for entry in answered if of else []:
+        assert entry.pop("tasks") == []
     answered = flat(answered)
     for value in [printed, answered] if path == "/runs" else []:  # how long a run has taken goes on
-        for item in value:
-            item["seconds"] = 0
+        for entry in value:
+            entry["seconds"] = 0
     assert answered == printed
 
 
@@ -132,13 +132,13 @@ def test_every_answer_is_of_the_form_that_the_document_says(client):
         )
     }
     for path, values in PATHS.items():
-        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        names = [segment[1:-1] for segment in path.split("/") if segment.startswith("{")]
         schema = document["paths"][f"/api/v1{path}"]["get"]["responses"]["200"]["content"][
             "application/json"
         ]["schema"]
         answer = get(client, path.format(**dict(zip(names, values, strict=True))))
         if path.endswith("/artifacts"):
-            assert [item["tier"] for item in answer] == list(
+            assert [manifest["tier"] for manifest in answer] == list(
                 TIERS
             )  # a manifest without what only boards read
             continue
@@ -152,8 +152,8 @@ def test_a_method_that_there_is_not_is_refused_with_those_that_there_are(store):
     """As the document has them, not those of the files of the page; `make proofs` asks for such
     things at random.
     """
-    given = {"Authorization": f"Bearer {TOKEN}"}
-    client = TestClient(make_app(store, None, TOKEN), base_url=HERE, headers=given)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    client = TestClient(make_app(store, None, TOKEN), base_url=HERE, headers=headers)
     for path, methods in json.loads(DOCUMENT.read_text())["paths"].items():
         answer = client.options(path)
         assert (answer.status_code, answer.headers["allow"]) == (
@@ -169,15 +169,15 @@ def test_releases_are_those_that_the_command_shows(store, client, capsys):
     """The newest as `shoal rollout show --json` prints it, and those before; none where there is
     none.
     """
-    found = get(client, "/rollout")
+    rollouts = get(client, "/rollout")
     command(
         ["rollout", "show", "--json", "--folder", str(store.parent), "--store", str(store)],
         standalone_mode=False,
     )
     printed = json.loads(capsys.readouterr().out)
-    assert {item["device"]: item["outcome"] for item in printed} == found[0]["boards"]
-    assert {item["state"] for item in printed} == {found[0]["state"]}
-    assert [(item["state"], item["verbs"], len(item["boards"])) for item in found] == [
+    assert {shown["device"]: shown["outcome"] for shown in printed} == rollouts[0]["boards"]
+    assert {shown["state"] for shown in printed} == {rollouts[0]["state"]}
+    assert [(shown["state"], shown["verbs"], len(shown["boards"])) for shown in rollouts] == [
         ("going", ["pause", "stop"], 6), ("replaced", [], 6)
     ]  # fmt: skip
 
@@ -199,9 +199,9 @@ def test_tables_of_reproductions_are_found(store, client, tmp_path):
         Store(run).close()
         os.utime(run / "shoal.db", (2 - at, 2 - at))
     assert [store_of(folder) for folder in (tmp_path, runs[1], store)] == [runs[0], runs[1], store]
-    (found,) = get(TestClient(make_app(runs[1]), base_url=HERE), "/tables").items()
-    assert found[0] == "fedrolex-3/small/fedrolex-3.csv"
-    assert found[1] == list(
+    (table,) = get(TestClient(make_app(runs[1]), base_url=HERE), "/tables").items()
+    assert table[0] == "fedrolex-3/small/fedrolex-3.csv"
+    assert table[1] == list(
         csv.DictReader(
             (results / "fedrolex-3" / "earlier-1" / "fedrolex-3.csv").read_text().splitlines()
         )
@@ -397,16 +397,20 @@ def test_devices_are_summed_up_as_they_were_one_by_one(store):
     with closing(Store(store, read_only=True)) as opened:
         for view in queries.devices(opened, RUN):
             tasks = opened.device_tasks(RUN, view.device.id)
-            told = [task.metrics for task in tasks if task.metrics is not None]
-            assert view.merged == len(told) == sum(task.phase.value == "merged" for task in tasks)
+            reports = [task.metrics for task in tasks if task.metrics is not None]
+            assert (
+                view.merged == len(reports) == sum(task.phase.value == "merged" for task in tasks)
+            )
             assert view.missed == sum(task.phase.value == "missed" for task in tasks)
             assert (view.tier, view.phase) == (
                 (tasks[-1].tier, tasks[-1].phase) if tasks else (None, None)
             )
             assert view.train_seconds == (
-                pytest.approx(np.mean([item.train_seconds for item in told])) if told else None
+                pytest.approx(np.mean([report.train_seconds for report in reports]))
+                if reports
+                else None
             )
-            assert view.evaluation == (told[-1].evaluation if told else None)
+            assert view.evaluation == (reports[-1].evaluation if reports else None)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +479,7 @@ def test_looking_changes_nothing(client, store):
     before = files()
     folders = sorted(store.rglob("*"))
     for path, values in PATHS.items():
-        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        names = [segment[1:-1] for segment in path.split("/") if segment.startswith("{")]
         get(client, path.format(**dict(zip(names, values, strict=True))))
     assert (files(), sorted(store.rglob("*"))) == (before, folders)
 
@@ -486,8 +490,8 @@ def test_lines_come_as_they_are_written(tmp_path, monkeypatch):
 
     async def heard():
         with closing(Store(tmp_path)) as store:
-            for said in ("one", "two"):
-                store.log("said", said)
+            for line in ("one", "two"):
+                store.log("said", line)
             store.flush()
             following = view_app._follow(tmp_path, 1, threading.Event())
             first = [await anext(following), await anext(following)]
@@ -667,12 +671,12 @@ def test_strangers_cannot_fill_the_memory_and_files_of_a_server(store, tmp_path,
         monkeypatch.setattr("shoal.view.serving._CONNECTIONS", 8)
         monkeypatch.setattr("shoal.view.serving._REQUEST_SECONDS", 1.0)
         held = [stack.enter_context(socket.create_connection(where, timeout=60)) for _ in range(24)]
-        for one in held:
+        for connection in held:
             with contextlib.suppress(ConnectionError):
-                one.sendall(b"GET / HTTP/1.1\r\nHo")
-        for one in held:  # all are closed: those above the bound at once
+                connection.sendall(b"GET / HTTP/1.1\r\nHo")
+        for connection in held:  # all are closed: those above the bound at once
             with contextlib.suppress(ConnectionError):
-                assert one.recv(10) == b""
+                assert connection.recv(10) == b""
         monkeypatch.undo()
         assert answered(where, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").startswith("HTTP/1.1 200")
 
@@ -843,17 +847,17 @@ def test_a_server_shows_its_own_store(tmp_path):
         started = subprocess.Popen(command_line, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         server = running.enter_context(started)
         running.callback(server.kill)
-        said = ""
-        while "fleet f at" not in said:
+        printed = ""
+        while "fleet f at" not in printed:
             line = server.stderr.readline()
-            assert line, said
-            said += line
-        found = re.search(r"page at (http://127\.0\.0\.1:\d+/)", said)
+            assert line, printed
+            printed += line
+        address = re.search(r"page at (http://127\.0\.0\.1:\d+/)", printed)
         file = tmp_path / "store" / "view.token"
         answers = []
         for token in ("", file.read_text().strip()):
             asked = urllib.request.Request(
-                f"{found[1]}api/v1/runs", headers={"Authorization": f"Bearer {token}"}
+                f"{address[1]}api/v1/runs", headers={"Authorization": f"Bearer {token}"}
             )
             try:
                 with urllib.request.urlopen(asked, timeout=60) as answer:

@@ -57,53 +57,57 @@ def read(store, holder=None):
         if sample.name.startswith("shoal_")
     ]
     assert "process_resident_memory_bytes" in answer.text  # of the server whose page it is
-    found = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
-    assert len(found) == len(samples)  # Prometheus refuses all where one stands twice
-    return found
+    values = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
+    assert len(values) == len(samples)  # Prometheus refuses all where one stands twice
+    return values
 
 
 def test_it_says_what_the_store_holds(store):
     """Counted again from single tasks and rounds; a name that is markup comes through letter by
     letter.
     """
-    found = read(store)
+    values = read(store)
     with closing(Store(store, read_only=True)) as opened:
         rounds = queries.rounds(opened)
         status = queries.status(opened)
         devices = queries.devices(opened)
     took = [view.seconds for view in rounds if view.seconds]
-    assert found["shoal_round_seconds_sum",] == pytest.approx(sum(took)) == pytest.approx(200)
-    assert found["shoal_round_seconds_bucket", ("le", "15")] == 0
+    assert values["shoal_round_seconds_sum",] == pytest.approx(sum(took)) == pytest.approx(200)
+    assert values["shoal_round_seconds_bucket", ("le", "15")] == 0
     assert (
-        found["shoal_round_seconds_bucket", ("le", "60")]
-        == found["shoal_round_seconds_count",]
+        values["shoal_round_seconds_bucket", ("le", "60")]
+        == values["shoal_round_seconds_count",]
         == 4
     )
-    assert found["shoal_rounds_total", ("state", "closed")] == 4
-    assert found["shoal_model_accuracy", ("tier", "")] == status.evaluation.accuracy
+    assert values["shoal_rounds_total", ("state", "closed")] == 4
+    assert values["shoal_model_accuracy", ("tier", "")] == status.evaluation.accuracy
     assert (
-        found["shoal_model_accuracy", ("tier", "w0.50-d1")]
+        values["shoal_model_accuracy", ("tier", "w0.50-d1")]
         == status.evaluation.tiers["w0.50-d1"].accuracy
     )
-    assert found["shoal_refusals_total", ("reason", "forged")] == 2
-    assert found["shoal_bytes_total", ("kind", "wire")] == 5_200_000
+    assert values["shoal_refusals_total", ("reason", "forged")] == 2
+    assert values["shoal_bytes_total", ("kind", "wire")] == 5_200_000
     assert (
-        found["shoal_devices", ("state", "offline")]
+        values["shoal_devices", ("state", "offline")]
         == sum(not view.device.online for view in devices)
         == 1
     )
     for view in devices:
-        tasks = [task for item in rounds for task in item.tasks if task.device == view.device.id]
-        merged = found[
+        tasks = [
+            task for record in rounds for task in record.tasks if task.device == view.device.id
+        ]
+        merged = values[
             "shoal_device_updates_total", ("device", view.device.id), ("outcome", "merged")
         ]
         assert merged == sum(task.phase.value == "merged" for task in tasks)
-    assert ("shoal_device_online", ("device", "pi-0001")) in found
+    assert ("shoal_device_online", ("device", "pi-0001")) in values
     tiers = {
-        view.tier: found["shoal_tier_devices", ("tier", view.tier)] for view in devices if view.tier
+        view.tier: values["shoal_tier_devices", ("tier", view.tier)]
+        for view in devices
+        if view.tier
     }
     assert tiers == Counter(view.tier for view in devices if view.tier)
-    assert found["shoal_broker_troubles_total", ("kind", "broker-lost")] == 0
+    assert values["shoal_broker_troubles_total", ("kind", "broker-lost")] == 0
 
 
 def test_without_a_server_no_device_counts_as_online(store, tmp_path):
@@ -123,9 +127,9 @@ def test_troubles_with_the_broker_are_counted(tmp_path):
     with closing(Store(folder)) as opened:
         for run in (RUN, RUN, None):
             opened.log("broker-lost", "the connection to the broker is gone", run=run)
-    found = read(folder)
-    assert found["shoal_broker_troubles_total", ("kind", "broker-lost")] == 2
-    assert found["shoal_broker_troubles_total", ("kind", "inbox-full")] == 0
+    values = read(folder)
+    assert values["shoal_broker_troubles_total", ("kind", "broker-lost")] == 2
+    assert values["shoal_broker_troubles_total", ("kind", "inbox-full")] == 0
 
 
 def test_what_was_refused_between_runs_counts_and_who_was_revoked_is_not_away(tmp_path):
@@ -135,16 +139,18 @@ def test_what_was_refused_between_runs_counts_and_who_was_revoked_is_not_away(tm
     before = read(store := made(tmp_path, hostile=True))
     with closing(Store(store)) as opened:
         opened.count_refusal("", "", RefusalReason.FORGED, "server")
-        opened.set_presence(next(item.id for item in opened.devices() if not item.online), REVOKED)
-    found = read(store)
+        opened.set_presence(
+            next(device.id for device in opened.devices() if not device.online), REVOKED
+        )
+    values = read(store)
     forged = "shoal_refusals_total", ("reason", "forged")
-    assert found[forged] == before[forged] + 1
+    assert values[forged] == before[forged] + 1
     assert (
-        found["shoal_devices", ("state", "revoked")]
+        values["shoal_devices", ("state", "revoked")]
         == before["shoal_devices", ("state", "offline")]
         == 1
     )
-    assert ("shoal_devices", ("state", "offline")) not in found
+    assert ("shoal_devices", ("state", "offline")) not in values
 
 
 def test_many_devices_are_few_rows(store, tmp_path, monkeypatch):
@@ -199,10 +205,10 @@ def expressions():
 
 def test_rules_and_dashboard_name_metrics_that_there_are(store):
     """With labels and values of labels that there are; and the documentation names each metric."""
-    found = read(store)
-    names = {key[0] for key in found}
-    labels = {label[0] for key in found for label in key[1:]}
-    values = {label for key in found for label in key[1:]}
+    scraped = read(store)
+    names = {key[0] for key in scraped}
+    labels = {label[0] for key in scraped for label in key[1:]}
+    values = {label for key in scraped for label in key[1:]}
     for text in expressions():
         assert NAME.findall(text) or text == 'up{job="shoal"} == 0'
         assert set(NAME.findall(text)) <= names, text
@@ -210,9 +216,9 @@ def test_rules_and_dashboard_name_metrics_that_there_are(store):
             if label in {"instance", "job"}:
                 continue
             assert label in labels, text
-            given = value.split("|") if same == "=~" else [value]
-            known = {("state", "abandoned"), ("outcome", "missed"), *values}
-            assert {(label, item) for item in given} <= known, text
+            allowed = value.split("|") if same == "=~" else [value]
+            label_values = {("state", "abandoned"), ("outcome", "missed"), *values}
+            assert {(label, alternative) for alternative in allowed} <= label_values, text
     documented = set(NAME.findall((ROOT / "docs" / "page.md").read_text()))
     assert documented == {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 
@@ -317,8 +323,8 @@ def test_the_commands_of_unit_and_container_are_commands():
     ]
     for line in typed:
         group = get_command(command)
-        _, up, rest = group.resolve_command(None, list(line))
-        assert up.make_context("up", rest).params["view"] == 8420
+        _, up, arguments = group.resolve_command(None, list(line))
+        assert up.make_context("up", arguments).params["view"] == 8420
     assert (
         DEPLOY / composed["shoal"]["build"]["context"] / composed["shoal"]["build"]["dockerfile"]
     ).is_file()
@@ -348,11 +354,11 @@ def test_systemd_knows_every_line_of_the_unit(tmp_path):
     unit.write_text(
         (DEPLOY / unit.name).read_text().replace("/opt/shoal-server/bin/shoal", "/bin/true")
     )
-    given = {"capture_output": True, "text": True, "timeout": 60}
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], check=False, **given)
+    options = {"capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], check=False, **options)
     assert (done.returncode, done.stderr) == (0, "")
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", unit], check=False, **given
+        ["systemd-analyze", "security", "--offline=true", unit], check=False, **options
     )
     assert float(re.search(r"exposure level for .*: ([0-9.]+)", done.stdout)[1]) <= 2.0
 

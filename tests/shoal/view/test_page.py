@@ -73,17 +73,17 @@ def beside(store):
     """Another run, begun before, that ended with half the accuracies, by another method."""
     with closing(Store(store)) as opened:
         run = opened.runs()[0]
-        rounds = [item for item in opened.rounds(RUN) if item.evaluation]
+        rounds = [record for record in opened.rounds(RUN) if record.evaluation]
         config = json.dumps({**json.loads(run.config), "strategy": {"name": "heterofl"}})
         halves = [
             replace(
-                item,
+                record,
                 run=OTHER,
-                evaluation=item.evaluation.model_copy(
-                    update={"accuracy": item.evaluation.accuracy / 2}
+                evaluation=record.evaluation.model_copy(
+                    update={"accuracy": record.evaluation.accuracy / 2}
                 ),
             )
-            for item in rounds
+            for record in rounds
         ]
         old = replace(
             run,
@@ -95,7 +95,7 @@ def beside(store):
         )
         opened.add_run(old, replace(opened.versions(RUN)[0], run=OTHER))
         with opened._begin() as connection:
-            connection.execute(insert(schema.rounds), [to_row(item) for item in halves])
+            connection.execute(insert(schema.rounds), [to_row(record) for record in halves])
             connection.execute(
                 text("update runs set rowid = 0 where id = :run"), {"run": OTHER}
             )  # the newest is last
@@ -171,8 +171,10 @@ def test_every_view_is_open_to_everybody_and_fits(fleet, opened, scheme):
         for view in VIEWS:
             show(page, view)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
-            found = page.evaluate("axe.run().then(found => found.violations)")
-            assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (view, width)
+            violations = page.evaluate("axe.run().then(found => found.violations)")
+            assert [
+                (violation["id"], violation["nodes"][0]["html"]) for violation in violations
+            ] == [], (view, width)
 
 
 def _answer_with_a_hostile_name(route):
@@ -247,9 +249,9 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     ]
     show(page, "view=device&device=pi-0000")
     assert page.get_by_role("region", name="Readings").get_by_text("not measured").count() == 2
-    said = page.get_by_role("img", name="Of 4 ended rounds: ")
-    asked = said.get_attribute("aria-label")
-    states = [cell.get_attribute("class") for cell in said.locator("i").all()]
+    strip = page.get_by_role("img", name="Of 4 ended rounds: ")
+    asked = strip.get_attribute("aria-label")
+    states = [cell.get_attribute("class") for cell in strip.locator("i").all()]
     assert len(states) == 4
     for kind, words in (("good", "merged"), ("bad", "missed"), ("none", "not asked")):
         assert f"{states.count(kind)} {words}" in asked or kind not in states
@@ -304,7 +306,7 @@ def test_what_looks_wrong_in_a_boards_data_is_said(tmp_path, opened):
     """On the page of the device and among what to do next, as text."""
     store = made(tmp_path)
     findings = (
-        "values range from 0 to 255, the fleet's range from 0 to 1",
+        "values range from 0 to 255, but the fleet's range from 0 to 1",
         "column '<b>bold</b>' is 7",
     )
     with closing(Store(store)) as written:
@@ -395,11 +397,11 @@ def test_what_is_judged_beside_the_next_round_appears(tmp_path, opened):
 
         def say(found):
             with writing._begin() as connection:
-                known = None if found is None else found.model_dump_json()
+                stored = None if found is None else found.model_dump_json()
                 connection.execute(
                     update(schema.rounds)
                     .where(schema.rounds.c.number == 3)
-                    .values(evaluation=known)
+                    .values(evaluation=stored)
                 )
 
         say(None)
@@ -419,10 +421,10 @@ def test_without_the_token_there_is_nothing_to_see(fleet, browser, tmp_path):
         page = browser.new_page()
         page.set_default_timeout(PATIENCE)
         page.goto(address)
-        for given in ("wrong", (tmp_path / "token").read_text().strip()):
-            page.get_by_label("Token").fill(given)
+        for token in ("wrong", (tmp_path / "token").read_text().strip()):
+            page.get_by_label("Token").fill(token)
             page.get_by_role("button", name="Log in").click()
-            if given == "wrong":
+            if token == "wrong":
                 page.get_by_text("this is not the server's token").wait_for()
                 assert page.locator("table").count() == 0
         page.get_by_role("heading", name="Devices").wait_for()
@@ -501,12 +503,14 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
                     "button", name="Promote" if view == "view=models" else "Pause"
                 ).wait_for()
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
-                found = page.evaluate("axe.run().then(found => found.violations)")
-                assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (
+                violations = page.evaluate("axe.run().then(found => found.violations)")
+                assert [
+                    (violation["id"], violation["nodes"][0]["html"]) for violation in violations
+                ] == [], (
                     view,
                     width,
                 )
-        for verb, answer, said in (
+        for verb, answer, notice in (
             ("Promote", "dismiss", ""),
             ("Promote", "accept", "Done: promote 2."),
             ("Roll back", "accept", "is in progress; hold it with"),
@@ -515,8 +519,8 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
             if not page.get_by_role("button", name=verb).is_visible():
                 page.get_by_label("Actions of version 2", exact=True).click()
             page.get_by_role("button", name=verb).click()
-            if said:
-                page.locator("#said").get_by_text(said).wait_for()
+            if notice:
+                page.locator("#said").get_by_text(notice).wait_for()
             else:
                 assert page.locator("#said").inner_text() == ""
         show(page, "view=run")
@@ -613,23 +617,23 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
     show(page, "view=methods")
     page.get_by_label(f"heterofl {OTHER}").check()
     chart = page.get_by_role("img", name="Accuracy over rounds")
-    said = re.compile(
+    summary = re.compile(
         rf"fedrolex {RUN}: 0\.6000 at first, 0\.7800 at last.*heterofl {OTHER}: 0\.3000 at first, "
         rf"0\.3900 at last"
     )
-    page.get_by_role("img", name=said).wait_for()
+    page.get_by_role("img", name=summary).wait_for()
     assert OTHER in page.evaluate("document.activeElement.id")  # whoever chooses keeps his place
     row = page.get_by_role("region", name="Selected runs").get_by_role("row", name=OTHER)
     assert row.inner_text().split("\t")[2:5] == ["4", "0.3900", "0.3900"]
     settings = page.get_by_role("region", name="Differing settings").get_by_role("row").all()[1:]
     assert ["strategy.name", '"fedrolex"', '"heterofl"'] in [
-        item.inner_text().split("\t") for item in settings
+        entry.inner_text().split("\t") for entry in settings
     ]
-    assert all(item.inner_text().startswith("strategy.") for item in settings)
-    with closing(Store(made(tmp_path), read_only=True)) as other:
-        rounds = flat(queries.to_json_values(queries.rounds(other, last=2, tasks=False)))
-    for item in rounds:
-        item["round.evaluation.accuracy"] = 0.25
+    assert all(entry.inner_text().startswith("strategy.") for entry in settings)
+    with closing(Store(made(tmp_path), read_only=True)) as other_store:
+        rounds = flat(queries.to_json_values(queries.rounds(other_store, last=2, tasks=False)))
+    for entry in rounds:
+        entry["round.evaluation.accuracy"] = 0.25
     (tmp_path / "rounds.json").write_text(json.dumps(rounds))
     (tmp_path / "nothing.csv").write_text(f"a,b\n{HOSTILE},2\n")
     page.get_by_label("Open").set_input_files(
@@ -657,8 +661,11 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
         page.emulate_media(color_scheme=scheme)
         page.wait_for_timeout(500)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, width
-        found = page.evaluate("axe.run().then(found => found.violations)")
-        assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (width, scheme)
+        violations = page.evaluate("axe.run().then(found => found.violations)")
+        assert [(entry["id"], entry["nodes"][0]["html"]) for entry in violations] == [], (
+            width,
+            scheme,
+        )
     page.get_by_role("button", name="Close rounds.json").click()
     page.get_by_role("img", name="rounds.json").wait_for(state="detached")
     page.get_by_role("combobox", name="Show").select_option("loss")

@@ -109,7 +109,7 @@ def test_a_proof_ends_when_its_time_is_up() -> None:
     """No layout counts as proved that there was no time to prove."""
     model = model_of("Rounded", (3, 8, 8))
     arch = architecture_of(model, discover_axes(model).forms)
-    with pytest.raises(ConfigError, match="the time for the proof was up"):
+    with pytest.raises(ConfigError, match="the time for the proof ran out"):
         judge_layout(arch, until=0.0)
 
 

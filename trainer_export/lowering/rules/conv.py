@@ -19,13 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainer_export.lowering import groups
-from trainer_export.lowering.columns import (
-    Geometry,
-    columns_of,
-    look_up,
-    look_up_ns,
-    matrix_of,
-)
+from trainer_export.lowering.columns import Geometry, columns_of, look_up, look_up_ns, matrix_of
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.runtime_conv import fits_conv_transpose, runtime_conv_transpose
 from trainer_export.lowering.values import Spec, Value, channels_last, planes, reorder

@@ -1,87 +1,21 @@
-"""Lowerings of look-ups by tensors or by constant places, and of their gradients."""
+"""Lowerings of look-ups by tensors of places, and of writes at such places."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from fleet_protocol.errors import ExportError
-from trainer_export import operators  # noqa: F401 - registers shoal::take
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.rules.shape import padded, permuted
+from trainer_export.lowering.rules.axes import permuted
 from trainer_export.lowering.values import Dim, Spec, Value, overload, reorder
 
 aten = torch.ops.aten
 
 # Beyond any tensor, and far enough from 2^63 that a sum with other offsets does not wrap around.
 _BEYOND = 2**62  # a place that every look-up refuses
-
-
-def _look_up(emit: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -> Value:
-    """Return elements along a dimension by constant places, zeros for -1."""
-    x = emit.full(x)
-    size = x.shape[dim]
-    shape = (*x.shape[:dim], len(index), *x.shape[dim + 1 :])
-    # One zero is appended, and every place of -1 reads it: without it, a Gather would read the last
-    # element.
-    if -1 in index:
-        x = padded(emit, x, dim, (0, 1))
-    places = []
-    for place in index:
-        places.append(size if place < 0 else place)
-    # Along the dimension as it lies in memory, so that a permuted tensor need not be copied first.
-    axis = x.order.index(dim)
-    table = emit.constant(np.array(places, np.int64))
-    name = emit.node("Gather", x.name, table, axis=axis)
-    return emit.value(name, shape, x.dtype, x.order)
-
-
-def _flip(emit: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
-    for dim in dims:
-        axis = dim % x.rank
-        size = _fixed_size(x.shape[axis], "flip")
-        x = _look_up(emit, out, x, axis, range(size)[::-1])
-    return x
-
-
-def _roll(
-    emit: Emitter,
-    out: Spec,
-    x: Value,
-    shifts: Sequence[int],
-    dims: Sequence[int] = (),
-) -> Value:
-    if not dims:
-        raise ExportError("roll without dims cannot be exported; pass the dimension")
-    for shift, dim in zip(shifts, dims, strict=True):
-        axis = dim % x.rank
-        size = _fixed_size(x.shape[axis], "roll")
-        sources = []
-        for place in range(size):
-            sources.append((place - shift) % size)
-        x = _look_up(emit, out, x, axis, sources)
-    return x
-
-
-def _fixed_size(size: Dim, name: str) -> int:
-    """Return a size that does not depend on the batch, which the operator needs."""
-    if not isinstance(size, int):
-        raise ExportError(f"{name} along the batch cannot be exported; use another dimension")
-    return size
-
-
-def _tile(emit: Emitter, out: Spec, x: Value, repeats: Sequence[int]) -> Value:
-    # PyTorch repeats over new leading dimensions, too; ONNX's Tile wants a count for each that is
-    # there.
-    shape = (1,) * (len(repeats) - x.rank) + tuple(x.shape)
-    lifted = emit.view(x, shape)
-    source = emit.in_logical_order(lifted)
-    counts = emit.shape_tensor(tuple(repeats))
-    name = emit.node("Tile", source, counts)
-    return emit.value(name, out.shape, x.dtype)
 
 
 @dataclass(frozen=True)
@@ -297,77 +231,7 @@ def _scatter(reduction: str) -> Callable[..., Value]:
     return lower
 
 
-def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
-    # The place is for the gradient, which PyTorch's decomposition scatters to it.
-    def lower(
-        emit: Emitter,
-        out: Sequence[Spec],
-        x: Value,
-        dim: int,
-        keepdim: bool = False,
-    ) -> tuple[Value, Value]:
-        plain_x = emit.in_logical_order(x)
-        index = emit.node(
-            place,
-            plain_x,
-            axis=dim % x.rank,
-            keepdims=int(keepdim),
-        )
-        values = emit.reduce(op_type, x, [dim], keep=keepdim)
-        return values, emit.value(index, out[1].shape, torch.int64)
-
-    return lower
-
-
-def _top(
-    emit: Emitter,
-    out: Sequence[Spec],
-    x: Value,
-    count: int,
-    dim: int = -1,
-    largest: bool = True,
-    *_: bool,
-) -> tuple[Value, Value]:
-    plain_x = emit.in_logical_order(x)
-    number = emit.ints(count)
-    values, places = emit.nodes(
-        "TopK",
-        plain_x,
-        number,
-        outputs=2,
-        attributes={"axis": dim % x.rank, "largest": int(largest), "sorted": 1},
-    )
-    return (
-        emit.value(values, out[0].shape, x.dtype),
-        emit.value(places, out[1].shape, torch.int64),
-    )
-
-
-def _sort(
-    emit: Emitter,
-    out: Sequence[Spec],
-    x: Value,
-    dim: int = -1,
-    descending: bool = False,
-    **_: object,
-) -> tuple[Value, Value]:
-    # The runtime has no sort: the largest of all is the whole order.
-    return _top(emit, out, x, _fixed_size(x.shape[dim], "sort"), dim, descending)
-
-
-def _cumsum(emit: Emitter, out: Spec, x: Value, dim: int, **_: object) -> Value:
-    converted = emit.cast(x, out.dtype)
-    source = emit.in_logical_order(converted)
-    axis = emit.scalar(dim % x.rank, torch.int64)
-    name = emit.node("CumSum", source, axis.name)
-    return emit.value(name, out.shape, out.dtype)
-
-
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    torch.ops.shoal.take.default: _look_up,
-    aten.flip.default: _flip,
-    aten.roll.default: _roll,
-    aten.repeat.default: _tile,
     aten.index.Tensor: _index,
     aten._unsafe_index.Tensor: _index,  # noqa: SLF001 - its name
     aten.index_put.default: _index_put,
@@ -375,10 +239,4 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.scatter.src: _scatter("none"),
     aten.scatter.value: _scatter("none"),
     aten.scatter_add.default: _scatter("add"),
-    aten.max.dim: _extreme("ReduceMax", "ArgMax"),
-    aten.min.dim: _extreme("ReduceMin", "ArgMin"),
-    aten.topk.default: _top,
-    aten.sort.default: _sort,
-    aten.sort.stable: _sort,
-    aten.cumsum.default: _cumsum,
 }

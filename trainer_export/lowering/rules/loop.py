@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer_export.graph import GraphBuilder, Port
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.rules.elementwise import fill
+from trainer_export.lowering.rules.constants import fill
 from trainer_export.lowering.values import Shape, Spec, Value
 from trainer_export.recurrence import CELLS, back, forth
 

@@ -1,10 +1,7 @@
-"""Lowerings of views, slices, joins and padding.
-
-Transposes and expansions stay pending (see `values`).
-"""
+"""Lowerings of slices, selections and padding, and of their gradients."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,103 +9,13 @@ import torch
 
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Dim, Spec, Value, hint, overload, reorder, without
+from trainer_export.lowering.rules.axes import unsqueeze
+from trainer_export.lowering.rules.joins import join
+from trainer_export.lowering.values import Dim, Spec, Value, without
 
 aten = torch.ops.aten
 
 _END = 2**62  # torch writes an open end of a slice as the largest int64
-
-
-def _view(emit: Emitter, out: Spec, x: Value, *_: object) -> Value:
-    return emit.view(x, out.shape)
-
-
-def _with_axes(x: Value, axes: Sequence[int | None]) -> Value:
-    """Return the value with only these logical axes, and new axes of size 1 for None.
-
-    Its ONNX value is still that of ``x``: a Reshape is missing.
-    """
-    shape: list[Dim] = []
-    stored: list[Dim] = []
-    place: dict[int, int] = {}
-    for i, axis in enumerate(axes):
-        shape.append(1 if axis is None else x.shape[axis])
-        stored.append(1 if axis is None else x.stored[axis])
-        if axis is not None:
-            place[axis] = i
-    order = []
-    for axis in x.order:
-        if axis in place:
-            order.append(place[axis])
-    for i, axis in enumerate(axes):
-        if axis is None:
-            # After its left neighbour, so that a plain order stays plain.
-            order.insert(order.index(i - 1) + 1 if i else 0, i)
-    return Value(
-        x.name,
-        tuple(shape),
-        x.dtype,
-        tuple(stored),
-        tuple(order),
-    )
-
-
-def _relabel(emit: Emitter, x: Value, axes: Sequence[int | None]) -> Value:
-    """Return `_with_axes` with its Reshape."""
-    result = _with_axes(x, axes)
-    name = emit.reshaped(x.name, x.physical, result.physical)
-    return replace(result, name=name)
-
-
-def _unsqueeze(emit: Emitter, _out: Spec, x: Value, dim: int) -> Value:
-    axes: list[int | None] = list(range(x.rank))
-    axes.insert(dim % (x.rank + 1), None)
-    return _relabel(emit, x, axes)
-
-
-def _squeeze(emit: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
-    dims = range(x.rank) if dim is None else dim
-    if isinstance(dims, int):
-        dims = [dims]
-    if x.rank == 0:  # a scalar has no axis, although torch accepts one
-        return _relabel(emit, x, [])
-    kept = list(range(x.rank))
-    for axis in dims:
-        if x.shape[axis] == 1:
-            kept.remove(axis % x.rank)
-    return _relabel(emit, x, kept)
-
-
-def permuted(x: Value, dims: Sequence[int]) -> Value:
-    """Return the value with its axes in another order; costs nothing yet."""
-    dims = [dim % x.rank for dim in dims]
-    place = {axis: i for i, axis in enumerate(dims)}
-    return Value(
-        x.name,
-        reorder(x.shape, dims),
-        x.dtype,
-        reorder(x.stored, dims),
-        tuple(place[axis] for axis in x.order),
-    )
-
-
-def _transpose(_emit: Emitter, _out: Spec, x: Value, first: int, second: int) -> Value:
-    if x.rank == 0:
-        return x
-    dims = list(range(x.rank))
-    dims[first], dims[second] = dims[second], dims[first]
-    return permuted(x, dims)
-
-
-def _expand(emit: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
-    missing = len(out.shape) - x.rank
-    if missing:
-        x = _relabel(
-            emit,
-            x,
-            [None] * missing + list(range(x.rank)),
-        )
-    return replace(x, shape=out.shape)
 
 
 @dataclass(frozen=True)
@@ -192,7 +99,7 @@ def _slice_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *positions
     table = np.arange(size)
     table[places] = size + np.arange(len(places))
     shape = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
-    joined = _join(emit, Spec(shape, out.dtype), [x, update], dim)
+    joined = join(emit, Spec(shape, out.dtype), [x, update], dim)
     axis = joined.order.index(dim)
     sources = emit.constant(table)
     name = emit.node("Gather", joined.name, sources, axis=axis)
@@ -202,7 +109,7 @@ def _slice_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *positions
 def _select_scatter(emit: Emitter, out: Spec, x: Value, update: Value, *place: int) -> Value:
     dim = place[0] % x.rank
     index = place[1] % x.shape[dim]
-    row = _unsqueeze(emit, out, update, dim)
+    row = unsqueeze(emit, out, update, dim)
     return _slice_scatter(emit, out, x, row, dim, index, index + 1)
 
 
@@ -298,63 +205,10 @@ def _select_backward(
         raise ExportError(
             "the gradient of a selection along the batch cannot be exported; use the whole batch"
         )
-    row = _unsqueeze(emit, out, grad, dim)
+    row = unsqueeze(emit, out, grad, dim)
     lifted = emit.full(row)
     index = place[1] % size
     return padded(emit, lifted, dim, (index, size - index - 1))
-
-
-def _join(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
-    # In the order of the largest, which is then copied once.
-    values = []
-    for tensor in tensors:
-        # torch lets an empty vector be joined with anything.
-        if len(tensor.shape) == 1 and not hint(tensor.shape):
-            continue
-        whole = emit.full(tensor)
-        values.append(emit.cast(whole, out.dtype))
-    dim %= len(out.shape)
-    leader = max(values, key=lambda value: hint(value.shape))
-    names = []
-    for value in values:
-        names.append(emit.arranged(value, leader.order))
-    name = names[0]
-    if len(names) > 1:
-        name = emit.node("Concat", *names, axis=leader.order.index(dim))
-    return emit.value(name, out.shape, out.dtype, leader.order)
-
-
-def _stack(emit: Emitter, out: Spec, tensors: Sequence[Value], dim: int = 0) -> Value:
-    dim %= len(out.shape)
-    rows = []
-    for tensor in tensors:
-        rows.append(_unsqueeze(emit, out, tensor, dim))
-    return _join(emit, out, rows, dim)
-
-
-def _split(
-    emit: Emitter,
-    out: Sequence[Spec],
-    x: Value,
-    _sizes: Any,
-    dim: int = 0,
-) -> tuple[Value, ...]:
-    x = emit.full(x)
-    dim = dim % x.rank
-    lengths = tuple(spec.shape[dim] for spec in out)
-    length_tensor = emit.shape_tensor(lengths)
-    names = emit.nodes(
-        "Split",
-        x.name,
-        length_tensor,
-        outputs=len(out),
-        attributes={"axis": x.order.index(dim)},
-    )
-    pairs = zip(names, out, strict=True)
-    values = []
-    for name, spec in pairs:
-        values.append(emit.value(name, spec.shape, x.dtype, x.order))
-    return tuple(values)
 
 
 def _unbind(emit: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple[Value, ...]:
@@ -365,23 +219,6 @@ def _unbind(emit: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    aten.view.default: _view,
-    overload("_unsafe_view"): _view,
-    aten.reshape.default: _view,
-    overload("_reshape_alias"): _view,
-    aten.unsqueeze.default: _unsqueeze,
-    aten.squeeze.default: _squeeze,
-    aten.squeeze.dim: _squeeze,
-    aten.squeeze.dims: _squeeze,
-    aten.permute.default: lambda _emit, _out, x, dims: permuted(x, dims),
-    aten.transpose.int: _transpose,
-    aten.t.default: lambda _emit, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
-    aten.expand.default: _expand,
-    aten.copy.default: lambda emit, out, _x, source, *_: _expand(
-        emit,
-        out,
-        emit.cast(source, out.dtype),
-    ),
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
     aten.slice_scatter.default: _slice_scatter,
@@ -389,9 +226,5 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.constant_pad_nd.default: _constant_pad,
     aten.select.int: _select,
     aten.select_backward.default: _select_backward,
-    aten.cat.default: _join,
-    aten.stack.default: _stack,
-    aten.split.Tensor: _split,
-    aten.split_with_sizes.default: _split,
     aten.unbind.int: _unbind,
 }
