@@ -38,7 +38,7 @@ def in_words(counts: Sequence[Mapping[str, str]]) -> str:
     return (
         f"**{total['holds']} of {claims} claims hold**, {total['does not hold']} do not hold, "
         f"{total['undecided']} are undecided, {total['out of reach here']} are out of reach here, "
-        f"and {total['not run']} have not run. A claim is "
+        f"and {total['not run']} have not been tested. A claim is "
         f"undecided if three seeds do not separate two arms, or if a run of reduced length did "
         f"not reach its target. Most runs have a reduced scale (fewer rounds, samples or "
         f"devices than in the paper), so a verdict holds for this scale and does not "

@@ -386,8 +386,7 @@ def _values(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
             )
     kind = schema.get("type")
     if kind == "array":
-        entries = schema.get("items", {})
-        return f"list of {_values(entries, known)}" if entries else "list"
+        return _list_of(schema.get("items", {}), known)
     if kind == "object":
         return "table"
     if schema.get("format") == "path":
@@ -396,6 +395,13 @@ def _values(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
         f"{sign} {schema[name]}" for name, sign in _BOUNDS.items() if name in schema
     )
     return f"{_NAMES.get(kind or '', 'any')} {bounds}".strip()
+
+
+def _list_of(entries: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """A list by its entries, such as "list (whole number >= 1)"."""
+    if not entries:
+        return "list"
+    return f"list ({_values(entries, known)})"
 
 
 def _toml(value: Any) -> str:

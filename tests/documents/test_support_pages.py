@@ -106,8 +106,12 @@ def test_the_counts_of_verdicts_are_those_of_the_results():
     changelog = " ".join((ROOT / "CHANGELOG.md").read_text().split())
     assert (
         f"{hold} of {claims} claims of the reproduced papers hold, {fail} do not, {undecided} are "
-        f"undecided, {unreachable} are out of reach here, and {missing} have not run." in changelog
+        f"undecided, {unreachable} are out of reach here, and {missing} have not been tested."
+        in changelog
     )
     assert f"{hold} of {claims} hold" in (DOCS / "benchmarks" / "index.md").read_text()
     roadmap = (DOCS / "roadmap.md").read_text()
-    assert f"{undecided} of {claims} claims are undecided and {missing} have not run" in roadmap
+    assert (
+        f"{undecided} of {claims} claims are undecided and {missing} have not been tested"
+        in roadmap
+    )

@@ -1,7 +1,7 @@
 """Run a server (broker, coordinator and store) until it is stopped.
 
 Over MQTT, the server accepts only runs of its own configuration. If fleet.toml has the table
-`model.export`, the command exports the model first, unless it has not changed.
+`model.export` and the model or its settings have changed, the command exports the model first.
 
 Example: shoal up --view 8420
 """
