@@ -23,8 +23,7 @@ class RateSchedule(FrozenModel):
         final: rate at the end of ``cosine`` and ``linear``, as a share of the full rate.
         every: for ``step``: number of rounds between two reductions of the rate.
         factor: for ``step``: factor by which each reduction multiplies the rate.
-        per: how often the rate changes: with every ``round``, or with every training ``step`` of a
-            device.
+        per: how often the rate changes: every ``round``, or every training ``step`` of a device.
     """
 
     kind: Literal["constant", "cosine", "linear", "step"] = "constant"

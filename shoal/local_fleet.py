@@ -28,6 +28,7 @@ class LocalDevice:
         own_model: folder of the artifact set of its personal model, if it has one.
         state_dir: folder of its task and blobs; None: one below the fleet's folder.
         enrolment: its enrolment file, in a fleet with identities.
+        cache: bytes of the outputs of frozen layers that it may keep; 0 keeps none.
     """
 
     name: str
@@ -37,6 +38,7 @@ class LocalDevice:
     own_model: Path | None = None
     state_dir: Path | None = None
     enrolment: Path | None = None
+    cache: int = 0
 
     def configuration(self, fleet: str, broker: str, folder: Path, holdout: float) -> str:
         """Return the text of its device.toml."""
@@ -52,6 +54,8 @@ class LocalDevice:
             "threads": 1,
             "data": {"kind": "npz", "path": self.data.as_posix()},
         }
+        if self.cache:
+            document["cache"] = self.cache
         if self.max_depth is not None:
             document["max_depth"] = self.max_depth
         if self.own_model is not None:

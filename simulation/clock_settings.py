@@ -20,10 +20,10 @@ class DynamicsConfig(FrozenModel):
     """The table ``[clock.dynamics]`` of a simulation; by default nothing changes.
 
     Attributes:
-        loads: factors by which devices slow down; in each round, one of these factors applies to
-            each device.
-        links: names of links in the clock's table, or speeds in Mbit/s; in each round, one of these
-            links applies to each device. If empty, every device keeps its own link.
+        loads: factors by which devices slow down; in each round, each device has one of these
+            factors.
+        links: names of links in the clock's table, or speeds in Mbit/s; in each round, each device
+            has one of these links. If empty, every device keeps its own link.
         stay: probability that a load or a link stays the same as in the previous round.
     """
 

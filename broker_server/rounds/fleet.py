@@ -1,5 +1,6 @@
 """The devices of a fleet as they last reported to the server: presence and profiles."""
 
+import time
 from collections.abc import Collection, Iterable
 
 from broker_server.store import DeviceRecord
@@ -13,8 +14,9 @@ class Fleet:
     Known devices count as offline until the broker's retained messages show otherwise.
 
     Attributes:
-        declined: devices whose data does not fit the run in progress, with the reason, until they
-            reconnect or their data changes.
+        declined: devices that are not selected in the run in progress, with the reason: their data
+            does not fit, until they reconnect or their data changes; or the broker refuses their
+            messages, for some time.
     """
 
     def __init__(self, known: Iterable[DeviceRecord] = ()) -> None:
@@ -25,6 +27,17 @@ class Fleet:
         self._silent: set[str] = set()
         self._not_members: set[str] = set()
         self.declined: dict[str, str] = {}
+        self._barred: dict[str, float] = {}  # until when on time.monotonic()
+
+    def bar(self, device: str, why: str, seconds: float) -> None:
+        """Select a device no more for some time, even if it reconnects or its data changes."""
+        self.declined[device] = why
+        self._barred[device] = time.monotonic() + seconds
+
+    def forget_declined(self) -> None:
+        """Select all devices again, because a new run begins."""
+        self.declined.clear()
+        self._barred.clear()
 
     # Messages from devices.
 
@@ -41,7 +54,7 @@ class Fleet:
 
     def _receive_profile(self, device: str, profile: Profile) -> None:
         # With other samples the device's data may fit again.
-        if profile.examples != self.announced_examples(device):
+        if profile.examples != self.announced_examples(device) and device not in self._barred:
             self.declined.pop(device, None)
         self._profiles[device] = profile
 
@@ -51,7 +64,9 @@ class Fleet:
             self._online.add(device)
         else:
             self._online.discard(device)
-            self.declined.pop(device, None)
+            # A refusing broker may end the connection each time, which does not change its rules.
+            if device not in self._barred:
+                self.declined.pop(device, None)
 
     def mark_silent(self, device: str) -> None:
         """Count a device as offline until its next message, whatever the broker reports."""
@@ -119,6 +134,10 @@ class Fleet:
 
     def profiles(self) -> dict[str, Profile]:
         """Return the profiles of the devices that may be selected, by id in order."""
+        now = time.monotonic()
+        for device in [name for name, until in self._barred.items() if until <= now]:
+            del self._barred[device]
+            self.declined.pop(device, None)
         profiles = {}
         for device in self.online:
             profile = self._profiles[device]

@@ -12,7 +12,7 @@ from broker_server.rounds.reporting import Reporter
 EVENT = "clock-off"
 """Kind of the log lines."""
 
-_MOST_SECONDS = 3600.0  # a zone or an hour of summer time is no fault of a clock that shows UTC
+_MOST_SECONDS = 3600.0  # summer time on a clock that should show UTC is tolerated
 _SECONDS_OF = {"days": 86_400, "hours": 3600}
 _LOG = logging.getLogger(__name__)
 

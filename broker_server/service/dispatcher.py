@@ -96,7 +96,7 @@ class MqttDispatcher:
         self._dropped = 0
         self._housekeeping_at = 0.0
         self._wire = self._wire_counts()
-        services.fleet.declined.clear()  # for requests of an earlier run
+        services.fleet.forget_declined()  # for requests of an earlier run
         self._label_orders = LabelOrders(
             services.fleet, services.reporter, compared=services.open_labels
         )

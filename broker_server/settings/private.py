@@ -19,8 +19,8 @@ class PrivateConfig(FrozenModel):
     fleet, and merges the other parameters. Boards evaluate the result on their held-out samples.
 
     Attributes:
-        parts: blocks (``stem``, ``block1`` ..., ``head``), modules by path, or patterns
-            (``stem.norm*``) whose values each board keeps to itself between rounds.
+        parts: the parts whose values each board keeps to itself between rounds: blocks (``stem``,
+            ``block1`` ..., ``head``), modules by path, or patterns (``stem.norm*``).
         private_epochs: number of passes over the samples in which a board first trains only its
             private parts; in the remaining passes, it trains only the other parts. None trains all
             parts together.

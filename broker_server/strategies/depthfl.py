@@ -20,6 +20,7 @@ from typing import Literal
 from pydantic import Field
 
 from broker_server.strategies import heterofl
+from broker_server.strategies.feddyn import FedDynSettings, regularise
 from broker_server.strategies.loss_numbers import instruct_numbers
 from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
@@ -65,6 +66,7 @@ class DepthFlSettings(FrozenModel):
     distillation: float = Field(default=1.0, ge=0, le=1e6)
     ramp_rounds: int = Field(default=300, ge=0)
     baseline: Literal["depthfl", "without_distillation", "last_exit"] = "depthfl"
+    feddyn: FedDynSettings | None = None
 
     def numbers_after(self, closed_rounds: int) -> dict[str, float]:
         """Return the numbers of the loss after some rounds."""
@@ -94,7 +96,8 @@ def build(basis: Basis[DepthFlSettings]) -> Strategy:
     ``label_rule`` defaults to off: the paper averages every entry over all devices that hold it.
 
     Raises:
-        PlanError: a plan is configured, or no tier of full width is in use.
+        PlanError: a plan is configured, no tier of full width is in use, or FedDyn cannot correct
+            the merge.
     """
     if basis.plan != "static":
         raise PlanError(
@@ -104,12 +107,15 @@ def build(basis: Basis[DepthFlSettings]) -> Strategy:
     tiers = _tiers_of_full_width(basis)
     label_rule = basis.label_rule is True
     selective = heterofl.build(replace(basis, tiers=tiers, label_rule=label_rule))
-    return replace(
+    depthfl = replace(
         selective,
         name="depthfl",
         paper="https://openreview.net/forum?id=pf8RIZTMU58",
         instruct=instruct_numbers(basis.options.numbers_after),
     )
+    if basis.options.feddyn is None:
+        return depthfl
+    return regularise(depthfl, basis.options.feddyn, basis)
 
 
 def _tiers_of_full_width(basis: Basis[DepthFlSettings]) -> Sequence[Tier]:

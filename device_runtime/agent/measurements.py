@@ -13,7 +13,7 @@ from fleet_protocol.messages import Profile
 
 @dataclass(frozen=True)
 class ReportedData:
-    """What a board reports about its data.
+    """The facts that a board reports about its data.
 
     Attributes:
         examples: number of training samples.

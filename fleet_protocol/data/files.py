@@ -101,6 +101,12 @@ def _bounded_lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
             ) from None
         if not line:
             return
+        # The csv module would take it for a letter, and an error would print the whole workbook.
+        if "\0" in line:
+            raise DataError(
+                f"{path} is not a text table: it has a zero byte, as a workbook, a Parquet file or "
+                "a damaged file has; save the table as CSV UTF-8"
+            )
         if len(line) > most:
             raise DataError(
                 f"{path} has a line of more than {most:,} characters, so it is damaged, or "

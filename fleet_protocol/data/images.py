@@ -19,6 +19,7 @@ from fleet_protocol.data.files import decoding, need, table_rows
 from fleet_protocol.data.sources import ImagesData
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.foreign_files import name_problem, quoted
+from fleet_protocol.spelling import did_you_mean
 
 IMAGE_SUFFIXES = {
     ".bmp",
@@ -199,8 +200,8 @@ def _list_by_folder(config: ImagesData) -> _Listing:
     unknown = sorted(by_name.keys() - set(labels))
     if unknown:
         raise DataError(
-            f"{config.path} has a folder {unknown[0]!r} that `labels` does not list: add it, or "
-            "move it away"
+            f"{config.path} has a folder {unknown[0]!r} that `labels` does not list"
+            f"{did_you_mean(unknown[0], labels)}: add it, rename it, or move it away"
         )
     # A label may have no folder: a board of a fleet may lack images of it.
     images: list[tuple[Path, int]] = []

@@ -40,8 +40,8 @@ class Source(FrozenModel):
     its original type.
 
     Attributes:
-        shape: shape of one sample, such as ``[1, 28, 28]``; required if the file has flat samples,
-            or samples without axes of size 1.
+        shape: shape of one sample, such as ``[1, 28, 28]``; required if the samples in the file
+            are flattened, or if their axes of size 1 were removed.
         scale: factor by which every value is multiplied.
         mean: number that is subtracted after scaling: one number, or one per column of a table or
             per channel of an image (the first axis of a sample).
@@ -54,10 +54,11 @@ class Source(FrozenModel):
             an array with the same number of samples.
         augment: random changes, applied in this order to the samples of training steps; evaluations
             use unchanged samples. ``crop`` pads an image with 4 black pixels on each side, and
-            crops it to its size at a random place. ``flip`` mirrors an image with probability 1/2.
+            crops it back to its original size at a random
+            position. ``flip`` mirrors an image with probability 1/2.
             ``box-crop`` enlarges a random box in an image to the size of the image. Your own
-            function receives a batch in the model's form and the step's numpy generator, which is
-            the only permitted source of randomness.
+            function receives a batch, in the shape that the model expects, and the step's numpy
+            generator, which is the only permitted source of randomness.
         black: value of a black pixel in the source, before scaling: one number, or one per channel.
         limit: maximum number of samples to use, from the start of the data; None for all.
         bounds: limits of what is read; a source that exceeds them is refused.

@@ -11,6 +11,7 @@ from fleet_protocol.data.facts import plain_name
 from fleet_protocol.data.sources import CsvData
 from fleet_protocol.data.table_labels import is_number
 from fleet_protocol.errors import DataError
+from fleet_protocol.spelling import did_you_mean
 
 # Texts that programs write for a missing value, in lower case.
 _MISSING = frozenset(
@@ -197,7 +198,10 @@ def _find_place(
         delimiter = _other_delimiter(names or ())
         if delimiter is not None:
             remedy = f"set delimiter = {json.dumps(delimiter)} in [data]"
-        raise DataError(f"{config.path} has no column {column!r} (it has {existing}); {remedy}")
+        guess = did_you_mean(str(name), names or ())
+        raise DataError(
+            f"{config.path} has no column {column!r}{guess} (it has {existing}); {remedy}"
+        )
     return list(names).index(name)
 
 

@@ -110,7 +110,9 @@ AsJson = Annotated[
 ]
 Watch = Annotated[
     bool,
-    typer.Option("--watch", help="Update the output whenever it changes.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--watch", help="Print the output again whenever the store changes.", rich_help_panel=OUTPUT
+    ),
 ]
 _ASK = (
     "Read from the page at http(s)://host:port instead, with the token from SHOAL_TOKEN or from"

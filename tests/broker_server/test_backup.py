@@ -239,7 +239,7 @@ def test_a_damaged_newest_version_is_named_and_ends_no_run(killed, url, running)
         finished = server.wait()
     assert (finished.status, finished.exit_code) == ("stopped", StorageError.exit_code)
     assert (
-        f"{path}, of version 0, is damaged; `shoal restore` a backup; the run is not over"
+        f"{path}, of version 0, is damaged; `shoal restore` a backup; the run has not ended"
         in finished.error
     )
     path.write_bytes(whole)

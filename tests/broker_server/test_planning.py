@@ -352,7 +352,7 @@ def test_incomplete_artifacts_are_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing is exported there.*shoal export --arch tiny"):
         load_artifacts(tmp_path, ARCH, chunk_bytes=CHUNK)
     export_tiny(tmp_path)
-    with pytest.raises(ConfigError, match="it holds tiny"):
+    with pytest.raises(ConfigError, match="it contains tiny"):
         load_artifacts(tmp_path, "conv", chunk_bytes=CHUNK)
     (tmp_path / ARCH / "w0.50-d1" / "eval.onnx").unlink()
     with pytest.raises(ConfigError, match=r"eval\.onnx is missing"):

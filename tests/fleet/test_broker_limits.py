@@ -12,6 +12,7 @@ from fleet_protocol.control import UpdateRefused
 from fleet_protocol.errors import BrokerRefusedError, ConfigError, RefusalReason
 from shoal.local_fleet import LocalDevice
 from tests.brokers import mosquitto_broker
+from tests.device_runtime.device_process import DeviceProcess
 from tests.fleet.conftest import Watcher, run
 from tests.refusing_brokers import FORTY_KB, dynamic_security, quota_broker
 
@@ -116,3 +117,40 @@ def test_a_server_that_may_not_subscribe_says_so_at_its_start(ground, tmp_path):
         pytest.raises(BrokerRefusedError, match=r"subscription to shoal/.*Not authorized"),
     ):
         run(ground.config(broker.login("board"), rounds=1), Watcher())
+
+
+def test_a_board_whose_broker_refuses_it_is_not_asked_in_every_round(ground, tmp_path):
+    """Beside a board that trains, it made 1.2 kB and six lines a round, and 60 rounds take a
+    minute.
+    """
+    rights = [
+        "publish shoal/#",
+        "subscribe shoal/v1/test/devices/#",
+        "subscribe shoal/v1/test/server/#",
+    ]
+    data = {"kind": "npz", "path": str(ground.data / "device-0.npz")}
+    with (
+        dynamic_security(tmp_path, rights) as broker,
+        quota_broker(broker.port, 10**9, b"") as front,
+    ):
+        own = front.url.replace("mqtt://", "mqtt://board:board@")
+        bad = DeviceProcess(tmp_path / "bad", own, data, device="bad", fleet="test")
+        good = DeviceProcess(
+            tmp_path / "good", broker.login("server"), data, device="good", fleet="test"
+        )
+        try:
+            for device in (bad, good):
+                device.start()
+                device.wait_log("state=idle")
+            lines = len(bad.log().splitlines())
+            passed = front.bytes
+            config = ground.config(broker.login("server"), rounds=12, min_devices=1)
+            assert run(config, Watcher()).status == "finished"
+            assert bad.log().count("refused: refused-by-broker") == 1
+            assert len(bad.log().splitlines()) - lines <= 10
+            assert front.bytes - passed <= 10_000
+        finally:
+            bad.kill()
+            good.kill()
+    with contextlib.closing(Store(config.store)) as store:
+        assert [line.device for line in store.refusals()] == ["bad"]

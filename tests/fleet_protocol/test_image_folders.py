@@ -155,3 +155,11 @@ def test_a_label_is_listed_once(tmp_path):
     """Else its images count twice, under two labels."""
     with pytest.raises(ValidationError, match="'cat' is listed 2 times"):
         load(tmp_path, labels=["cat", "dog", "cat "])
+
+
+def test_a_folder_that_is_spelt_otherwise_is_suggested(tmp_path):
+    """Names count as they are written."""
+    write(tmp_path, "Cat/1.png", "dog/1.png")
+    config = {"kind": "images", "path": tmp_path, "labels": ["dog", "cat"]}
+    with pytest.raises(DataError, match=r"'Cat' that `labels` does not list \(did you mean 'cat'"):
+        load_data(CONFIG.validate_python(config))

@@ -91,7 +91,9 @@ def test_a_text_among_numbers_is_named(tmp_path):
 )
 def test_a_header_that_is_a_sample_is_refused(tmp_path, text, keys):
     """The first sample would be lost without a word."""
-    with pytest.raises(DataError, match=r"the first line of .*d\.csv holds .*set header = false"):
+    with pytest.raises(
+        DataError, match=r"the first line of .*d\.csv contains .*set header = false"
+    ):
         load(tmp_path, text, **keys)
 
 
@@ -166,3 +168,21 @@ def test_labels_name_numbers_too(tmp_path):
         DataError, match=r"line 2 of .*d\.csv has the label '0', which `labels` in .* does not list"
     ):
         load(tmp_path, "a,label\n1,0\n2,1\n", labels=["1", "2"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"PK\x03\x04" + bytes(300), b"PAR1" + bytes(90) + b"PAR1", b"a,label\n1,0\n2\0,1\n"],
+    ids=["workbook", "parquet", "damaged"],
+)
+def test_a_table_that_is_no_text_is_named_in_one_line(tmp_path, content):
+    """The message contained the zero bytes of a workbook, as the names of its columns."""
+    (tmp_path / "d.csv").write_bytes(content)
+    with pytest.raises(DataError, match=r"d\.csv is not a text table: .*CSV UTF-8") as raised:
+        load_data(CONFIG.validate_python({"kind": "csv", "path": tmp_path / "d.csv"}))
+    assert "\0" not in str(raised.value)
+
+
+def test_a_column_that_is_spelt_otherwise_is_suggested(tmp_path):
+    with pytest.raises(DataError, match=r"no column 'Weigth' \(did you mean 'weight'\?\)"):
+        load(tmp_path, "weight,label\n1,0\n", columns=["Weigth"])

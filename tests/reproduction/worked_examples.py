@@ -707,6 +707,55 @@ def d1(seed: int = 9) -> dict[str, Any]:
     }
 
 
+def d2() -> dict[str, Any]:
+    """FedDyn of the paper's algorithm 1 with gradients g and h, on two blocks and two devices."""
+    alpha, fleet = 0.25, 5
+    model = {"shallow": [1.0, -2.0], "deep": [0.5]}
+    start = {name: list(values) for name, values in model.items()}
+    h = {name: [0.0] * len(values) for name, values in model.items()}
+    g = {"a": {"shallow": [0.0, 0.0], "deep": [0.0]}, "b": {"shallow": [0.0, 0.0]}}
+    rounds = [
+        {"a": {"shallow": [1.5, -1.0], "deep": [1.0]}, "b": {"shallow": [0.25, -3.0]}},
+        {"b": {"shallow": [2.0, 0.5]}},
+        {"a": {"shallow": [0.75, 1.25], "deep": [-1.0]}},
+    ]
+    expected = []
+    for trained in rounds:
+        anchors: dict[str, Any] = {}
+        changes: dict[str, list[list[float]]] = {}
+        for device, values in trained.items():
+            anchors[device] = {}
+            for name, after in values.items():
+                before, slope = model[name], g[device][name]
+                anchors[device][name] = [w + s / alpha for w, s in zip(before, slope, strict=True)]
+                change = [new - w for new, w in zip(after, before, strict=True)]
+                g[device][name] = [s - alpha * d for s, d in zip(slope, change, strict=True)]
+                changes.setdefault(name, []).append(change)
+        for name, rows in changes.items():
+            sums = [sum(column) for column in zip(*rows, strict=True)]
+            h[name] = [b - alpha * d / fleet for b, d in zip(h[name], sums, strict=True)]
+            model[name] = [
+                w + d / len(rows) - b / alpha
+                for w, d, b in zip(model[name], sums, h[name], strict=True)
+            ]
+        expected.append(
+            {
+                "anchors": anchors,
+                "model": {name: list(values) for name, values in model.items()},
+                "correction": {name: [b / alpha for b in values] for name, values in h.items()},
+            }
+        )
+    memories = {
+        device: {name: [s / alpha for s in values] for name, values in own.items()}
+        for device, own in g.items()
+    }
+    return {
+        "id": "D2-feddyn",
+        "inputs": {"alpha": alpha, "fleet_devices": fleet, "start": start, "rounds": rounds},
+        "expected": {"rounds": expected, "memories": memories},
+    }
+
+
 def other_numbers() -> list[dict[str, Any]]:
     """One entry of each kind that is computed here."""
     return [
@@ -715,5 +764,5 @@ def other_numbers() -> list[dict[str, Any]]:
         i1(), i2(), i3(), i4(),
         w1(), w1("sum_of_reciprocals"), w3(),
         f1(), f2(), f3(),
-        d1(),
+        d1(), d2(),
     ]  # fmt: skip

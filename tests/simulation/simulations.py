@@ -64,9 +64,11 @@ def tensors(folder: Path, run: str) -> list[dict[str, Any]]:
     return [tensors_in(blobs.path(digest).read_bytes()) for digest in _digests(folder, run)]
 
 
-def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> control.RunFinished:
+def as_a_fleet(
+    config: SimulationConfig, folder: Path, holdout: float = 0.0, cache: int = 0
+) -> control.RunFinished:
     """What a simulation does, by agents and a server over a real broker; the store is in
-    ``<folder>/fleet``.
+    ``<folder>/fleet``. Agents may keep this many bytes of the outputs of frozen layers.
     """
     prepared = prepare(config)
     x = np.load(prepared.data / "train_x.npy")
@@ -77,7 +79,9 @@ def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> 
     for name, kind, held in zip(table.ids, table.kinds, split.train, strict=True):
         path = folder / f"{name}.npz"
         np.savez(path, x=x[held], y=y[held])
-        devices.append(LocalDevice(name, path, kind.max_width, max_depth=kind.max_depth))
+        devices.append(
+            LocalDevice(name, path, kind.max_width, max_depth=kind.max_depth, cache=cache)
+        )
     fleet = config.fleet(
         artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set
     )

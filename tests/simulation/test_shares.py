@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from broker_server.store import Store
+from device_runtime.training.kept_outputs import FOLDER as KEPT
 from models import Tier
 from models.tier import HEAD_SHARE
 from simulation.model_tables import ModelTable
@@ -95,6 +96,29 @@ def test_a_fleet_of_shares_ends_where_its_simulation_does(cache, tmp_path, allow
     simulated_versions = tensors(simulated.folder, simulated.run)
     assert len(simulated_versions) == 3
     fleet_versions = tensors(tmp_path / "fleet", fleet.run)
+    for own, theirs in zip(simulated_versions, fleet_versions, strict=True):
+        for name, value in own.items():
+            np.testing.assert_array_equal(value, theirs[name])
+
+
+@pytest.mark.slow
+def test_a_fleet_that_keeps_outputs_ends_where_its_simulation_does(cache, tmp_path):
+    """Boards read the outputs of the frozen layers from disk; the simulation computes them all."""
+    tables = {**TABLES, "tiers": {**TABLES["tiers"], "allowed": TIERS[2:]}}
+    # So wide that a board measures that it reads rows faster than it computes them.
+    tables["model"] = {**MODEL, "settings": {"hidden": (1024, 1024, 8)}}
+    config = settings(tmp_path / "simulation", cache, devices={"count": 2}, **tables)
+    simulated = simulate(config)
+    fleet = as_a_fleet(config, tmp_path, cache=10_000_000)
+    assert fleet.status == "finished", fleet.error
+    folders = sorted((tmp_path / "devices").glob(f"*/{KEPT}"))
+    assert len(folders) == 2
+    for folder in folders:
+        # The outputs of the layer below the head, eight numbers for each sample.
+        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) > 1000
+    simulated_versions = tensors(simulated.folder, simulated.run)
+    fleet_versions = tensors(tmp_path / "fleet", fleet.run)
+    assert len(simulated_versions) == len(fleet_versions) == 3
     for own, theirs in zip(simulated_versions, fleet_versions, strict=True):
         for name, value in own.items():
             np.testing.assert_array_equal(value, theirs[name])

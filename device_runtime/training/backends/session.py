@@ -194,6 +194,16 @@ class TrainSession:
                 np.copyto(anchors[anchor_input(name)], value)
         self._step.set("mu", mu)
 
+    def move_anchor(self, distances: Mapping[str, Array]) -> None:
+        """Move the weights towards which the proximal term pulls, until the next `anchor` (FedDyn).
+
+        Args:
+            distances: name of each trained parameter to float32 array of its local shape.
+        """
+        anchors = self._step.fixed
+        for name, distance in distances.items():
+            anchors[anchor_input(name)] += distance
+
     def load(self, weights: Mapping[str, Array], mu: float = 0.0) -> None:
         """Load new parameters; the optimizer starts from its initial states.
 

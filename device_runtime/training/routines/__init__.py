@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from device_runtime.training.own_settings import read_settings
-from device_runtime.training.routines import mutual, private, statistics, train
+from device_runtime.training.routines import dynamic, mutual, private, statistics, train
 from device_runtime.training.routines.routine import Result, Routine
 from device_runtime.training.task import DeviceSetup
 from fleet_protocol.encodings import ENCODINGS
@@ -19,6 +19,7 @@ ROUTINES: Mapping[str, Routine] = MappingProxyType(
         statistics.ROUTINE.name: statistics.ROUTINE,
         mutual.ROUTINE.name: mutual.ROUTINE,
         private.ROUTINE.name: private.ROUTINE,
+        dynamic.ROUTINE.name: dynamic.ROUTINE,
     }
 )
 

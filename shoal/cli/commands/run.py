@@ -23,7 +23,7 @@ def _run(
         list[Path] | None,
         typer.Option(
             help="Configuration of a board that this command runs on this machine until the run"
-            " ends; repeat it for each board. Its log is written beside the file.",
+            " ends; repeat it for each board. The board's log is written next to this file.",
         ),
     ] = None,
     as_json: AsJson = False,
