@@ -75,8 +75,8 @@ def regularise(strategy: Strategy, settings: FedDynSettings, basis: Basis[Any]) 
         basis: the configuration of the method.
 
     Raises:
-        PlanError: the number of devices is not set, updates have weights, the merge is not a mean, or
-            an optimizer of the server is configured.
+        PlanError: the number of devices is not set, updates have weights, the merge is not a mean,
+            or an optimizer of the server is configured.
     """
     if settings.fleet_devices is None:
         raise PlanError(
