@@ -164,7 +164,7 @@ def export_tiers(
 
     recipe = recipe_of(table.recipe, own)
     export_architecture(
-        ExportRequest(model.architecture, model.settings, tiers, recipe),
+        ExportRequest(model.architecture, model.settings, tiers, recipe, layout=model.layout),
         out,
         ExportOptions(formats=("onnx",), progress=progress),
     )

@@ -73,6 +73,8 @@ class ExportRequest:
         heads: number of labels of tiers that have a separate head.
         seed: seed of the initial weights and of the random batches of the checks.
         start: initial weights of the global model, including frozen tensors; None to draw them.
+        layout: what `infer_layout` returns for the architecture and settings, for a caller that
+            has it, so that it is not proved twice; None to infer it.
     """
 
     arch: Architecture
@@ -82,6 +84,7 @@ class ExportRequest:
     heads: Mapping[Tier, int] = field(default_factory=dict)
     seed: int = 0
     start: InitialWeights | None = None
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,10 @@ def export_architecture(
     arch = request.arch
     wanted = list(dict.fromkeys(request.tiers))
     _refuse_formats(arch, wanted, options.written)
-    with calm_torch():
-        layout = infer_layout(arch, request.settings)
+    layout = request.layout
+    if layout is None:
+        with calm_torch():
+            layout = infer_layout(arch, request.settings)
     refuse_uncut_tiers(layout, wanted)
 
     selection = select_tiers(out / arch.name, wanted, request.heads, options.others)

@@ -2,10 +2,10 @@
 
 Tracing with a symbolic size takes PyTorch twice as long as with a number. So the first tier of an
 export is traced with a symbol, and the others with a prime that divides none of their sizes:
-multiples of the prime stand for multiples of the batch. This is valid if the same operators give
-multiples of the batch in the same places as in the first tier, and no other expression of it; any
-other program is traced with a symbol, too. All graphs are compared with PyTorch at other batch
-sizes.
+multiples of the prime stand for multiples of the batch, and one less stands for one less, as in an
+unbiased variance. This is valid if each operator that takes or moves the batch does so as one in
+the first tier, and no program has another expression of it; any other program is traced with a
+symbol, too. All graphs are compared with PyTorch at other batch sizes.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def mark_of(ports: Sequence[Port]) -> int | None:
             if isinstance(size, int):
                 sizes.append(size)
     for mark in _MARKS:
-        if all(size % mark for size in sizes):
+        if all(_expression(size, mark) is None for size in sizes):
             return mark
     return None
 
@@ -58,8 +58,9 @@ def describe(program: fx.GraphModule, mark: int | None) -> None:
         if isinstance(value, torch.SymInt):
             return dim_of(value)
         # A bool is not a size, although Python treats it as a number.
-        if mark and type(value) is int and value and value % mark == 0:
-            return value // mark * _BATCH
+        if mark and type(value) is int:
+            expression = _expression(value, mark)
+            return value if expression is None else expression
         return value
 
     for node in program.graph.nodes:
@@ -70,8 +71,22 @@ def describe(program: fx.GraphModule, mark: int | None) -> None:
         node.kwargs = kwargs
 
 
+def _expression(value: int, mark: int) -> Any:
+    """Return the expression of the batch that a number stands for; None if it is another size."""
+    if value <= 0:
+        return None
+    if value % mark == 0:
+        return value // mark * _BATCH
+    if value % mark == mark - 1:
+        return (value + 1) // mark * _BATCH - 1
+    return None
+
+
 def uses_of(program: fx.GraphModule) -> list[Any] | None:
-    """Return where a program uses its batch size; None if a use is not a multiple of it."""
+    """Return where a program uses its batch size.
+
+    It is None if a use is neither a multiple of the batch size nor one less.
+    """
     uses: list[Any] = []
     for node in program.graph.nodes:
         result = node.meta["val"]
@@ -83,13 +98,27 @@ def uses_of(program: fx.GraphModule) -> list[Any] | None:
         for leaf in tree_leaves(result):
             if isinstance(leaf, Spec):
                 returned.append(_batches(leaf.shape))
-        if not all(_are_multiples(sizes) for sizes in (taken, *returned)):
+        if not all(_are_counts(sizes) for sizes in (taken, *returned)):
             return None
         first = _batches(arguments[0].shape) if _is_tensor_first(arguments) else {}
         moves_batch = any(returned) and returned != [first]
         if taken or moves_batch:
-            uses.append((node.target, *taken, *map(tuple, returned)))
+            uses.append((node.target, _places(taken), *map(_places, returned)))
     return uses
+
+
+def has_only_uses(program: fx.GraphModule, known: Sequence[Any] | None) -> bool:
+    """Return whether a program uses its batch size in no other way than another program.
+
+    A narrow tier may leave out what changes nothing at its sizes, such as a copy of one channel.
+    """
+    uses = uses_of(program)
+    return uses is not None and known is not None and set(known).issuperset(uses)
+
+
+def _places(sizes: dict[int, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the places of expressions of the batch size, with 0 or -1 for what is added."""
+    return tuple((place, int(size.as_coeff_Add()[0])) for place, size in sizes.items())
 
 
 def _arguments(node: fx.Node) -> list[Any]:
@@ -105,11 +134,14 @@ def _is_tensor_first(arguments: Sequence[Any]) -> bool:
     return bool(arguments) and isinstance(arguments[0], Spec)
 
 
-def _are_multiples(sizes: dict[int, Any]) -> bool:
-    """Return whether every expression of the batch size is a multiple of it."""
-    return all(
-        isinstance(size, sympy.Expr) and size.as_coeff_Mul()[1].is_Symbol for size in sizes.values()
-    )
+def _are_counts(sizes: dict[int, Any]) -> bool:
+    """Return whether every expression of the batch size is a multiple of it, or one less."""
+    return all(isinstance(size, sympy.Expr) and _is_count(size) for size in sizes.values())
+
+
+def _is_count(size: sympy.Expr) -> bool:
+    shift, multiple = size.as_coeff_Add()
+    return shift in {0, -1} and bool(multiple.as_coeff_Mul()[1].is_Symbol)
 
 
 def _batches(sizes: Sequence[Any]) -> dict[int, Any]:

@@ -147,6 +147,16 @@ class WorstDeviation:
             return False
         return all(mask.sum() <= max(1, _EDGE_SHARE * mask.size) for mask in self.beyond.values())
 
+    def is_refused(self, *, exact: bool) -> bool:
+        """Return whether further steps of a run cannot change that it deviates.
+
+        Args:
+            exact: whether float64 decides; then a few entries at an edge may still be allowed.
+        """
+        if self.relative <= self.allowed:
+            return False
+        return not exact or not self.has_few_beyond
+
     def report(self, graph: str, steps: int) -> CheckSpec:
         """Return the figures.
 
@@ -278,6 +288,9 @@ def repeated(run: Callable[[SizedBatches, bool], CheckSpec], batches: SizedBatch
     with other random batches. If all runs deviate, they are repeated and float64 decides. If all of
     these deviate, too, the graph is right only if a few entries deviate in each run, and none in
     all: a bug is in the same entries each time. The figures then say how many there were.
+
+    A run ends with the first step that refuses it (`WorstDeviation.is_refused`), so that the
+    refusal of a large model takes a few steps instead of many.
 
     Args:
         run: compares on some batches; its second argument tells whether float64 decides.

@@ -5,7 +5,7 @@ recomputed just before that consumer from values that are alive there anyway (fo
 halves of a max pooling from the normalised map).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,18 +37,34 @@ class _Peak:
     alive: frozenset[str]  # values (not views) that are in memory then
 
 
-class _Reads:
-    """Caches the values that nodes read; schedules that differ in a few nodes share it."""
+@dataclass(frozen=True)
+class _NodeFacts:
+    """What a schedule needs of a node; reading it from a node takes much longer."""
+
+    is_view: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reads: frozenset[str]  # including those of its inner graphs
+
+
+class _Facts:
+    """Caches the facts of nodes; schedules that differ in a few nodes share it."""
 
     def __init__(self) -> None:
-        # The node is kept with its reads, so that no other object gets its id.
-        self._by_node: dict[int, tuple[onnx.NodeProto, frozenset[str]]] = {}
+        # The node is kept with its facts, so that no other object gets its id.
+        self._by_node: dict[int, tuple[onnx.NodeProto, _NodeFacts]] = {}
 
-    def values_of(self, node: onnx.NodeProto) -> frozenset[str]:
-        """Return the values that a node reads, including those of its inner graphs."""
+    def of(self, node: onnx.NodeProto) -> _NodeFacts:
+        """Return the facts of a node."""
         entry = self._by_node.get(id(node))
         if entry is None:
-            entry = (node, frozenset(values_read(node)))
+            facts = _NodeFacts(
+                node.op_type in VIEWS,
+                tuple(node.input),
+                tuple(node.output),
+                frozenset(values_read(node)),
+            )
+            entry = (node, facts)
             self._by_node[id(node)] = entry
         return entry[1]
 
@@ -60,7 +76,7 @@ class _Schedule:
         nodes: the nodes in the order in which they run.
         sizes: sizes of values in bytes.
         fixed: values that live outside a run: inputs, outputs, constants.
-        reads: the values that nodes read.
+        facts: of the nodes.
     """
 
     def __init__(
@@ -68,22 +84,25 @@ class _Schedule:
         nodes: Sequence[onnx.NodeProto],
         sizes: Mapping[str, int],
         fixed: frozenset[str],
-        reads: _Reads,
+        facts: _Facts,
     ) -> None:
         self.nodes = list(nodes)
         self.sizes = dict(sizes)
         self.fixed = fixed
-        self.reads = reads
+        self.facts = facts
+        self._by_index = [facts.of(node) for node in self.nodes]
         # The values whose memory each node reads.
         self._read_roots: list[set[str]] = []
         self.owner: dict[str, str] = {}
         self.uses: dict[str, list[int]] = {}
         self.producer: dict[str, onnx.NodeProto] = {}
         for index, node in enumerate(self.nodes):
-            if node.op_type in VIEWS:
-                self.owner[node.output[0]] = self.root(node.input[0])
-            self.producer.update(dict.fromkeys(node.output, node))
-            roots = {self.root(name) for name in reads.values_of(node)}
+            of_node = self._by_index[index]
+            if of_node.is_view:
+                self.owner[of_node.outputs[0]] = self.root(of_node.inputs[0])
+            for name in of_node.outputs:
+                self.producer[name] = node
+            roots = {self.root(name) for name in of_node.reads}
             self._read_roots.append(roots)
             for name in roots:
                 self.uses.setdefault(name, []).append(index)
@@ -96,24 +115,48 @@ class _Schedule:
     @cached_property
     def peak(self) -> _Peak:
         """Return the moment of peak memory."""
+        nbytes = 0
+        peak = 0
+        for index, live in enumerate(self._live_bytes()):
+            if live > nbytes:
+                nbytes = live
+                peak = index
+        return _Peak(nbytes, peak, self._alive_at(peak))
+
+    def has_peak_below(self, nbytes: int) -> bool:
+        """Return whether fewer bytes are live at every moment."""
+        return all(live < nbytes for live in self._live_bytes())
+
+    def _live_bytes(self) -> Iterator[int]:
+        """Yield the bytes of live values while each node runs."""
         live = 0
-        worst = _Peak(0, 0, frozenset())
         alive: set[str] = set()
-        for index, node in enumerate(self.nodes):
+        for index, facts in enumerate(self._by_index):
             new = []
-            for name in node.output:
+            for name in facts.outputs:
                 if self._has_memory(name):
                     new.append(name)
             alive.update(new)
             live += sum(self.sizes.get(name, 0) for name in new)
-            if live > worst.nbytes:
-                worst = _Peak(live, index, frozenset(alive))
+            yield live
             for name in self._read_roots[index].union(new):
-                last_use = self.uses.get(name, [index])[-1]
-                if name in alive and last_use <= index:
+                if name in alive and self._last_use(name, index) <= index:
                     alive.discard(name)
                     live -= self.sizes.get(name, 0)
-        return worst
+
+    def _alive_at(self, moment: int) -> frozenset[str]:
+        """Return the values that are in memory while a node runs."""
+        alive = set()
+        for index, facts in enumerate(self._by_index[: moment + 1]):
+            for name in facts.outputs:
+                if self._has_memory(name) and self._last_use(name, index) >= moment:
+                    alive.add(name)
+        return frozenset(alive)
+
+    def _last_use(self, name: str, index: int) -> int:
+        """Return the index of the last node that reads a value; if none does, the given one."""
+        uses = self.uses.get(name)
+        return uses[-1] if uses else index
 
     def _has_memory(self, name: str) -> bool:
         """Return whether the run allocates memory for an output of a node."""
@@ -132,7 +175,7 @@ def compute_again(graph: SizedGraph) -> None:
     # Sizes of the current graph, which was rewritten since the last measurement.
     model = helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])
     sizes = SizedGraph(model).sizes
-    schedule = _Schedule(graph.proto.node, sizes, frozenset(fixed), _Reads())
+    schedule = _Schedule(graph.proto.node, sizes, frozenset(fixed), _Facts())
     peak = schedule.peak
     while peak.nbytes > _LITTLE_BYTES:
         better = _improved(graph, schedule, peak)
@@ -166,7 +209,7 @@ def _improved(
             candidate = _recomputed(graph, schedule, name, late)
         except _TooExpensiveError:
             continue
-        if candidate.peak.nbytes < peak.nbytes:
+        if candidate.has_peak_below(peak.nbytes):
             return candidate
     return None
 
@@ -191,11 +234,12 @@ def _recomputed(
     copies = _Copies(graph, schedule, target, late)
     tail = []
     for node in schedule.nodes[late:]:
-        if not any(schedule.root(name) in copies.targets for name in node.input):
+        read = schedule.facts.of(node).inputs
+        if not any(schedule.root(name) in copies.targets for name in read):
             tail.append(node)
             continue
         inputs = []
-        for name in node.input:
+        for name in read:
             is_target = schedule.root(name) in copies.targets
             inputs.append(copies.copy_of(name) if is_target else name)
         copy = _copied(node)
@@ -204,7 +248,7 @@ def _recomputed(
     if copies.work() > _WORK_FACTOR * schedule.sizes[target]:
         raise _TooExpensiveError
     nodes = [*schedule.nodes[:late], *copies.nodes, *tail]
-    return _Schedule(nodes, copies.sizes, schedule.fixed, schedule.reads)
+    return _Schedule(nodes, copies.sizes, schedule.fixed, schedule.facts)
 
 
 class _Copies:

@@ -13,7 +13,8 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
 TRIAL_SECONDS = 15.0  # for a packet to be acknowledged; an unreachable broker decides nothing
-_NO_BLOB = "0" * 64
+TRIAL_DIGEST = "0" * 64
+"""Digest in the topic of the trial packet. No blob has it."""
 
 
 def find_chunk_bytes(link: Transport, topics: Topics, wanted: int) -> int:
@@ -42,7 +43,7 @@ def _is_taken(link: Transport, topics: Topics, chunk_bytes: int) -> bool:
     # As large as a chunk with half of the room for its header.
     packet = bytes(chunk_bytes + PACKET_ROOM // 2)
     try:
-        link.publish(topics.blob(_NO_BLOB, 0), packet)
+        link.publish(topics.blob(TRIAL_DIGEST, 0), packet)
         link.drain(time.monotonic() + TRIAL_SECONDS)
     except BrokerRefusedError:
         return False

@@ -185,6 +185,7 @@ def _export(preset: Preset, data: Dataset, seed: int, out: Path) -> Mapping[floa
                 tuple(tiers.values()),
                 Recipe.from_table(preset.recipe),
                 seed=seed,
+                layout=layout,
             ),
             out,
             ExportOptions(formats=("onnx",), progress=progress, others="replace"),

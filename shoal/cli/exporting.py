@@ -80,6 +80,7 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
                     least_share=options.start_share,
                     as_json=options.as_json,
                 ),
+                layout=layout,
             ),
             options.out,
             artifact_set.ExportOptions(

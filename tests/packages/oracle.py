@@ -55,7 +55,8 @@ def measure(packaged: Packaged, folder: Path) -> dict[str, Any]:
     has_labels = any(form.kind == "classes" for form in discovery.forms)
     table = _RECIPE if has_labels else _RECIPE.model_copy(update={"loss": _squares()})
     tiers = [layout.tier(width) for width in WIDTHS]
-    request = ExportRequest(arch, {}, tiers, Recipe.from_table(table, {}))
+    recipe = Recipe.from_table(table, {})
+    request = ExportRequest(arch, {}, tiers, recipe, layout=layout)
     reports = export_architecture(request, folder / "set", ExportOptions(formats=["onnx"]))
     spent = time.process_time() - begun
     tier = tiers[1]

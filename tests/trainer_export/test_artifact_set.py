@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from fleet_protocol.errors import ConfigError, ExportError, PlanError, StorageEr
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.weights import encode_weights
-from models import Cut, Layout, Tier, architecture, make_plan, slice_weights
+from models import Cut, Layout, Tier, architecture, infer_layout, make_plan, slice_weights
 from tests.trainer_export.helpers import TINY, ZOO, tiny
+from trainer_export import artifact_set
 from trainer_export.artifact_set import (
     FORMATS,
     ExportOptions,
@@ -209,6 +211,19 @@ def test_the_portable_format_alone(tmp_path: Path) -> None:
     assert set(manifest.graphs) == {"onnx/train", "onnx/eval", "onnx/infer"}
     assert not (tmp_path / "mlp" / "w0.50-d1" / "ort-training").exists()
     assert not manifest.statistics
+
+
+def test_a_layout_that_was_proved_is_not_proved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command has proved it to read its tiers, which takes seconds for a large model."""
+    arch = ZOO.get("mlp")
+    layout = infer_layout(arch, TINY["mlp"])
+    proof = mock.Mock(side_effect=AssertionError("proved again"))
+    monkeypatch.setattr(artifact_set, "infer_layout", proof)
+    request = ExportRequest(arch, TINY["mlp"], [layout.tier(0.5)], Recipe(), layout=layout)
+    (report,) = export_architecture(request, tmp_path, ExportOptions(formats=["onnx"]))
+    assert report.tier == layout.tier(0.5)
 
 
 def test_a_format_whose_runtime_is_not_installed_is_refused(

@@ -65,6 +65,17 @@ def test_a_narrow_tier_takes_the_batch_where_the_whole_does(
     assert found == graphs(*tiny(name, 0.5), {})
 
 
+def test_statistics_of_a_narrow_tier_are_traced_with_a_number(marks: list[int | None]) -> None:
+    """An unbiased variance divides by a multiple of the batch less one."""
+    known: Known = {}
+    graphs(*tiny("har_cnn"), known)
+    first = len(marks)
+    found = graphs(*tiny("har_cnn", 0.5), known)
+    assert "onnx/stats" in found
+    assert marks[first:] == [10007] * first
+    assert found == graphs(*tiny("har_cnn", 0.5), {})
+
+
 class _Last(nn.Module):
     """Gives what `last` makes of the batch."""
 
@@ -103,6 +114,18 @@ def test_what_uses_the_batch_otherwise_is_traced_with_a_symbol(
     check_graphs(files, module, Recipe(), SizedBatches(signature))
 
 
+def test_what_a_narrow_tier_leaves_out_needs_no_symbol(marks: list[int | None]) -> None:
+    """As a copy of a size of 1, while what the whole does not have is new."""
+    signature = Signature((4,), "float32", 3, known={})
+    module = _Last(lambda x: x)
+    write_forward_graphs(_Last(lambda x: x.repeat(1, 2)[:, :3]), signature, Recipe())
+    files = write_forward_graphs(module, signature, Recipe())
+    assert marks == [None, 10007]
+    assert [f.data for f in files] == [
+        f.data for f in write_forward_graphs(module, PLAIN, Recipe())
+    ]
+
+
 def test_sums_of_sizes_are_always_traced_with_a_symbol(marks: list[int | None]) -> None:
     """A number does not say which part of it is the batch."""
     signature = Signature((4,), "float32", 3, known={})
@@ -128,6 +151,7 @@ def test_the_number_divides_no_other_size() -> None:
     assert mark_of([x]) == 10007
     assert mark_of([x, Port("w", "float32", (30, 20014))]) == 10009
     assert mark_of([x, Port("w", "float32", (10009, 20014))]) is None
+    assert mark_of([x, Port("w", "float32", (30, 10006))]) == 10009
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature, model_noise
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
+from trainer_export.routines import train
 from trainer_export.routines.evaluate import check_eval
 from trainer_export.routines.statistics import check_statistics
 from trainer_export.routines.train import check_train
@@ -65,6 +66,21 @@ def test_a_wrong_momentum_is_found_and_named() -> None:
             Recipe(Sgd(momentum=0.875)),
             batches_for(module, signature),
         )
+
+
+def test_a_fault_is_refused_after_one_step_of_each_batch() -> None:
+    """Further steps cost a large model minutes, and could not make it right."""
+    module, signature = tiny("mlp")
+    recipe = Recipe(Sgd(momentum=0.5, weight_decay=0.25), clip_norm=None)
+    graph = tampered(write_train_graph(module, signature, recipe).data, 0.25, 0.75)
+    taken = mock.Mock(wraps=train.run_session)
+    with (
+        calm_torch(),
+        mock.patch.object(train, "run_session", taken),
+        pytest.raises(ExportError, match="differs from PyTorch"),
+    ):
+        check_train(graph, module, recipe, batches_for(module, signature))
+    assert taken.call_count == 10  # five batches in float32, and five judged by float64
 
 
 def test_a_small_fault_is_found() -> None:

@@ -52,3 +52,25 @@ def test_entries_that_deviate_once_are_edges_and_are_counted():
 def test_entries_of_a_fault_refuse_the_graph(places_of):
     with pytest.raises(ExportError, match="bug in a lowering"):
         repeated(deviating(places_of), Batches())
+
+
+def deviations_at(entries):
+    """Return the deviations of a step in which some entries of 400 are off."""
+    expected = np.ones(400, np.float32)
+    found = expected.copy()
+    for place, off in entries:
+        found[place] += off
+    worst = WorstDeviation(sizes=[3])
+    worst.compare({"w": found}, {"w": expected}, {"w": expected})
+    return worst
+
+
+def test_a_run_ends_with_the_step_that_refuses_it():
+    """A few entries refuse a run in float32 only, since float64 may find them to be an edge."""
+    right = deviations_at([])
+    edge = deviations_at([(7, 0.02)])
+    fault = deviations_at([(place, 0.02) for place in range(0, 400, 4)])
+    assert not right.is_refused(exact=False)
+    assert edge.is_refused(exact=False)
+    assert not edge.is_refused(exact=True)
+    assert fault.is_refused(exact=True)

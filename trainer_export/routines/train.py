@@ -351,6 +351,8 @@ class _TrainCheck:
             noise = batches.noise(self.noise_shapes, len(y), number)
             answer = Answer(y, mask, knobs=self.recipe.loss.checked_numbers())
             self._check_step(reference, _Batch(x, answer, mask, noise), worst, exact)
+            if worst.is_refused(exact=exact):
+                break
         return worst.report(self.graph, batches.steps)
 
     def _check_step(
