@@ -39,7 +39,7 @@ class _Peak:
 
 @dataclass(frozen=True)
 class _NodeFacts:
-    """What a schedule needs of a node; reading it from a node takes much longer."""
+    """Facts about a node that a schedule needs; reading them from the node takes much longer."""
 
     is_view: bool
     inputs: tuple[str, ...]

@@ -171,8 +171,8 @@ class RunKeys(FrozenModel):
     """The settings of a run, in a fleet and in a simulation.
 
     Attributes:
-        run_name: name of the run; commands accept this name as well as the run's id. A name is
-            unique within a store.
+        run_name: name of the run; commands accept this name as well as the run's id. The name must
+            be unique within a store.
         keep_versions: number of newest global versions whose weights the store keeps, in addition
             to the best version; None keeps all.
         seed: seed for device sampling, plans, and the shuffling of samples on the devices.

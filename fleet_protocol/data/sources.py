@@ -47,8 +47,8 @@ class Source(FrozenModel):
             per channel of an image (the first axis of a sample).
         std: number by which the values are divided after the subtraction: one number, or one per
             column or channel.
-        classes: number of labels; the labels are checked against it when the data is read. Without
-            it, labels are checked when a task names a model.
+        classes: number of labels; labels are checked against this number when the data is read.
+            Without it, labels are checked when a task names a model.
         transforms: your own functions, as ``file.py:function``, applied to all samples in this
             order when the samples are read. Each function takes an array ``[N, ...]``, and returns
             an array with the same number of samples.
