@@ -39,7 +39,7 @@ class _Peak:
 
 @dataclass(frozen=True)
 class _NodeFacts:
-    """Facts about a node that a schedule needs; reading them from the node takes much longer."""
+    """The facts about a node that a schedule needs; reading them from the node takes longer."""
 
     is_view: bool
     inputs: tuple[str, ...]

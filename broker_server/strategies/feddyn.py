@@ -95,7 +95,7 @@ def regularise(strategy: Strategy, settings: FedDynSettings, basis: Basis[Any]) 
         train = asked.train.model_copy(update={"proximal_mu": settings.alpha})
         return asked.model_copy(update={"train": train, "routine": ROUTINE})
 
-    # Noise would also have to cover the correction, which is not a mean of changes.
+    # Noise would have to cover the correction, too, which is not a mean of changes.
     merge = replace(
         strategy.merge,
         finish=_corrected(strategy.merge, settings.fleet_devices),
