@@ -1,6 +1,6 @@
 """One collection of updates: the tasks that were offered together, and the progress of each.
 
-`broker_server.rounds.closing` decides when it ends; other modules send, store and wait.
+`broker_server.rounds.collection_end` decides when it ends; other modules send, store and wait.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from broker_server.rounds.closing import ClosingRule, TaskProgress
+from broker_server.rounds.collection_end import ClosingRule, TaskProgress
 from broker_server.stages.update import Distance
 from broker_server.store import TaskPhase, TaskRecord, Timing
 from broker_server.updates.checks import size_limit

@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from broker_server.rounds.best import reason_to_stop
-from broker_server.rounds.closing import quorum_size
+from broker_server.rounds.collection_end import quorum_size
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.evaluators import Evaluators
 from broker_server.rounds.judging import Judge

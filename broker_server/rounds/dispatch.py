@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from broker_server.rounds.accounting import ByteCount
-from broker_server.rounds.closing import Decision, decide
 from broker_server.rounds.collecting import Cohort, CohortSum, Collection
+from broker_server.rounds.collection_end import Decision, decide
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import OperatorWish

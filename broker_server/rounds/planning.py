@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker_server.rounds.closing import ClosingRule, quorum_size
 from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.rounds.collection_end import ClosingRule, quorum_size
 from broker_server.rounds.round_records import training_tasks
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.sent_weights import SentWeights, cut_weights

@@ -7,8 +7,8 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from broker_server.rounds.closing import ClosingRule
 from broker_server.rounds.collecting import Collection
+from broker_server.rounds.collection_end import ClosingRule
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.norm_statistics import Answer, Statistics, combine_statistics
 from broker_server.rounds.planning import open_collection, statistics_tasks

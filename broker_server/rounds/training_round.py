@@ -8,8 +8,8 @@ disk, so the round continues where it was.
 import time
 from collections.abc import Mapping, Sequence
 
-from broker_server.rounds.closing import ClosingRule, Decision
 from broker_server.rounds.collecting import Collection
+from broker_server.rounds.collection_end import ClosingRule, Decision
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.judging import Judge, Judgement
 from broker_server.rounds.new_version import NoVersion, begin_folding, make_version

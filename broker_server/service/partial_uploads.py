@@ -1,6 +1,7 @@
-"""Collects the chunks of arriving updates, in memory or on disk, until they are stored.
+"""Collects the chunks of arriving updates; checks, decodes and stores complete updates.
 
-If the server ends, those in memory are lost and requested again, like lost chunks.
+Chunks are in memory or on disk. If the server ends, it loses those in memory, and requests them
+again like lost chunks.
 """
 
 import contextlib
@@ -140,8 +141,8 @@ class PartialUploads:
         else:
             self.blobs.keep(digest, data)
 
-    def store(self, task: OpenTask, ref: BlobRef, data: bytes) -> StoredUpdate:
-        """Check a finished update, decode it, and move it to its place.
+    def check_and_store(self, task: OpenTask, ref: BlobRef, data: bytes) -> StoredUpdate:
+        """Check a finished update, decode it and store it, by `broker_server.updates.intake`.
 
         Raises:
             BlobError: the weights that were sent to its device are damaged on disk.

@@ -152,7 +152,7 @@ class Reassembly:
             BlobError: the weights that were sent to its device are damaged on disk.
             RefusedError: it does not match the request.
         """
-        stored = self.partial.store(task, update, data)
+        stored = self.partial.check_and_store(task, update, data)
         self._complete.add(task.record.id)
         return stored
 

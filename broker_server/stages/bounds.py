@@ -1,4 +1,6 @@
-"""Decides which updates of a round count, and how much, by bounds from the updates themselves.
+"""Computes bounds on norms and samples from a round's updates, and a verdict on each update.
+
+`broker_server.updates.screens` calls `screen` and applies the verdicts.
 
 One device must not dominate the model. An update is measured by the Euclidean norm of its
 difference from the weights that were sent to its device, and bounded by a multiple of the median of
@@ -109,7 +111,7 @@ class EarlierNorms:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements by which an update is judged.
+    """The measurements that screens compare.
 
     Attributes:
         tier: tier of the update.
@@ -156,7 +158,7 @@ def screen(
     earlier: Mapping[str, EarlierNorms],
     config: Bounds,
 ) -> dict[str, Verdict]:
-    """Judge the updates of a round.
+    """Compare the updates of a round with the bounds; nothing is changed here.
 
     Args:
         updates: their measurements, by task.
@@ -176,7 +178,7 @@ def screen(
     verdicts = {}
     for task, update in updates.items():
         samples = int(min(update.samples, most))
-        verdicts[task] = _judge(update, bounds[update.tier], samples, config)
+        verdicts[task] = _verdict(update, bounds[update.tier], samples, config)
     return verdicts
 
 
@@ -259,7 +261,7 @@ def _usual_norm(roots: Sequence[float], values: int) -> float:
     return lower_median(roots) * math.sqrt(values)
 
 
-def _judge(
+def _verdict(
     update: Measured,
     bound: float | None,
     samples: int,

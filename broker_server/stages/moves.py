@@ -1,5 +1,6 @@
 """The changes to an update between the disk and the sums: scaling, staleness, rounding, clipping.
 
+`scale_change` and `limit_samples` apply a screen's verdict, so they run before `move_to`.
 Each is a function from an update to an update. Differences are taken in float64, because the
 difference of large floats may not be a float32.
 """
@@ -102,7 +103,7 @@ def clip_change(update: Update, clip: float) -> Update:
 
 
 def scale_change(update: Update, scale: float) -> Update:
-    """Move an update towards the sent weights: its change is multiplied by a scale below 1."""
+    """Multiply the change of an update by a scale below 1, before `move_to`."""
     sent = update.sent()
     weights: dict[str, NDArray[np.float32]] = {}
     for name, value in update.weights.items():
@@ -114,6 +115,6 @@ def scale_change(update: Update, scale: float) -> Update:
 
 
 def limit_samples(update: Update, samples: int) -> Update:
-    """Set the number of samples with which an update counts."""
+    """Set the number of samples with which an update counts, before `move_to`."""
     metrics = update.metrics.model_copy(update={"examples": samples})
     return replace(update, metrics=metrics)

@@ -1,4 +1,4 @@
-"""The screens' decision about an update, as the store keeps it with the task."""
+"""The record of how the screens treated one update, which the store keeps with the task."""
 
 from fleet_protocol.frozen import FrozenModel
 

@@ -60,8 +60,7 @@ def mean_of_sum(
 
     Returns:
         A safetensors blob of float32 weights, in the form in which the store keeps updates. Their
-            mean change has
-        at most the norm `clip`.
+        mean change has at most the norm `clip`.
     """
     # Devices concatenate their tensors in the order of the names.
     names = sorted(shapes)

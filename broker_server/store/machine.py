@@ -3,11 +3,10 @@
     planned     devices, tiers and weights are chosen and stored; no device knows of it yet
     open        offers are going out
     collecting  devices train and upload; updates are on disk before they are acknowledged
-    merging     updates are no longer accepted; the new global version is made and stored, and
-    devices
-                give its statistics
+    merging     the server accepts no more updates; it makes and stores the new global version,
+                and devices give its statistics
     closed      the round has a new global version, which may be judged until the next round ends
-    abandoned   it has none, and says why
+    abandoned   the round has no version, and records the reason
 
 Every change is committed to the store before any device receives it. A killed server therefore
 finds its round in the state whose work it must do again: announcing, collecting and merging can all
@@ -59,8 +58,8 @@ TRANSITIONS: MappingProxyType[tuple[RoundState, RoundEvent], RoundState] = Mappi
         (RoundState.COLLECTING, RoundEvent.DEADLINE): RoundState.MERGING,
         (RoundState.COLLECTING, RoundEvent.GIVE_UP): RoundState.ABANDONED,
         (RoundState.MERGING, RoundEvent.MERGED): RoundState.CLOSED,
-        # Only a merge whose result is not finite is given up here: every update was checked, their
-        # sum was not.
+        # The server gives up here if the screens refuse every update, if the merged weights are not
+        # finite, or if an update on disk is damaged.
         (RoundState.MERGING, RoundEvent.GIVE_UP): RoundState.ABANDONED,
         # CLOSED and ABANDONED have no rows: a late update is refused without touching its round.
     }

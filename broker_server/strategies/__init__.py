@@ -1,4 +1,4 @@
-"""The methods, one file per paper; `registry` has a row for each."""
+"""The methods, one file per paper, with its rows in `STRATEGIES`; `registry` joins these rows."""
 
 from broker_server.strategies import accumulator, heterofl
 

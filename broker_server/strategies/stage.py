@@ -2,8 +2,9 @@
 
 Each stage states its value in the module that has its code, in a constant `STAGES`: screens, moves
 and encodings in `broker_server.stages`, merges and weights in `broker_server.strategies`.
-`broker_server.settings.combinations` collects them and refuses those that do not go together, so
-that a new stage states its traits in its own module and nothing else changes.
+`broker_server.settings.combinations` collects them and refuses incompatible stages, so that only a
+stage's own module states its traits. A new stage also needs its setting, its call, and a row in the
+table of docs/privacy.md.
 """
 
 from collections.abc import Callable

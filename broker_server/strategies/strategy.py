@@ -157,8 +157,9 @@ class Merge(Generic[SumsT]):
             with which the round started, whose state may be overwritten.
         average: how the values of an entry are combined; a method's own merge is a mean.
         deltas: whether the global model moves, for each entry, by the mean of the updates' changes.
-            Then an update made from an earlier model can move a later one, and all can have the
-            same weight if noise is added. It is false if a fold has separate weights.
+            Then an update made from an earlier model can move a later one. The mean may be weighted
+            if each update has one weight for all its tensors; a strategy whose updates have unequal
+            weights then breaks `Trait.ALIKE`. It is false if weights differ between tensors.
     """
 
     start: Callable[[], SumsT]

@@ -1,4 +1,7 @@
-"""Decides how each update counts when its round closes: as it is, bounded, or not at all.
+"""Runs every screen when a round closes: each update counts as it is, bounded, or not at all.
+
+`broker_server.stages.bounds` and `broker_server.stages.krum` compute what this module applies;
+`broker_server.rounds.new_version` calls `screen_round`.
 
 Updates are folded as they arrive, but the bounds are known only at the close, because they are
 computed from all of them. An update that looks wrong by earlier rounds waits for the close with all
@@ -55,7 +58,7 @@ def screen_round(
     config: RobustConfig,
     noise: Noise | None = None,
 ) -> ScreenedUpdates:
-    """Judge the updates of a round, and fold each as it counts.
+    """Screen the updates of a round, and fold each as it counts.
 
     Args:
         folding: all updates of the round.
@@ -67,7 +70,7 @@ def screen_round(
     Raises:
         BlobError: an update on disk can no longer be read.
     """
-    verdicts = _judge(folding, store, old, config)
+    verdicts = _verdicts(folding, store, old, config)
     far: set[str] = set()
     # After the bounds: others are not compared with a refused update.
     if config.merge == "krum":
@@ -120,13 +123,13 @@ def expect_changes(
     return is_doubtful
 
 
-def _judge(
+def _verdicts(
     folding: Folding,
     store: Store,
     old: VersionRecord,
     config: RobustConfig,
 ) -> dict[str, Verdict]:
-    """Judge updates in comparison with each other and with those of earlier rounds."""
+    """Compare updates with each other and with those of earlier rounds."""
     measured = folding.measured
     tiers: Counter[str] = Counter()
     for update in measured.values():

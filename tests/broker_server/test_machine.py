@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.rounds.closing import ClosingRule, Decision, TaskProgress, decide, quorum_size
+from broker_server.rounds.collection_end import (
+    ClosingRule,
+    Decision,
+    TaskProgress,
+    decide,
+    quorum_size,
+)
 from broker_server.store import TaskPhase
 from broker_server.store.machine import (
     FINAL,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
-from broker_server.rounds.closing import ClosingRule
+from broker_server.rounds.collection_end import ClosingRule
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.planning import open_collection, plan_round, task_id

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
-from broker_server.rounds.closing import ClosingRule
+from broker_server.rounds.collection_end import ClosingRule
 from broker_server.rounds.planning import open_collection
 from broker_server.rounds.run_context import prepare_run
 from broker_server.service import reassembly

@@ -1,5 +1,7 @@
 """Decides when a collection of updates ends, by pure functions of answers, absences and time.
 
+Screens run later, when `broker_server.rounds.new_version` makes the version.
+
 A round does not wait for devices that are gone. It closes at the first of these events: every
 selected device has answered; the wanted number of updates has arrived, if more were requested
 (over-selection: Bonawitz et al., 2019, "Towards Federated Learning at Scale: System Design",
