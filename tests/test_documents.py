@@ -88,7 +88,9 @@ MINIMAL = {
 # Programs of the pages, by their first line, and the test that runs them.
 PROGRAMS = {
     "# fedpower.py": "tests/test_notebooks.py",
-    "@architecture()": "tests/test_tutorial.py",
+    '"""A model of your own: plain PyTorch, whose sizes that may shrink come from ``cut``."""': (
+        "tests/test_tutorial.py"
+    ),
     "def noise(x, generator):": "tests/device_runtime/test_augment.py",
     "import base64, json, pathlib, socket": "tests/device_runtime/test_serving.py",
     "from shoal import Client": "tests/shoal/test_client.py",

@@ -39,7 +39,7 @@ class _Peak:
 
 @dataclass(frozen=True)
 class _NodeFacts:
-    """What a schedule needs of a node; reading it from a node takes much longer."""
+    """The facts about a node that a schedule needs; reading them from the node takes longer."""
 
     is_view: bool
     inputs: tuple[str, ...]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.evaluation import load_test_set
 from broker_server.rounds.run_context import RunContext
-from fleet_protocol.data import CsvData, DataConfig, DataSet
+from fleet_protocol.data import DataConfig, DataSet
 from fleet_protocol.data.contract import complete_contract
 from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms, DataContract
 from fleet_protocol.errors import ConfigError, MismatchError
@@ -62,8 +62,7 @@ class FleetContracts:
         own_source = tier.tier.id in self._context.config.evaluation.tier_data
         table = f"[evaluation.tier_data.{tier.tier.id}]" if own_source else "[evaluation.data]"
         # The fleet's value for missing entries applies if the test set names none.
-        if isinstance(source, CsvData) and source.missing is None:
-            source = source.model_copy(update={"missing": terms.missing})
+        source = source.with_missing(terms.missing)
         return load_test_set(source, tier.manifest, terms, table=f"{table} of fleet.toml")
 
     def _where_settled(self) -> str:
@@ -117,7 +116,7 @@ class FleetContracts:
             terms = ContractTerms(**self._shared.model_dump(exclude={"summary"}))
         if self._has_own_labels(tier):
             terms = terms.model_copy(update={"labels": ()})
-        rule = source.missing if isinstance(source, CsvData) else None
+        rule = source.missing_value
         # One number must stand for missing values everywhere.
         if rule is not None and terms.missing not in {None, rule}:
             raise ConfigError(

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.onnx_runtime import GraphStopper, open_graph, run_graph
-from fleet_protocol.data import CsvData, DataConfig, DataSet, load_data
+from fleet_protocol.data import DataConfig, DataSet, load_data
 from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.places import naming_table
 from fleet_protocol.data.stamps import list_paths
@@ -52,7 +52,7 @@ def load_test_set(
     """
     shape = manifest.input_shape
     # The columns of a flat table are counted after the selection.
-    is_flat_table = isinstance(config, CsvData) and len(shape) == 1
+    is_flat_table = config.reads_flat_table(shape)
     shaped = config
     if not config.shape and not is_flat_table:
         shaped = config.model_copy(update={"shape": shape})

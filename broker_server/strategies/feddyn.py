@@ -75,8 +75,8 @@ def regularise(strategy: Strategy, settings: FedDynSettings, basis: Basis[Any]) 
         basis: the configuration of the method.
 
     Raises:
-        PlanError: the number of devices is not set, updates have weights, the merge is no mean, or
-            an optimizer of the server is configured.
+        PlanError: the number of devices is not set, updates have weights, the merge is not a mean,
+            or an optimizer of the server is configured.
     """
     if settings.fleet_devices is None:
         raise PlanError(
@@ -95,7 +95,7 @@ def regularise(strategy: Strategy, settings: FedDynSettings, basis: Basis[Any]) 
         train = asked.train.model_copy(update={"proximal_mu": settings.alpha})
         return asked.model_copy(update={"train": train, "routine": ROUTINE})
 
-    # Noise would have to cover the correction, too, which is no mean of changes.
+    # Noise would have to cover the correction, too, which is not a mean of changes.
     merge = replace(
         strategy.merge,
         finish=_corrected(strategy.merge, settings.fleet_devices),

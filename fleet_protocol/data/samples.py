@@ -52,7 +52,7 @@ def read_samples(
     input_shape = tuple(manifest.input_shape)
     file_source = _source_of(path, source, input_shape)
     # The columns of a flat table are only counted after the contract has chosen among them.
-    is_flat_table = isinstance(file_source, CsvData) and len(input_shape) == 1
+    is_flat_table = file_source.reads_flat_table(input_shape)
     update = {
         "path": path,
         # The model's shape, unless its inputs are laid flat or its columns are still to be chosen.

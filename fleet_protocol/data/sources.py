@@ -5,9 +5,9 @@ simulation.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import Self
@@ -64,6 +64,9 @@ class Source(FrozenModel):
         bounds: limits of what is read; a source that exceeds them is refused.
     """
 
+    has_columns: ClassVar[bool] = False
+    """Whether a contract chooses among the columns of flat samples after they are read."""
+
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     scale: Positive = 1.0
     mean: PerChannel = 0.0
@@ -74,6 +77,20 @@ class Source(FrozenModel):
     black: PerChannel = 0.0
     limit: int | None = Field(default=None, ge=1)
     bounds: ReadBounds = ReadBounds()
+
+    @property
+    def missing_value(self) -> float | None:
+        """The number that the source uses for missing values; None if it defines none."""
+        return None
+
+    def with_missing(self, value: float | None) -> Self:
+        """Return the source with a number for missing values, if it can have one and lacks it."""
+        del value
+        return self
+
+    def reads_flat_table(self, shape: Sequence[int]) -> bool:
+        """Return whether samples of this shape are rows of a table with columns to choose from."""
+        return self.has_columns and len(shape) == 1
 
     def relocated(self, move: Callable[[Path], Path]) -> Self:
         """Apply `move` to the files of the source, including those of functions."""
@@ -166,6 +183,8 @@ class CsvData(Source):
             table with missing values is refused.
     """
 
+    has_columns: ClassVar[bool] = True
+
     kind: Literal["csv"] = "csv"
     path: Path
     label_column: str | int = "label"
@@ -175,6 +194,17 @@ class CsvData(Source):
     header: bool = True
     labels: Names | None = Field(default=None, min_length=1)
     missing: float | None = None
+
+    @property
+    def missing_value(self) -> float | None:
+        """The number that replaces missing values."""
+        return self.missing
+
+    def with_missing(self, value: float | None) -> Self:
+        """Return the table with a number for missing values, unless it defines its own."""
+        if self.missing is not None:
+            return self
+        return self.model_copy(update={"missing": value})
 
     @model_validator(mode="after")
     def _one_column_has_names(self) -> Self:

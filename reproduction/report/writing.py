@@ -74,8 +74,8 @@ seed in common |
 
 _EARLIER_STATEMENTS = """## Appendix: earlier statements
 
-When the claims or settings of a table change, its earlier figures are kept beside it, but no \
-longer judged."""
+When the claims or settings of a table change, its earlier figures are kept next to \
+it, but they are no longer judged."""
 
 
 def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:

@@ -4,6 +4,7 @@ import gzip
 import os
 import struct
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.rounds.norm_statistics import batch_statistics
 from broker_server.settings.evaluation import EvaluationConfig
-from fleet_protocol.data import IdxData, NpzData
+from fleet_protocol.data import CsvData, IdxData, NpzData, make_dataset
+from fleet_protocol.data.sources import Source
 from fleet_protocol.errors import DataChangedError, DataError
 from tests.broker_server.artifacts import ARCH, CLASSES, INPUTS, tiny_layout, tiny_weights
 
@@ -314,3 +316,32 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, full):
     (tmp_path / "x").write_bytes(b"\x00\x00\x77\x01abcd")
     with pytest.raises(DataError, match="not an IDX file"):
         load_test_set(IdxData(path=tmp_path / "x", labels=tmp_path / "y"), full.manifest)
+
+
+class Rows(Source):
+    """A table of another kind than CSV."""
+
+    has_columns: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize("kind", [Rows, Source])
+def test_only_a_table_is_read_without_the_shape_of_the_model(full, monkeypatch, kind):
+    """Of any kind: its columns are counted after the contract has chosen among them."""
+    width = full.manifest.input_shape
+    read = []
+
+    def load(source):
+        read.append(source.shape)
+        return make_dataset("rows", np.zeros((3, *width), np.float32), np.zeros(3, np.int64))
+
+    monkeypatch.setattr("broker_server.rounds.evaluation.load_data", load)
+    load_test_set(kind(), full.manifest)
+    assert read == [None if kind is Rows else width]
+
+
+def test_a_table_keeps_its_own_number_for_missing_values(tmp_path):
+    """Other sources have none to keep or to get."""
+    table = CsvData(path=tmp_path / "a.csv")
+    assert table.with_missing(2.0).missing_value == 2.0
+    assert table.with_missing(3.0).with_missing(2.0).missing_value == 3.0
+    assert NpzData(path=tmp_path / "a.npz").with_missing(2.0).missing_value is None

@@ -201,7 +201,7 @@ def sequences(folder, count):
 
 @pytest.mark.attack(
     "broker",
-    "Tries in 200 random sequences, as a dishonest server, to open two sums of the same version",
+    "Tries, as a dishonest server, to open two sums of the same version in 200 random sequences",
     "no two opened sums differ by fewer than `least` devices",
     "2026-11-28",
 )

@@ -8,6 +8,7 @@ marks are read from the files, so that no test has to be imported.
 
 import ast
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,23 @@ PAGE = ROOT / "docs" / "attacks.md"
 ATTACKERS = {
     "outsider": (
         "Outsiders",
-        "Clients of the broker that have no enrolment, and other users of the computer.",
+        "Outsiders are clients of the broker that have no enrolment, and other users of the computer.",
     ),
-    "member": ("Devices", "Enrolled devices of the fleet that do not follow the protocol."),
+    "member": (
+        "Devices",
+        "These attackers are enrolled devices of the fleet that do not follow the protocol.",
+    ),
     "broker": (
         "Brokers and servers",
-        "A malicious broker, or a server that somebody has taken over.",
+        "The attacker is a malicious broker, or a server that somebody has taken over.",
     ),
-    "page user": ("Users of the page", "Clients of the page that `shoal up --view` serves."),
+    "page user": (
+        "Users of the page",
+        "These attackers are clients of the page that `shoal up --view` serves.",
+    ),
     "file": (
         "Files",
-        "Files that an operator receives from somebody else, and files that were modified.",
+        "These attacks use files that an operator receives from somebody else, or modified files.",
     ),
 }
 _HEAD = """# Attacks
@@ -108,8 +115,8 @@ def render(attacks: list[Attack]) -> str:
         tables += f"\n## {heading}\n\n{explanation}\n\n"
         tables += "| Attack | Result | Test | Date |\n|---|---|---|---|\n"
         tables += "".join(rows)
-    summary = f"There are {len(attacks)} attacks: {', '.join(counts)}."
-    return _HEAD.format(counts=summary) + tables
+    summary = f"There are {len(attacks)} attacks: {', '.join(counts[:-1])}, and {counts[-1]}."
+    return _HEAD.format(counts=textwrap.fill(summary, 118)) + tables
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def heard(inbox, kind, topic):
 
 @pytest.mark.attack(
     "outsider",
-    "Replaces the retained messages with a device's key and papers by its own messages",
+    "Replaces the retained messages that contain a device's key and papers with its own messages",
     "refused as `forged`; the server sends both again",
     "2026-11-23",
 )

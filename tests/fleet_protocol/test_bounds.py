@@ -157,7 +157,7 @@ def test_what_strangers_write_moves_no_cursor():
 
 @pytest.mark.attack(
     "outsider",
-    "Announces a blob of a terabyte",
+    "Announces a one-terabyte blob",
     "refused; no memory is allocated for it",
     "2026-11-22",
 )

@@ -105,7 +105,7 @@ def test_a_message_is_taken_once_and_in_order(fleet):
 
 @pytest.mark.attack(
     "member",
-    "Runs a copy of another device's enrolment",
+    "Connects with a copy of another device's enrolment",
     "refused as `replayed`; the log shows the command that invalidates both copies",
     "2026-11-23",
 )

@@ -106,7 +106,7 @@ def test_simulations_differ_by_their_settings_and_not_by_their_files(folders, tm
 
 @pytest.mark.attack(
     "file",
-    "The database of a store that is compared names a different folder for its artifacts",
+    "A store's database names a different folder for the artifacts, and the store is compared",
     "Shoal opens nothing in that folder, and omits the recipe",
     "2026-11-29",
 )
