@@ -76,7 +76,7 @@ class ConditionsConfig(FrozenModel):
             for more than the first share, and continues at the second.
         new_data: train only if the board has at least this many more samples than at its last
             finished task.
-        quiet_hours: times of day without training, in the board's time zone, as in
+        quiet_hours: times of day at which the board does not train, in its time zone, such as
             `["22:00-06:30"]`.
         metered: network interfaces whose traffic costs money, such as `["wwan*"]`: the board pauses
             while a default route uses one of them.

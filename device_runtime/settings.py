@@ -81,8 +81,8 @@ class OwnModelConfig(FrozenModel):
     Attributes:
         set: folder of the exported set in which the fleet's model and the board's own model are
             trained together.
-        keep_runs: number of runs, including the current one, whose own models are kept; the models
-            of older runs are removed.
+        keep_runs: number of runs, including the current one, for which the board keeps its own
+            model; the models of older runs are removed.
     """
 
     set: Path
@@ -96,7 +96,7 @@ class RuntimeConfig(FrozenModel):
         providers: execution providers in the order in which the agent tries them, such as ``CUDA``,
             or ``CPU:4`` for four threads. The agent tries the next one if a provider is missing,
             fails, computes numbers that differ from the CPU's, or is not faster than the CPU with
-            ``threads``. If no provider qualifies, the agent uses the CPU.
+            ``threads`` threads. If no provider qualifies, the agent uses the CPU.
         insist: use a provider even if it is not faster than the CPU.
     """
 
@@ -111,18 +111,18 @@ class PredictConfig(FrozenModel):
 
     Attributes:
         socket: path of the socket to which programs on the board connect; every program that can
-            write to this file may send requests.
+            write to the socket may send requests.
         mqtt: whether clients that may control the fleet's server may also send requests over the
             fleet's broker.
-        max_bytes: maximum size of a request at the socket, in bytes.
-        max_clients: maximum number of clients that are served at the socket at the same
-            time; other clients wait. Over the broker, up to this number of requests can wait;
-            further requests are refused.
+        max_bytes: maximum size of a request on the socket, in bytes.
+        max_clients: maximum number of clients that the socket serves at the same time; other
+            clients wait. Over the broker, up to this number of requests can wait; further requests
+            are refused.
         confidence: in a model with exits, stop at the first exit whose largest probability
             (softmax) is at least this number. With None, every sample passes through the whole
             model.
-        seconds: seconds allowed for receiving a request, for computing its answer, and for the
-            client to read the answer.
+        seconds: seconds allowed for each step: receiving a request, computing the answer, and
+            sending it to the client.
     """
 
     socket: Path | None = None
@@ -148,8 +148,8 @@ class DeviceConfig(FrozenModel):
         backend: training backend: ``onnx`` (portable step), ``ort-training``, or ``auto``
             (``ort-training`` if it is installed, otherwise ``onnx``).
         threads: number of threads of one training step. 0 uses every core. ``auto`` uses the
-            fastest number: at the first task on a graph, the agent tries one thread, two threads,
-            and as many as this process may use.
+            fastest number, which the agent finds at the first task that uses a graph: it tries one
+            thread, two threads, and as many as this process may use.
         holdout: share of the board's samples that is held out for evaluation.
         connect_timeout_seconds: seconds for which the agent tries to reach the broker at startup
             before it gives up.
@@ -161,8 +161,8 @@ class DeviceConfig(FrozenModel):
             tasks.
         cache: maximum size of the stored outputs of frozen layers, such as ``"2 GB"`` or a number
             of bytes; 0 stores nothing. With stored outputs, the frozen layers run once for this
-            board's samples instead of in every pass. The cache works only on the CPU, for a tier
-            that trains a share of its blocks, and with samples that are not changed at random.
+            board's samples instead of in every pass. The cache is used only on the CPU, only for a
+            tier that trains a share of its blocks, and only if samples are not changed at random.
         tls: certificate files.
         identity: identity of this board in an enrolled fleet; the board then accepts only what the
             fleet's server has signed.
@@ -175,8 +175,8 @@ class DeviceConfig(FrozenModel):
         report_data: whether to send the server the findings about the board's data, as sentences
             with figures, and a digest of the list ``labels`` in ``[data]``. If false, the findings
             appear only in this board's log and in `shoal device doctor`.
-        code: additional folders with Python functions that the data settings can name, besides this
-            file's folder.
+        code: folders, in addition to this file's folder, with Python functions that the data
+            settings can name.
     """
 
     fleet: Name

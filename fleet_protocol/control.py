@@ -88,7 +88,7 @@ class RunSteered(_RunEvent):
 
     Attributes:
         request: id of the operator's request.
-        wish: what the operator wants; see `SteerRequest`.
+        wish: the requested action; see `SteerRequest`.
     """
 
     type: Literal["run-steered"] = "run-steered"
@@ -291,9 +291,9 @@ class RunFinished(_RunEvent):
         version: number of the last global version.
         rounds: number of closed rounds.
         evaluation: evaluation of the last version, if it was evaluated.
-        wire_bytes: bytes that passed through the server's connection in the whole run; see
+        wire_bytes: bytes that passed through the server's connection during the whole run; see
             `broker_server.rounds.accounting`.
-        payload_bytes: payload bytes in the whole run; see `broker_server.rounds.accounting`.
+        payload_bytes: payload bytes during the whole run; see `broker_server.rounds.accounting`.
         error: what failed, if anything did.
         early: why the run finished before its last round, if it did.
         exit_code: exit code of a command that waited for the run.

@@ -28,7 +28,7 @@ class PlanError(ShoalError):
 
 
 class ExportError(ShoalError):
-    """A graph that cannot be lowered, or that does not agree with PyTorch."""
+    """A graph that cannot be lowered, or whose results do not agree with PyTorch's."""
 
     exit_code = 3
 
@@ -40,7 +40,7 @@ class DataError(ShoalError):
 
 
 class MismatchError(DataError):
-    """Valid data that does not match the contract of the fleet."""
+    """Valid data that does not match the fleet's contract."""
 
 
 class DataChangedError(DataError):

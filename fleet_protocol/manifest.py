@@ -172,7 +172,7 @@ class CheckSpec(FrozenModel):
         worst_absolute: largest absolute difference over all tensors and steps.
         worst_relative: largest difference relative to the largest value of its tensor, at most
             1e-4. If PyTorch's own rounding error is larger than that, the difference from a
-            computation in float64 counts instead.
+            computation in float64 is used instead.
         worst_tensor: name of the tensor with the difference ``worst_relative``.
     """
 
@@ -225,8 +225,8 @@ class Manifest(ExtendedSpec):
         flops_per_sample: floating point operations of one forward pass of one sample.
         flops_per_step_sample: floating point operations of a training step for one sample, without
             the optimizer's update.
-        peak_memory_bytes: estimated peak memory of one training process, in bytes, beyond the
-            runtime itself, for batches of 32.
+        peak_memory_bytes: estimated peak memory of one training process, in bytes, for batches of
+            32, excluding the runtime itself.
         checks: results of comparing the graphs with PyTorch.
         skipped: requested formats that the model does not support, each with the reason.
         versions: packages that exported the set, with their versions.

@@ -48,8 +48,8 @@ class PairManifest(FrozenModel):
         adaptor: parameters that the sent model adds to those that it shares with the fleet's model,
             with their own shape; None if it is the fleet's model and starts only from the sent
             weights.
-        peak_memory_bytes: estimated peak memory of one training process beyond the runtime itself,
-            for batches of 32.
+        peak_memory_bytes: estimated peak memory of one training process, for batches of 32,
+            excluding the runtime itself.
         checks: the comparison of the step with PyTorch.
         versions: exporter packages and their versions.
     """

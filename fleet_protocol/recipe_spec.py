@@ -69,7 +69,7 @@ class LossSpec(ExtendedSpec):
         bounds: allowed range of the targets, if the targets are numbers.
         parts: number of values in each target of a sample, in order, if there are several targets.
         whole: targets that are labels although they are stored as float32, by name; an empty name
-            means the only target. Each has the smallest and the largest label that the loss
+            means the only target. Each entry gives the smallest and the largest label that the loss
             accepts. A third number, if present, is a label outside this range that is ignored.
         knobs: numeric parameters that a task may set, with their defaults; each is an input of the
             train graph.
@@ -110,9 +110,9 @@ class RecipeSpec(ExtendedSpec):
         clip_value: bound on each entry of the gradient, applied before the bound on the norm; None
             for no bound.
         accumulate: whether the train graph takes a batch in pieces. The graph's input ``share`` is
-            the piece's share of those labels in the batch that are not ignored. The input ``last``
-            is 1 for the last piece; no parameter changes before that piece. The states then include
-            a ``gradient_sum.<name>`` for every parameter.
+            the share of the batch's labels that are in the piece, not counting ignored labels. The
+            input ``last`` is 1 for the last piece; no parameter changes before that piece. The
+            states then include a ``gradient_sum.<name>`` for every parameter.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"metrics", "clip_value", "accumulate"})

@@ -20,7 +20,7 @@ class SizingRules(FrozenModel):
         alpha: smallest ratio of the loss to the target loss at which training counts as far from
             its target.
         target_loss: target for the training loss.
-        stall: delta, the largest change of the loss at which training counts as stalled.
+        stall: delta, the largest change in the loss at which training counts as stalled.
         step: beta, the amount by which a stalled round changes the training efficiency.
         gamma: weight of the training efficiency relative to the system efficiency.
         efficiency: formula of the system efficiency.

@@ -38,8 +38,8 @@ class ClockConfig(FrozenModel):
     Attributes:
         table: table of device types and links: ``boards``, or the path of a TOML file in the form
             of ``simulation/clock.toml``.
-        upload: size of an upload on the clock: ``full_bits`` uses the key ``full_bits`` times the
-            squared width, and ``bytes`` uses the actual size of the update.
+        upload: how the clock determines the size of an upload: ``full_bits`` uses the key
+            ``full_bits`` times the squared width, and ``bytes`` uses the actual size of the update.
         full_bits: size of the whole model in bits. The default is the released value for the CNN on
             MNIST, about 8 bits for each parameter.
         download: whether sending the weights to a device also takes time on the clock.

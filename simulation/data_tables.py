@@ -28,8 +28,8 @@ class DataTable(FrozenModel):
         train_limit: maximum number of training samples, spread evenly over the data set; None for
             all.
         test_limit: maximum number of test samples, spread evenly over the data set; None for all.
-        validation: number of training samples, spread evenly, that no device trains on and that are
-            used for evaluation, so that you can choose settings without the test set. None
+        validation: number of training samples, spread evenly, that are withheld from all devices
+            and used for evaluation, so that you can choose settings without the test set. None
             evaluates on the test samples.
         augment: random changes to the samples of training steps; for your own files, set this key
             in ``[data.train]``.

@@ -20,7 +20,7 @@ class ModelTable(FrozenModel):
     """``[model]``: the model to train.
 
     Attributes:
-        arch: name of an architecture of the zoo, or of one in the file ``models``.
+        arch: name of an architecture in the zoo or in the file ``models``.
         settings: settings of the architecture; by default, input shape, classes and vocabulary come
             from the data.
         models: Python file with your own architectures.
@@ -30,8 +30,8 @@ class ModelTable(FrozenModel):
         depths: depths of the tiers in blocks; None for only the full depth.
         trained: shares of the blocks that tiers train, counted from the top; ``head`` trains no
             block.
-        windows: whether to also export each trained share at all its other positions, for
-            ``strategy.window``.
+        windows: whether to also export each trained share at every other position, for a
+            ``strategy.window`` other than ``top``.
         recipe: recipe of a training step.
     """
 
@@ -58,7 +58,7 @@ class OwnModel(FrozenModel):
     """One entry of ``[[own_models.models]]``.
 
     Attributes:
-        arch: name of an architecture of the zoo, or of one in the file ``model.models``.
+        arch: name of an architecture in the zoo or in the file ``model.models``.
         settings: settings of the architecture; values that come from the data may be omitted.
         labels: labels of the device's own task: for each label of the data set, the device's label
             (counted from 0), or -1 if the device's samples do not have the label. The personal

@@ -34,11 +34,11 @@ class EvaluationTable(EvaluationKeys):
     """``[evaluation]``: evaluation of the global model; further keys are those of ``fleet.toml``.
 
     Attributes:
-        local: whether to evaluate the global model also on every device's part of the test set,
+        local: whether to also evaluate the global model on every device's part of the test set,
             with the device's label mask (specification 1.6). If devices have personal models, these
             are evaluated instead.
-        matthews: whether to compute the Matthews correlation of the predictions with the labels as
-            well; requires exactly two labels.
+        matthews: whether to also compute the Matthews correlation between predictions and labels;
+            requires exactly two labels.
         perplexity: number of test samples in each chunk over which the perplexity of the global
             model is computed; 0 to skip the perplexity.
         holdout: share of every device's samples that is held out to evaluate the device's sub-model

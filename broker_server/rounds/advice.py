@@ -30,7 +30,7 @@ class Advice:
     """A finding about a run, and what to do about it.
 
     Attributes:
-        kind: ``bad`` for a problem of the run, ``info`` otherwise.
+        kind: ``bad`` for a problem with the run, ``info`` otherwise.
         title: the finding, as a sentence.
         evidence: the figures behind the finding.
         remedy: what to do, with commands in backquotes.

@@ -37,10 +37,10 @@ class BrokerConfig(FrozenModel):
             gives up.
         receivers: number of processes that receive updates, each over its own connection; with 0,
             the server itself receives the updates.
-        receiver_hosts: names of the hosts that run the receivers, assigned in turn. ``ssh`` must
-            reach each host without a password prompt, and Python, the store and the certificates
-            must have the same paths there. If empty, the receivers run on the server's own
-            computer.
+        receiver_hosts: names of the hosts that run the receivers; receivers are assigned to the
+            hosts in turn. ``ssh`` must reach each host without a password prompt, and Python, the
+            store and the certificates must have the same paths there. If empty, the receivers run
+            on the server's own computer.
     """
 
     url: str = EMBEDDED

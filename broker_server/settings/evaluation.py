@@ -95,8 +95,8 @@ class EvaluationConfig(EvaluationKeys):
 
     Attributes:
         data: the server's test set; None disables evaluation.
-        tiers: ids of additional tiers to evaluate, each as the model that its devices receive or,
-            if plans move or are random, as the model with the leading units.
+        tiers: ids of additional tiers to evaluate. Each is evaluated as the model that its devices
+            receive or, if plans move or are random, as the sub-model with the leading units.
         tier_data: test sets of tiers that have separate labels; the others are evaluated on
             ``data``.
         statistics_quorum: share of the selected devices that must answer a statistics query.

@@ -47,9 +47,9 @@ class ViewConfig(FrozenModel):
         port: port of the page; 0 selects a free port.
         host: address on which the page's server listens; with ``0.0.0.0``, other computers on the
             network can open the page if they have the token.
-        token_file: file with the token that the page requires, created if missing; by default,
-            ``view.token`` in the store.
-        actions: whether operators can act on the page, with the token in the store's file
+        token_file: file with the token that the page requires; the file is created if it is
+            missing. By default, the file is ``view.token`` in the store.
+        actions: whether operators can make changes on the page, with the token in the store's file
             ``operator.token``, which is created if missing.
     """
 
@@ -89,17 +89,17 @@ class TrainConfig(FrozenModel):
         steps: exact number of training steps per round, instead of whole passes; None for
             ``epochs``.
         batch_size: samples per step.
-        micro_batch: number of samples that a device processes at once if it cannot hold a whole
-            batch. The device sums the gradients of these pieces, and takes one step. This requires
-            ``accumulate`` in the recipe. None for whole batches.
+        micro_batch: number of samples that a device processes at once if a whole batch does not fit
+            in its memory. The device sums the gradients of these pieces, and takes one step. This
+            requires ``accumulate`` in the recipe. None for whole batches.
         mask_labels: whether to zero the logits of labels that a device does not have (specification
             1.5).
         milestones: rounds at which the learning rate is multiplied by ``factor``.
         factor: factor by which each milestone multiplies the learning rate.
         rate: warm-up and schedule of the learning rate, besides ``milestones``; None for neither.
-        optimizer_state: whether devices' optimizers start every round with a new state (``reset``),
-            or continue with the state after the device's last round of the same tier (``keep``). A
-            plan that moves its window requires ``reset``.
+        optimizer_state: whether a device's optimizer starts every round with a new state
+            (``reset``), or continues with the state after the device's last round of the same tier
+            (``keep``). A plan that moves its window requires ``reset``.
         schedule: whether a milestone changes the learning rate after its round (``after``,
             specification 1.2, step 6), or already in its round (``before``, specification 2.6).
     """
@@ -171,8 +171,8 @@ class RunKeys(FrozenModel):
     """The settings of a run, in a fleet and in a simulation.
 
     Attributes:
-        run_name: name of the run; commands accept this name as well as the run's id. A name is
-            unique within a store.
+        run_name: name of the run; commands accept this name as well as the run's id. The name must
+            be unique within a store.
         keep_versions: number of newest global versions whose weights the store keeps, in addition
             to the best version; None keeps all.
         seed: seed for device sampling, plans, and the shuffling of samples on the devices.
@@ -236,8 +236,8 @@ class FleetConfig(RunKeys):
         contract: the definition of a sample for every board, if the test set does not define it, or
             lists names in another order; None to use the test set.
         view: the page that `shoal up` also serves; None for none.
-        code: additional folders with Python functions that ``evaluation.data`` can name, besides
-            this file's folder.
+        code: folders, in addition to this file's folder, with Python functions that
+            ``evaluation.data`` can name.
     """
 
     fleet: Name

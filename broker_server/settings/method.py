@@ -18,7 +18,7 @@ class _StrategyKeys(FrozenModel):
     """How sub-models are cut and merged. Each method's own keys are in a table with its name.
 
     Attributes:
-        name: name of a strategy of Shoal or of an installed package. With ``file``, the name under
+        name: name of a strategy in Shoal or in an installed package. With ``file``, the name under
             which reports list the strategy, by default the name of the file.
         file: a Python file with your own strategy, relative to this file's folder; Shoal executes
             it when a run starts. None for no file.
@@ -26,10 +26,10 @@ class _StrategyKeys(FrozenModel):
         window: which blocks a tier trains if it trains only a share of them: the ``top`` blocks, a
             window that moves down by one block per round (``rolling``), or a ``random`` window for
             each device.
-        weighting: whether all updates have equal weights (``uniform``), or are weighted by their
-            numbers of samples (``samples``); None for the strategy's own rule.
-        label_rule: whether the server merges rows of label axes only from devices that have the
-            label; None for the strategy's own rule.
+        weighting: whether all updates have equal weights (``uniform``), or each update is weighted
+            by its number of samples (``samples``); None for the strategy's own rule.
+        label_rule: whether the server merges a row of a label axis only from devices that have the
+            row's label; None for the strategy's own rule.
         options: settings of a strategy that comes from ``file`` or from a package.
     """
 

@@ -21,12 +21,13 @@ class PrivateConfig(FrozenModel):
     Attributes:
         parts: the parts whose values each board keeps to itself between rounds: blocks (``stem``,
             ``block1`` ..., ``head``), modules by path, or patterns (``stem.norm*``).
-        private_epochs: number of passes over the samples in which a board first trains only its
+        private_epochs: number of initial passes over the samples in which a board trains only its
             private parts; in the remaining passes, it trains only the other parts. None trains all
             parts together.
         copy_model: whether each board also keeps a copy of the whole model; after an update, the
             board trains the copy further and pulls it towards the fleet's weights.
-        mu: strength of the pull of the copied model towards the fleet's weights; None for 0.1.
+        mu: strength with which the copied model is pulled towards the fleet's weights; None for
+            0.1.
         adapt_epochs: number of passes over a board's samples that adapt its model before the
             evaluation. The adapted model is neither kept nor sent. None for no adaptation.
         compare: whether boards also evaluate the model without their own parts.

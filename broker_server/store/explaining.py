@@ -24,8 +24,8 @@ class DeviceInRound:
         run: id of the run.
         round: number of the round.
         state: state of the round.
-        ending: event that ended the collection of updates; None while it lasts, and for rounds of
-            earlier versions of Shoal.
+        ending: event that ended the collection of updates; None while the collection continues, and
+            for rounds from earlier versions of Shoal.
         collect_seconds: seconds from the offers until the collection of updates ended or the round
             was abandoned.
         wanted: number of updates after which the round stopped waiting for more.

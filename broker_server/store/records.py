@@ -34,9 +34,9 @@ class RunRecord:
         detail: why the run ended, if it ended before its last round.
         created_at: when the run was created, in seconds since the epoch.
         ended_at: when the run ended, in seconds since the epoch.
-        wire_bytes: bytes that passed through the server's connection in the run; see
+        wire_bytes: bytes that passed through the server's connection during the run; see
             `broker_server.rounds.accounting`.
-        payload_bytes: payload bytes in the run; see `broker_server.rounds.accounting`.
+        payload_bytes: payload bytes during the run; see `broker_server.rounds.accounting`.
         name: name that a user gave to the run, unique in the store.
     """
 
@@ -91,7 +91,7 @@ class LeftOut(FrozenModel):
 
     Attributes:
         reasons: reasons why devices were not selected, by device id.
-        more: number of other devices that were not selected.
+        more: number of devices that were not selected and are not listed in ``reasons``.
     """
 
     reasons: Mapping[str, str]
@@ -117,7 +117,7 @@ class RoundRecord:
         wanted: number of updates after which the round stopped waiting for more; None for a round
             that an earlier version of Shoal planned.
         ending: event that ended the collection of updates.
-        collect_seconds: seconds, by the clock of the run, from the offers until the collection of
+        collect_seconds: seconds, by the run's clock, from the offers until the collection of
             updates ended or the round was abandoned.
     """
 
@@ -144,7 +144,7 @@ class VersionRecord:
 
     Attributes:
         run: id of the run.
-        number: number of the version: 0 for the initial weights, then one more for each closed
+        number: number of the version: 0 for the initial weights, increased by 1 with each closed
             round.
         round: number of the round that created the version.
         digest: digest of the version's weights.

@@ -58,8 +58,8 @@ class FedDynSettings(FrozenModel):
 
     Attributes:
         alpha: strength of the regularisation of a device's weights.
-        fleet_devices: number of devices of the whole fleet, including those that are not asked in a
-            round; must be set.
+        fleet_devices: number of devices in the whole fleet, including devices that a round does not
+            select; must be set.
     """
 
     alpha: float = Field(default=0.1, gt=0, le=1e6)

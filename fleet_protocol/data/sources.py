@@ -47,8 +47,8 @@ class Source(FrozenModel):
             per channel of an image (the first axis of a sample).
         std: number by which the values are divided after the subtraction: one number, or one per
             column or channel.
-        classes: number of labels; the labels are checked against it when the data is read. Without
-            it, labels are checked when a task names a model.
+        classes: number of labels; labels are checked against this number when the data is read.
+            Without it, labels are checked when a task names a model.
         transforms: your own functions, as ``file.py:function``, applied to all samples in this
             order when the samples are read. Each function takes an array ``[N, ...]``, and returns
             an array with the same number of samples.
@@ -151,7 +151,7 @@ class ImagesData(Source):
         size: height and width to which images are resized with Pillow's bicubic filter; None if all
             images have the same size.
         channels: number of channels: 1 for grey, 3 for colour.
-        scale: factor by which every value is multiplied; the values of pixels are 0 to 255.
+        scale: factor by which every value is multiplied; pixels have values from 0 to 255.
     """
 
     kind: Literal["images"] = "images"
@@ -170,8 +170,8 @@ class CsvData(Source):
         path: file of the table, plain or ``.gz``.
         label_column: column with the label or number to learn: its name (if there is a header), or
             its number, counted from 0.
-        label_columns: several columns to learn instead of one, as a target of several numbers, or
-            as several labels that are each true or false.
+        label_columns: several columns to learn instead of one: either a target of several numbers,
+            or several labels that are each true or false.
         columns: columns to use as inputs, in this order; by default, all columns except those to
             learn.
         delimiter: character between the fields.
@@ -219,7 +219,7 @@ class IdxData(Source):
     Attributes:
         path: file with the samples.
         labels: file with the labels.
-        scale: factor by which every value is multiplied; the values of pixels are 0 to 255.
+        scale: factor by which every value is multiplied; pixels have values from 0 to 255.
     """
 
     kind: Literal["idx"] = "idx"

@@ -81,8 +81,8 @@ class Papers(FrozenModel):
             none.
         release: the runtime that the device should install; see
             `fleet_protocol.identity.release.Release`. None if there is none.
-        heard: number of the release that the device is trying; it confirms that the server has
-            received a message from this release. Only the server adds this number.
+        heard: number of the release that the device is trying. The number confirms that the server
+            has received a message from this release. Only the server adds this number.
     """
 
     revoked: SignedRevocations

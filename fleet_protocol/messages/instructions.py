@@ -20,7 +20,7 @@ class Ramp(FrozenModel):
     Attributes:
         schedule: rule for the change.
         position: number of finished rounds in the run.
-        rounds: number of rounds of the run.
+        rounds: number of rounds in the run.
     """
 
     schedule: RateSchedule
@@ -36,8 +36,8 @@ class TrainSettings(FrozenModel):
         epochs: number of passes over the device's training data.
         steps: exact number of training steps, instead of whole passes; None for ``epochs``.
         batch_size: samples per step; the last batch of an epoch may be shorter.
-        micro_batch: number of samples that a board processes at once if it cannot hold a whole
-            batch. The board sums the gradients of these pieces for one step. None for whole
+        micro_batch: number of samples that a board processes at once if a whole batch does not fit
+            in its memory. The board sums the gradients of these pieces for one step. None for whole
             batches.
         seed: seed that, together with the round, epoch and step, determines all random draws; all
             devices of a round use the same seed.

@@ -36,7 +36,7 @@ class Accept(DeviceTaskMessage):
         lacks: blobs of the chosen tier of which the device has no chunks, and which it requests in
             full. The server does not send the tier's other blobs.
         keys: public keys of the device, if its update is part of a secure sum.
-        clock: what the device's clock shows, in seconds since 1970; absent in messages of earlier
+        clock: time on the device's clock, in seconds since 1970; absent in messages from earlier
             versions.
     """
 

@@ -17,7 +17,7 @@ class ExportArguments:
     arch: Annotated[
         str,
         typer.Option(
-            help="Name of an architecture of the zoo, or of an architecture in --models.",
+            help="Name of an architecture in the zoo or in --models.",
             rich_help_panel="Model",
         ),
     ] = ""
@@ -66,8 +66,8 @@ class ExportArguments:
         bool,
         typer.Option(
             "--windows",
-            help="Also export each share of --trained at all its other positions, for"
-            " strategy.window.",
+            help="Also export each share of --trained at every other position, for a"
+            " strategy.window other than top.",
             rich_help_panel="Tiers",
         ),
     ] = False
@@ -213,8 +213,8 @@ class ExportArguments:
         int | None,
         typer.Option(
             min=1,
-            help="Number of tiers to export in parallel; by default, as many as the number of"
-            " cores and a total of 1.5 GB of memory allow.",
+            help="Number of tiers to export in parallel; by default, one per core, with at most"
+            " 1.5 GB of memory in total.",
             rich_help_panel="Output",
         ),
     ] = None

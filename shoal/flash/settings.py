@@ -67,7 +67,7 @@ class Network(FrozenModel):
         password: password of the network, 8 to 63 characters for WPA2 or WPA3; empty for an open
             network.
         country: two-letter country code, such as ``DE``; without one, the radio stays off.
-        hidden: whether the network does not broadcast its name.
+        hidden: whether the network hides its name.
         wpa3: whether the network supports only WPA3; not needed for a network with both WPA2 and
             WPA3.
     """

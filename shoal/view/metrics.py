@@ -107,7 +107,7 @@ def _run_metrics(
     is_running = run.status == "running"
     about_active = "1 while the run is in progress."
     yield GaugeMetricFamily("shoal_run_active", about_active, value=is_running)
-    about_wanted = "Planned number of rounds of the run."
+    about_wanted = "Planned number of rounds in the run."
     yield GaugeMetricFamily("shoal_rounds_wanted", about_wanted, value=status.rounds)
     about_progress = "Time of the last progress of its rounds, in Unix time."
     yield GaugeMetricFamily(

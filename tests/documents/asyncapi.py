@@ -77,7 +77,7 @@ def _chunk(summary: str) -> dict[str, Any]:
         "payload (32), payload; "
         f"{FRAME_OVERHEAD} bytes precede the payload. By default, the payload has "
         f"{DEFAULT_CHUNK_BYTES} bytes. A chunk with magic SHC3 has no digest. In an enrolled "
-        "fleet, an envelope of magic SHK1 protects this kind of chunk. In other fleets, the first "
+        "fleet, an envelope with magic SHK1 protects such a chunk. In other fleets, the first "
         "copy of a chunk is sent in this form, and only the digest of the blob protects it, so "
         "damaged chunks are sent again with digests. A chunk with magic SHC4 also has no digest, and its "
         "payload is compressed (RFC 1951); the server sends graphs in this form."

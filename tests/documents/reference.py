@@ -51,11 +51,11 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = MappingProxyType(
 _CODES = {  # beside those of the tree of errors
     0: "Done.",
     1: "A bug in Shoal; include the output in a report.",
-    9: "A worker of a simulation died twice during the same work; the same command resumes the simulation.",
+    9: "A worker of a simulation died twice on the same task; run the same command to resume the simulation.",
     75: "`shoal device run` exits so that another runtime can start; see [over the"
     " air](../rollout.md).",
-    130: "Interrupted by Ctrl-C, or the server was stopped before the run ended.",
-    143: "Ended by SIGTERM.",
+    130: "The command was interrupted by Ctrl-C, or the server was stopped before the run ended.",
+    143: "The command was ended by SIGTERM.",
 }
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _CHOICE = {

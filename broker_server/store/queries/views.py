@@ -29,7 +29,7 @@ class StatusView:
         online: number of connected devices, as last stored.
         devices: number of devices that have ever connected.
         refusals: number of refused messages in the run, by reason.
-        insecure: whether the run used a network without signatures.
+        insecure: whether the run allowed messages without signatures over a network.
         epsilon: privacy loss (epsilon) of a device's participation in the run so far; None if it is
             unknown.
         runs: every run of the store, newest first.
@@ -38,8 +38,8 @@ class StatusView:
             not support the check.
         seconds_left: estimated seconds until the run's last round ends, based on its newest rounds;
             None unless the run is in progress.
-        repeated: number of the run's versions that repeat an earlier version and that no round
-            created.
+        repeated: number of versions in the run that repeat an earlier version instead of resulting
+            from a round.
         simulated: whether the run belongs to a simulation.
     """
 
@@ -100,10 +100,11 @@ class DeviceView:
     Attributes:
         tier: tier of the device's newest training task.
         phase: phase of the device's newest training task.
-        merged: number of the device's updates that are in a global version.
-        missed: number of rounds that closed or were abandoned without the device.
-        refused: how often the server refused a message from the device, or the device refused a
-            task.
+        merged: number of the device's updates that were merged into a global version.
+        missed: number of rounds that offered the device a task but closed or were abandoned without
+            its update.
+        refused: number of times that the server refused a message from the device, or the device
+            refused a task.
         train_seconds: mean training time of the device's updates, in seconds.
         fetch_seconds: mean time from the offer until the weights were on the device's disk, in
             seconds.
@@ -115,8 +116,8 @@ class DeviceView:
             in `TaskMetrics`.
         reason: why the device does not take part, or did not take part in the newest round; empty
             if it takes part.
-        remedy: what to do about it; empty if nothing needs to be done, or if the reason contains
-            the remedy.
+        remedy: how to resolve the problem in ``reason``; empty if nothing needs to be done, or if
+            ``reason`` contains the remedy.
         served: whether a server or a simulation is using the store (see `StatusView`). If not,
             ``device.online`` shows the device's state when the server stopped.
     """
@@ -158,7 +159,7 @@ class RoundView:
         device_range: lowest and highest accuracy of a device on its own held-out samples.
         device_metrics: values of the recipe's metrics over the held-out samples of all devices.
         sent_bytes: size in bytes of the weights that the server offered to the round's devices;
-            devices that share a plan receive the same copy.
+            weights that several devices receive are counted once.
         received_bytes: size in bytes of the updates that arrived.
         epsilon: privacy loss (epsilon) of a device's participation in the run up to this round.
     """

@@ -1,6 +1,6 @@
 """Compare runs: list the settings that differ, and the score of each version.
 
-Give each run by its name, its id, a prefix of the id, or `newest`. The folder of a store or a
+Identify each run by its name, its id, a prefix of the id, or `newest`. The folder of a store or a
 simulation selects its newest run; FOLDER:RUN selects a run in a folder.
 
 Example: shoal compare runs/fedavg runs/fedrolex --plot methods.png

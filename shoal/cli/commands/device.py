@@ -87,7 +87,8 @@ def _exits(
     """Measure what early exits cost and save, on this board's held-out samples.
 
     Each line has a value for `shoal device predict --confidence`, the accuracy, and the time per
-    sample. For each exit, it also has the share of samples that leave there, and their accuracy.
+    sample. For each exit, the line also shows the share of samples that leave there, and their
+    accuracy.
 
     Example: shoal device exits
     """
@@ -107,9 +108,9 @@ def _export_weights(
         typer.Option("--fleet-only", help="Omit this board's private parts."),
     ] = False,
 ) -> None:
-    """Write this board's model as safetensors, including its private parts, which no server has.
+    """Write this board's model, including its private parts, to a safetensors file.
 
-    No network is needed, and nothing is sent.
+    No server has the private parts. No network is needed, and nothing is sent.
 
     Example: shoal device export-weights --out board.safetensors
     """

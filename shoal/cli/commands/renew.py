@@ -1,4 +1,4 @@
-"""Extend the enrolments of devices; connected devices receive the new certificates over the broker.
+"""Extend devices' enrolments; connected devices receive the new certificates over the broker.
 
 Example: shoal renew --days 365
 """

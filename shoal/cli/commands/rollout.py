@@ -48,8 +48,8 @@ def _start(
     artifacts: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of a runtime, send the artifact sets in this folder; they must be of"
-            " the same model as the run in progress."
+            help="Instead of a runtime, send the artifact sets in this folder; they must"
+            " contain the same model as the run in progress."
         ),
     ] = None,
     stages: Annotated[
@@ -77,7 +77,9 @@ def _start(
     ] = 0,
     within: Annotated[
         float,
-        typer.Option(min=1, help="Minutes within which a board must reconnect with the release."),
+        typer.Option(
+            min=1, help="Minutes within which a board must reconnect, running the new release."
+        ),
     ] = 60.0,
     folder: FleetFolder = HERE,
     *,
@@ -179,7 +181,7 @@ def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> N
 
 _steer(
     "pause",
-    "Pause the rollout: boards that have received the request continue, but no others are asked.",
+    "Pause the rollout: boards that were already asked continue, but no further boards are asked.",
     "is paused: the server does not ask any further boards",
 )
 _steer("resume", "Resume a paused rollout.", "continues")

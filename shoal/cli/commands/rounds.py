@@ -32,7 +32,7 @@ def _show(
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a round's devices with their updates, norms and weights, and why others were left out.
+    """Show each device's update, norm and weight in a round, and why other devices were left out.
 
     Example: shoal rounds show 12
     """

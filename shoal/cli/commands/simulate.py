@@ -1,7 +1,7 @@
 """Simulate a fleet: real rounds with virtual devices and emulated clocks.
 
-Run the command again with the same configuration to resume a simulation that was stopped. With more
-rounds, the command adds the missing rounds.
+Run the command again with the same configuration to resume a simulation that was stopped. If you
+increase the number of rounds, the command runs the additional rounds.
 
 Example: shoal simulate --rounds 50
 """

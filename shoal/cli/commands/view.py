@@ -19,7 +19,7 @@ def _view(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder of a store, or of results from `reproduce`; instead of --store.",
+            help="Folder of a store, or of results from `reproduce`; use it instead of --store.",
             show_default=False,
         ),
     ] = None,
