@@ -1,4 +1,4 @@
-"""A long short-term memory over frames, with convolutions in place of matrix products.
+"""An LSTM over frames, with convolutions in place of matrix products.
 
 Source: Shi et al., "Convolutional LSTM network", NeurIPS 2015.
 """

@@ -1,4 +1,5 @@
-"""Attention of each node over its neighbours, in a graph given as a dense matrix beside the features.
+"""Attention of each node over its neighbours, in a graph given as a dense matrix
+alongside the features.
 
 Source: Velickovic et al., "Graph attention networks", ICLR 2018.
 """

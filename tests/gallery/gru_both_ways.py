@@ -1,7 +1,7 @@
 """Two layers of PyTorch's GRU over words in both directions, with the last states concatenated.
 
 Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", EMNLP 2014; text
-classifiers of many tutorials.
+classifiers in many tutorials.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Inverted residuals with batch norm: a layer that widens by six, a depthwise layer and a narrow
+"""Inverted residuals with batch norm: a layer that widens sixfold, a depthwise layer and a narrow
 layer.
 
 Source: Sandler et al., "MobileNetV2", CVPR 2018, as in torchvision (pytorch/vision,

@@ -1,4 +1,5 @@
-"""One encoder for the two images of a sample, and a classifier over the distance of their features.
+"""One encoder for the two images of a sample, and a classifier over the distance between
+their features.
 
 Source: Koch, Zemel, Salakhutdinov, "Siamese neural networks for one-shot image recognition", ICML
 workshop 2015.

@@ -12,10 +12,10 @@ HEAD = """# Models that can be cut
 This page lists more than seventy kinds of models and how Shoal cuts them. `python -m tests.gallery.table` generates the
 table from the models in `tests/gallery`. The [model zoo](zoo.md) lists the architectures that come with Shoal.
 
-"Cut" means that Shoal can prove the axes of the model. Tests compare slices of the model with the whole model. If a
-norm couples the units, they instead compare the whole model with a copy whose units are permuted. "Refused" means that
-the units of the model are not interchangeable. Even if a model can be cut, the export can refuse it because of an
-operator that it does not support.
+"Cut" means that Shoal can prove that the units of each axis that it cuts are interchangeable. Tests compare slices of
+the model with the whole model. If a norm couples the units, they instead compare the whole model with a copy whose
+units are permuted. "Refused" means that the units of the model are not interchangeable. Even if a model can be cut,
+the export can refuse it because of an operator that the export does not support.
 
 The order of a parameter's dimension determines which entries belong to which unit of an axis:
 

@@ -1,4 +1,4 @@
-"""Two concatenated feature maps with the same axis, such as average and maximum.
+"""Two concatenated feature maps with the same axis, such as average and maximum pools.
 
 Source: fastai's concat pooling (fastai/fastai, layers.py, AdaptiveConcatPool2d).
 """
