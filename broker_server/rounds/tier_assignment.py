@@ -159,7 +159,7 @@ def assign(
 
 
 def _largest_within(tiers: Sequence[TierArtifacts], width: float) -> TierArtifacts:
-    """Return the largest tier up to a width; a board too small for its level gets its smallest."""
+    """Return the largest tier up to a width; if no tier is so narrow, return the smallest."""
     for tier in tiers:
         if tier.tier.width <= width + _WIDTH_SLACK:
             return tier

@@ -147,7 +147,7 @@ class ImagesData(Source):
             folders are sorted by name.
         targets: a table without a header, used instead of folders. Each line contains the file name
             of an image, relative to ``path``, followed by the number or numbers to learn for it. If
-            the numbers are labels, ``labels`` lists their names, as for a table.
+            the numbers are labels, ``labels`` lists their names, as with ``kind = "csv"``.
         size: height and width to which images are resized with Pillow's bicubic filter; None if all
             images have the same size.
         channels: number of channels: 1 for grey, 3 for colour.

@@ -91,7 +91,7 @@ def shoal(folder, *arguments):
 
 def named(ground):
     """The artifact sets that tasks of the newest round name, by device."""
-    store = Store(ground.folder / "store")
+    store = Store(ground.folder / "store", read_only=True)
     try:
         (run, *_) = store.runs()
         last = store.last_round(run.id)
@@ -116,7 +116,7 @@ def test_sets_change_in_a_run_and_one_that_does_not_pass_changes_nothing(lab, gr
     boards = [board(index) for index in range(2)]
     logs = [each.log for each in boards]
     until(lambda: all("state=uploading" in log() for log in logs), *logs)
-    until(lambda: len(server._known.releases(sets=True)) == 2, *logs)
+    until(lambda: len(server._devices.releases(sets=True)) == 2, *logs)
     assert set(named(ground).values()) <= manifests(ground.artifacts)
     begun = shoal(ground.folder, "--artifacts", "others", "--canary", "50%")
     assert begun.returncode == 0, begun.stdout + begun.stderr
@@ -132,7 +132,7 @@ def test_sets_change_in_a_run_and_one_that_does_not_pass_changes_nothing(lab, gr
     asked = read_rollout(folder).asked
     assert len(set(asked.values())) == 2  # one after the other
     number = read_rollout(folder).release.number
-    said = server._known.releases(sets=True)
+    said = server._devices.releases(sets=True)
     assert {line.split(" ")[1] for line in said.values()} == {str(number)}
     assert all(each.starts == 1 for each in boards)  # nobody starts anew for it
     kept = {entry.manifest for entry in read_index(boards[0].folder / "state").sets}  # side by side

@@ -468,7 +468,7 @@ def test_a_cluster_without_room_or_with_other_versions(small, cluster, monkeypat
     assert not ray.is_initialized()
     monkeypatch.setattr("simulation.engines.ray.versions", lambda: "Shoal 0.0.0, onnxruntime 0")
     with pytest.raises(
-        ConfigError, match=f"has {versions()}, this machine has Shoal 0.0.0, onnxruntime 0"
+        ConfigError, match=f"has {versions()}, but this machine has Shoal 0.0.0, onnxruntime 0"
     ):
         RayEngine(config.model_copy(update={"workers": 1}), small.setup("other"))
     assert not ray.is_initialized()
