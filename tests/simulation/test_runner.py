@@ -236,7 +236,7 @@ def test_more_rounds_of_which_earlier_ones_would_be_others_are_refused(cache, tm
         )
 
     assert simulate(asked(1)).finished.status == "finished"
-    with pytest.raises(ConfigError, match=r"another \[round\]"):
+    with pytest.raises(ConfigError, match=r"a different \[round\]"):
         simulate(asked(2))
 
 
@@ -648,7 +648,7 @@ def test_devices_choose_their_tiers(cache, tmp_path):
     """
     tables = {
         "model": {"widths": (1.0, 0.5, 0.25, 0.125, 0.0625), "settings": {"channels": (16, 32)}},
-        "strategy": {"name": "whalefl"},
+        "strategy": {"name": "whalefl", "whalefl": {"theta": 9.0}},
         "tiers": {"assign": "capacity", "levels": None},
         "round": {"rounds": 4, "fraction": 1.0},
         "train": {"steps": 10, "batch_size": 64, "learning_rate": 0.05},
