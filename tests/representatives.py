@@ -100,6 +100,8 @@ SLOW = {
     "tests/simulation/test_drop_outs.py": "test_a_deadline_is_one_of_emulated_time",
     "tests/simulation/test_dynamics.py": "test_every_method_meets_the_same_conditions",
     "tests/simulation/test_exits.py": "test_a_fleet_of_two_depths_has_the_bits_of_its_simulation",
+    "tests/simulation/test_feddyn.py": "test_a_fleet_ends_where_its_simulation_does",
+    "tests/simulation/test_own_accuracy.py": "test_the_newest_accuracy_of_each_device_counts",
     "tests/simulation/test_own_data.py": "test_devices_are_judged_where_the_loss_ignores_a_label",
     "tests/simulation/test_own_strategy.py": "test_the_page_works_as_it_stands",
     "tests/simulation/test_privacy.py": "test_noise_follows_from_the_seed[central]",

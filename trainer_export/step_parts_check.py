@@ -19,7 +19,7 @@ from trainer_export.batches import SizedBatches
 from trainer_export.check import Session, run_session
 from trainer_export.formats.files import GraphFile
 from trainer_export.recipe import Recipe
-from trainer_export.routines.train import check_train
+from trainer_export.train_check import check_train
 
 _WHOLE = "onnx/train"
 _PARTS = frozenset({BELOW, ABOVE})

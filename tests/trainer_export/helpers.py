@@ -23,7 +23,7 @@ from trainer_export.formats.onnx import check_graphs, write_graphs, write_train_
 from trainer_export.loss import loss_named
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.routines.train import check_train
+from trainer_export.train_check import check_train
 
 ZOO = Registry.zoo()
 

@@ -25,7 +25,7 @@ from trainer_export.recipe import Recipe
 from trainer_export.routines import train
 from trainer_export.routines.evaluate import check_eval
 from trainer_export.routines.statistics import check_statistics
-from trainer_export.routines.train import check_train
+from trainer_export.train_check import check_train
 
 
 def tampered(data: bytes, old: float, new: float) -> bytes:

@@ -23,7 +23,7 @@ from trainer_export.optimizers.sgd import Sgd
 from trainer_export.pair_step import trace_pair
 from trainer_export.recipe import Recipe
 from trainer_export.routines.mutual import MUTUAL
-from trainer_export.routines.train import check_train
+from trainer_export.train_check import check_train
 
 BATCH = 7
 PIECE = 3

@@ -20,7 +20,7 @@ from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
-from trainer_export.routines.train import check_train
+from trainer_export.train_check import check_train
 
 RECIPE = Recipe(Sgd(momentum=0.5, weight_decay=0.01), clip_norm=0.5, proximal=True)
 SETTINGS = {"input_shape": (1, 4, 4), "classes": 3, "hidden": (8, 6)}

@@ -15,7 +15,7 @@ from trainer_export.check import calm_torch
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
-from trainer_export.routines.train import check_train
+from trainer_export.train_check import check_train
 
 TIERS = [
     ("mlp", 1.0, None),

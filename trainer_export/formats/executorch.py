@@ -36,8 +36,9 @@ from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
 from trainer_export.routines.evaluate import check_eval, trace_eval
 from trainer_export.routines.infer import check_infer, infer_part
-from trainer_export.routines.train import check_train, trace_train
+from trainer_export.routines.train import trace_train
 from trainer_export.traced_program import BATCH, Trace
+from trainer_export.train_check import check_train
 
 TRAIN_BATCH = 32
 """Batch size of a training step; the eval and infer programs take one sample at a time."""

@@ -25,10 +25,11 @@ from trainer_export.recomputing import compute_again
 from trainer_export.routines.evaluate import check_eval, trace_eval
 from trainer_export.routines.infer import check_infer, infer_part
 from trainer_export.routines.statistics import check_statistics, trace_statistics
-from trainer_export.routines.train import check_train, trace_train
+from trainer_export.routines.train import trace_train
 from trainer_export.sized_graph import SizedGraph
 from trainer_export.step_parts import parts_of
 from trainer_export.traced_program import Trace
+from trainer_export.train_check import check_train
 
 _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]] = (
     MappingProxyType(

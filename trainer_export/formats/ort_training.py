@@ -51,7 +51,8 @@ from trainer_export.model_inputs import (
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, Reference, in_float64
-from trainer_export.routines.train import check_train, trace_loss
+from trainer_export.routines.train import trace_loss
+from trainer_export.train_check import check_train
 
 NOT_INSTALLED = (
     "the format ort-training needs onnxruntime-training-cpu (Python <= 3.12) instead of"

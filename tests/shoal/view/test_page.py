@@ -550,7 +550,11 @@ def test_a_release_is_followed_and_stopped(tmp_path, opened):
             ["4", "over"],
             ["8", "waits"],
         ]
-        boards = page.get_by_role("region", name="All boards that accept releases").get_by_role("row").all()[1:]
+        boards = (
+            page.get_by_role("region", name="All boards that accept releases")
+            .get_by_role("row")
+            .all()[1:]
+        )
         assert boards[0].inner_text().split("\t")[:3] == [
             "pi-0002",
             "failed",
