@@ -16,13 +16,13 @@ from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec
 from models import build
 from tests.trainer_export.helpers import ZOO, batches_for, graphs_of, tiny
+from trainer_export import train_check
 from trainer_export.batches import SizedBatches
 from trainer_export.check import LIMIT, WorstDeviation, calm_torch, repeated
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature, model_noise
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
-from trainer_export.routines import train
 from trainer_export.routines.evaluate import check_eval
 from trainer_export.routines.statistics import check_statistics
 from trainer_export.train_check import check_train
@@ -73,10 +73,10 @@ def test_a_fault_is_refused_after_one_step_of_each_batch() -> None:
     module, signature = tiny("mlp")
     recipe = Recipe(Sgd(momentum=0.5, weight_decay=0.25), clip_norm=None)
     graph = tampered(write_train_graph(module, signature, recipe).data, 0.25, 0.75)
-    taken = mock.Mock(wraps=train.run_session)
+    taken = mock.Mock(wraps=train_check.run_session)
     with (
         calm_torch(),
-        mock.patch.object(train, "run_session", taken),
+        mock.patch.object(train_check, "run_session", taken),
         pytest.raises(ExportError, match="differs from PyTorch"),
     ):
         check_train(graph, module, recipe, batches_for(module, signature))
@@ -215,7 +215,7 @@ def test_float64_decides_where_pytorch_itself_rounds_by_more_than_the_limit() ->
 
         return repeated(told, batches)
 
-    with calm_torch(), mock.patch("trainer_export.routines.train.repeated", watched):
+    with calm_torch(), mock.patch("trainer_export.train_check.repeated", watched):
         report = check_train(data, module, recipe, batches)
     assert runs[:6] == [False] * 5 + [True]
     assert report.worst_relative < 1e-2
