@@ -98,6 +98,14 @@ class Loss(ABC):
         return {knob.name: knob.checked_with for knob in self.knobs}
 
     @property
+    def takes_numbers(self) -> bool:
+        """Return whether targets are numbers, one for each output, even if all are whole.
+
+        Otherwise, whole targets are labels, and the model has an output for each label.
+        """
+        return False
+
+    @property
     def ignored(self) -> int | None:
         """The ignored label; boards and server pass it to the graphs as -1."""
         return None

@@ -25,8 +25,8 @@ from shoal.cli.tier_options import TierShares, read_tiers
 from trainer_export import artifact_set
 from trainer_export.recipe import Recipe
 
-Completion = Callable[[Architecture], Mapping[str, Any]]
-"""Settings of an architecture that a configuration gives."""
+Completion = Callable[[Architecture, Registry], Mapping[str, Any]]
+"""Settings of an architecture that a configuration gives; the registry has the user's losses."""
 
 
 def export(options: ExportArguments, complete: Completion | None = None) -> None:
@@ -103,7 +103,7 @@ def _chosen_model(
         name = package.require_architecture(options.arch, options.axes, options.write_builder)
         architecture = registry.get(name)
         if complete is not None:
-            chosen = {**complete(architecture), **chosen}
+            chosen = {**complete(architecture, registry), **chosen}
         return architecture, architecture.settings(chosen), registry
     widths = parse_floats("--widths", options.widths) if options.explain else None
     outputs = package.PackageOutputs(options.arch, options.write_builder, widths, options.as_json)

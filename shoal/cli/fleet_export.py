@@ -26,6 +26,7 @@ from shoal.extras import needs
 
 if TYPE_CHECKING:
     from models.architecture import Architecture
+    from models.registry import Registry
 
 
 def export_if_changed(written: FleetConfig, path: Path) -> None:
@@ -88,10 +89,10 @@ def _digest(written: FleetConfig, table: ExportTable) -> str:
 
 def _completion(
     config: FleetConfig, table: ExportTable
-) -> "Callable[[Architecture], Mapping[str, Any]]":
+) -> "Callable[[Architecture, Registry], Mapping[str, Any]]":
     """Return a function that adds input shape and classes, where an architecture has them."""
 
-    def complete(architecture: "Architecture") -> Mapping[str, Any]:
+    def complete(architecture: "Architecture", registry: "Registry") -> Mapping[str, Any]:
         chosen = dict(table.settings)
         wanted = {"input_shape", "classes"} & set(architecture.defaults) - set(chosen)
         # A model with several inputs has a shape for each.
@@ -99,13 +100,13 @@ def _completion(
             wanted.discard("input_shape")
         if not wanted or config.evaluation.data is None:
             return chosen
-        known = _facts_of_data(config)
+        known = _facts_of_data(config, registry)
         return {name: known[name] for name in wanted if name in known} | chosen
 
     return complete
 
 
-def _facts_of_data(config: FleetConfig) -> Mapping[str, Any]:
+def _facts_of_data(config: FleetConfig, registry: "Registry") -> Mapping[str, Any]:
     """Return the shape of a sample and the number of labels, from the contract and the test set."""
     source = config.evaluation.data
     if source is None:
@@ -118,7 +119,7 @@ def _facts_of_data(config: FleetConfig) -> Mapping[str, Any]:
     labels = len(terms.labels or data.label_names) or source.classes or 0
     if labels:
         known["classes"] = labels
-    elif data.y.dtype.kind == "f" or _takes_numbers(config.model):
+    elif data.y.dtype.kind == "f" or _takes_numbers(config.model, registry):
         # A model has an output for each of a sample's numbers.
         known["classes"] = int(np.prod(data.y.shape[1:]))
     else:
@@ -126,9 +127,9 @@ def _facts_of_data(config: FleetConfig) -> Mapping[str, Any]:
     return known
 
 
-def _takes_numbers(model: ModelConfig) -> bool:
+def _takes_numbers(model: ModelConfig, registry: "Registry") -> bool:
     """Return whether targets that happen to be whole are numbers, by the loss of the recipe."""
-    from trainer_export.losses import binary_cross_entropy, regression  # noqa: PLC0415  (torch)
+    from trainer_export.loss import loss_named  # noqa: PLC0415  (torch)
 
-    name = (model.recipe or RecipeTable()).loss.name
-    return name in regression.LOSSES or name in binary_cross_entropy.LOSSES
+    loss = (model.recipe or RecipeTable()).loss
+    return loss_named(loss.name, loss.settings, registry.own).takes_numbers

@@ -27,6 +27,13 @@ def mine(cut: Cut, *, input_shape=(9,), classes=9, hidden=8) -> nn.Module:
         nn.Linear(input_shape[0], inner), nn.ReLU(), nn.Linear(inner, cut.classes(classes))
     )
 """
+OWN_LOSS = """
+from shoal import loss
+
+@loss(shape=(2,))
+def gap(outputs, targets):
+    return ((outputs - targets) ** 2).mean(1)
+"""
 FLEET = """
 fleet = "lab"
 store = "store"
@@ -121,6 +128,20 @@ def test_classes_are_those_of_the_contract_or_the_targets(project, what):
         project / "fleet.toml",
         "[model.export]",
         '[model.recipe]\nloss = "mean-squared-error"\n[model.export]',
+    )
+    assert exported(project)[1].settings["classes"] == 2
+
+
+def test_whole_targets_of_an_own_loss_of_numbers_are_no_labels(project):
+    """The decorator of the loss says so: without it, 0 to 9 would be ten labels."""
+    with np.load(project / "test.npz") as data:
+        np.savez(project / "test.npz", x=data["x"], y=np.arange(120).reshape(60, 2) % 10)
+    with (project / "model.py").open("a") as file:
+        file.write(OWN_LOSS)
+    changed(
+        project / "fleet.toml",
+        "[model.export]",
+        '[model.recipe]\nloss = "gap"\n[model.export]',
     )
     assert exported(project)[1].settings["classes"] == 2
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from device_runtime.training.backends import TrainSession
+from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ConfigError, ExportError
 from fleet_protocol.manifest import parse_manifest
 from models.architecture import build
@@ -251,3 +252,10 @@ def test_the_cross_entropy_needs_a_mask():
 def test_every_loss_returns_its_sum_first():
     """What the evaluation of any model reads."""
     assert MaskedCrossEntropy.metrics[0] == MeanSquares.metrics[0] == LOSS_SUM
+
+
+@pytest.mark.parametrize("name", sorted(discover("trainer_export.losses", "LOSSES")))
+def test_a_loss_says_whether_whole_targets_are_numbers(name):
+    """As the type of its target does, so that an export counts the outputs rightly."""
+    loss = loss_named(name)
+    assert loss.takes_numbers == (loss.target((3,)).dtype == "float32")

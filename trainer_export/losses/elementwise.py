@@ -15,6 +15,11 @@ class Elementwise(Loss):
     A model with one output has one target number per sample.
     """
 
+    @property
+    def takes_numbers(self) -> bool:
+        """Return True: each output has a target number."""
+        return True
+
     @abstractmethod
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each output, float32 [batch, ...], in its shape."""

@@ -34,6 +34,11 @@ class OwnLoss(OwnFunction, Loss):
     takes_several: ClassVar[bool] = True
     row: ClassVar[Row]  # the target of a sample
 
+    @property
+    def takes_numbers(self) -> bool:
+        """Return whether the function's decorator names no target as a label."""
+        return "int64" not in self.row.dtypes.values()
+
     def target(self, output: tuple[int, ...]) -> Target:
         """Return the target that the function's decorator names."""
         del output
