@@ -6,13 +6,30 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleet_protocol.child_process import ChildProcess, child_module, end_children
 from fleet_protocol.errors import ConfigError, StorageError, TransportError
 from shoal.extras import needs
 
+if TYPE_CHECKING:
+    from device_runtime.settings import DeviceConfig
+
 _LOG_LINES = 3
 """Number of last lines of a board's log in an error."""
+
+
+def read_boards(files: Sequence[Path]) -> list["DeviceConfig"]:
+    """Read the configurations of boards, in order.
+
+    Raises:
+        ConfigError: a configuration cannot be read or is invalid.
+    """
+    if not files:
+        return []
+    with needs("device"):
+        from device_runtime.settings import load_device_config  # noqa: PLC0415
+    return [load_device_config(file) for file in files]
 
 
 class LocalBoards:
@@ -35,12 +52,7 @@ class LocalBoards:
         self._files: dict[str, Path] = {}
         self._failed: dict[str, int] = {}
         self._ending = threading.Event()
-        if not files:
-            return
-        with needs("device"):
-            from device_runtime.settings import load_device_config  # noqa: PLC0415
-        for file in files:
-            config = load_device_config(file)
+        for file, config in zip(files, read_boards(files), strict=True):
             if config.fleet != fleet:
                 raise ConfigError(f'{file} is of the fleet "{config.fleet}", not of "{fleet}"')
             if config.device in self._files:

@@ -4,6 +4,8 @@ terminals.
 
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -209,3 +211,14 @@ def test_boards_train_and_end_with_the_run(project, capsys):
         log = file.with_suffix(".log").read_text()
         assert "the server has the update" in log
         assert "state=stopped" in log
+
+
+def test_a_board_that_cannot_be_read_is_named_before_the_export(project):
+    """The export takes much longer than to read a file."""
+    command = [sys.executable, "-m", "shoal", "run", "--board", "nope.toml"]
+    ended = subprocess.run(
+        command, cwd=project, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode != 0
+    assert "cannot read the configuration nope.toml" in ended.stderr
+    assert not (project / "artifacts").exists()

@@ -29,8 +29,11 @@ def _run(
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
+        from shoal.cli.local_boards import read_boards
         from shoal.cli.serving import do_run, prepare_fleet
 
+    # Before the model is exported, which takes longer than an error in a file should.
+    read_boards(board or ())
     settings = prepare_fleet(config, broker)
     if name is not None:
         settings = settings.model_copy(update={"run_name": name})
