@@ -24,7 +24,7 @@ export PIP_COMPILE := 0
 # Tests start hundreds of processes, side by side: without compiled code each compiles the packages again, and threads of
 # PyTorch that wait for one another take a core from the next.
 unexport PYTHONDONTWRITEBYTECODE
-test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
+test test-slow test-installed test-training test-packages: export OMP_NUM_THREADS = 1
 
 .PHONY: test-packages proofs soak install install-training demo test test-slow test-installed test-training test-oldest mutants fuzz fuzz-api conformance check readability format bench results-check docs site notebooks dist clean arm board card-tools
 
@@ -102,8 +102,9 @@ test-training: SIDE_BY_SIDE := -n 2 --dist worksteal -o testpaths="$(TRAINING_TE
 test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Python <= 3.12 on x86-64.
 	$(TRAINING)/bin/python $(SUITE) $(MARKS) $(TESTS)
 
-# Ordered by how soon they end. Benchmarks, mutants and results are left to whoever reads their figures.
-PROOFS := conformance dist test-oldest fuzz-api test-training test-installed fuzz soak arm test test-slow test-packages
+# Two run at a time: the longest starts first, and the others pass beside it, the shortest last. Benchmarks, mutants and
+# results are left to whoever reads their figures.
+PROOFS := test-slow test-packages test-installed test arm soak fuzz test-training fuzz-api test-oldest dist conformance
 proofs: install  ## Hours: all that CI leaves out, in short where it has no end of its own; says at the end what failed.
 	$(BIN)/python -m tests.proofs COV=--cov RUNS=5 FUZZ="--seconds 300" $(PROOFS)
 

@@ -46,7 +46,9 @@ def proofs(tmp_path):
 
 
 def test_what_failed_is_named_at_the_end(proofs):
-    """Also a target that there is not; what comes after a failure runs."""
+    """Also a target that does not exist; what comes after a failure runs. Outcomes come in the
+    order of the call, whichever proof ends first.
+    """
     done = proofs("suite", "SIZE=5", "missing", "good")
     assert done.returncode == 1
     assert "with 5" in done.stdout
