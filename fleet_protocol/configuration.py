@@ -191,6 +191,14 @@ def _keys_with_nul(value: Any, key: str = "") -> Iterator[str]:
         yield key
 
 
+_MADE_BY = {
+    "fleet.toml": ", or create a project: `shoal init NAME --template vision`",
+    "sim.toml": ", or create a project: `shoal init NAME --template vision`",
+    "device.toml": "; on the server's computer, `shoal enroll NAME` writes one for a board",
+}
+"""How to create the files that commands read by default."""
+
+
 def _parse_toml(text: str, source: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = tomllib.loads(text)
@@ -211,6 +219,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"cannot read the configuration {path}: it is not UTF-8 text; save it as UTF-8"
+        ) from error
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"cannot read the configuration {path}: there is no such file in"
+            f" {path.absolute().parent}; name another with --config"
+            f"{_MADE_BY.get(path.name, '')}"
         ) from error
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error

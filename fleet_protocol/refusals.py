@@ -176,6 +176,9 @@ def is_refused_certificate(error: BaseException | None) -> bool:
 
 _PORT = "check whether its port is for mqtt:// or for mqtts:// (TLS)"
 
+NOTHING_ANSWERS = "nothing answers there"
+"""Why a connection fails if no program listens at the address."""
+
 ENDED_EARLY = f"it ends the connection without a reason; {_PORT}"
 """The likely faults if a broker ends a connection before it answers."""
 
@@ -203,7 +206,7 @@ def why_not_reached(error: BaseException | None) -> str:
         case socket.gaierror():
             return "the host name is unknown"
         case None | ConnectionRefusedError() | TimeoutError():
-            return "nothing answers there"
+            return NOTHING_ANSWERS
         case ConnectionResetError() | BrokenPipeError():
             return ENDED_EARLY
         case _:

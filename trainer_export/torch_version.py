@@ -1,28 +1,50 @@
-"""Refuses unsupported versions of PyTorch."""
+"""Refuses unsupported versions of PyTorch, and warns of untested ones."""
 
+import logging
+from functools import cache
 from importlib.metadata import version
 
 from fleet_protocol.errors import ConfigError
 
 FIRST = (2, 11)
 """The oldest minor release that pyproject.toml allows."""
-LAST = (2, 13)
-"""The newest supported minor release, with which the tests run."""
+TESTED = (2, 13)
+"""The minor release with which the tests run."""
+LAST = (2, 15)
+"""The newest minor release that pyproject.toml allows."""
+
+_LOG = logging.getLogger(__name__)
 
 
 def require_known_torch() -> None:
-    """Check that the exporter supports the installed PyTorch.
+    """Check that the exporter supports the installed PyTorch, and warn if it was not tested.
 
     Raises:
         ConfigError: it is older or newer; the message gives the range.
     """
     installed = version("torch")
-    major, minor = installed.split(".")[:2]
-    if FIRST <= (int(major), int(minor)) <= LAST:
-        return
-    first = ".".join(map(str, FIRST))
-    last = ".".join(map(str, LAST))
-    raise ConfigError(
-        f"torch {installed} is installed, but the exporter supports torch {first} to {last}: pip"
-        f" install 'torch>={first},<{LAST[0]}.{LAST[1] + 1}'"
+    numbers = installed.split(".")
+    release = (int(numbers[0]), int(numbers[1]))
+    if not FIRST <= release <= LAST:
+        raise ConfigError(
+            f"torch {installed} is installed, but the exporter supports torch {_text(FIRST)} to"
+            f" {_text(LAST)}: pip install 'torch=={_text(TESTED)}.*'"
+        )
+    if release != TESTED:
+        _warn(installed)
+
+
+@cache
+def _warn(installed: str) -> None:
+    # Once per process: a demo exports several models.
+    _LOG.warning(
+        "torch %s is installed, but Shoal was tested only with torch %s; every exported graph is"
+        " still compared with PyTorch. If an export fails: pip install 'torch==%s.*'",
+        installed,
+        _text(TESTED),
+        _text(TESTED),
     )
+
+
+def _text(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"

@@ -186,7 +186,8 @@ def read_registry(folder: Path) -> Registry:
         return Registry.model_validate_json(read_regular((folder / REGISTRY).resolve()))
     except BlobError as error:
         raise ConfigError(
-            f"{folder} is not the folder of a fleet ({error}); create one with `shoal init`"
+            f"{folder} is not the folder of a fleet with identities ({error}); name that folder"
+            " with --folder, or create one: `shoal init NAME --host ADDRESS`"
         ) from error
     except ValidationError as error:
         raise ConfigError(f"{folder / REGISTRY} is damaged: {error.errors()[0]['msg']}") from error

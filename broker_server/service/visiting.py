@@ -23,7 +23,7 @@ from fleet_protocol.errors import BrokerRefusedError, TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.member import Member
 from fleet_protocol.locks import held
-from fleet_protocol.refusals import explain
+from fleet_protocol.refusals import NOTHING_ANSWERS, explain
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import (
     BrokerAddress,
@@ -225,7 +225,18 @@ def asked(home: Place, here: FrozenModel, elsewhere: FrozenModel | None) -> Iter
         if connection is not None:
             yield stack.enter_context(by_socket(home, connection, here))
         elif elsewhere is not None:
-            yield stack.enter_context(by_broker(home, elsewhere))
+            try:
+                inbox = stack.enter_context(by_broker(home, elsewhere))
+            except TransportError as error:
+                # A broker that the server starts is up only while a server is.
+                if not (home.broker.hosted and NOTHING_ANSWERS in str(error)):
+                    raise
+                raise TransportError(
+                    f"no server of fleet {home.fleet} is running on this computer: neither on the"
+                    f" store {home.store} nor at {broker_address(home.broker)}; start one with"
+                    " `shoal up` or `shoal run`"
+                ) from error
+            yield inbox
         else:
             raise TransportError(
                 f"no server is running on the store {home.store}; start it with `shoal up`"

@@ -16,6 +16,7 @@ from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Store, TaskPhase
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.spelling import did_you_mean
 
 RELEASED = "released"
 """Kind of the log line that releases a device."""
@@ -78,8 +79,14 @@ def release(
     """Let a device take part again.
 
     Raises:
-        ConfigError: it has not harmed any round of the run.
+        ConfigError: it is unknown, or has not harmed any round of the run.
     """
+    known = [found.id for found in store.devices()]
+    if device not in known:
+        raise ConfigError(
+            f"no device {device!r} has connected to this server{did_you_mean(device, known)};"
+            " `shoal devices` lists the devices"
+        )
     record = store.run(run)
     outcomes = []
     if record is not None:
@@ -88,7 +95,7 @@ def release(
     if device not in {name for name, _, _ in outcomes}:
         raise ConfigError(
             f"no update of device {device!r} was refused in run {run}, and no round waited for it"
-            " without an answer, so it is not in quarantine; `shoal devices` lists the devices"
+            " without an answer, so it is not in quarantine"
         )
     last = store.last_round(run)
     store.log(

@@ -38,6 +38,7 @@ _IDX_DTYPES = {
 _NPY_MAGIC = b"\x93NUMPY"
 _ZIP_MAGIC = b"PK"
 _NUMPY_FILE = "a numpy file of plain arrays, without Python objects"
+_SAVED_AGAIN = "copy it again, or save its arrays as numbers with numpy.savez"
 
 
 def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
@@ -135,7 +136,7 @@ def read_python(config: PythonData) -> Arrays:
 def _load_numpy(path: Path, bounds: ReadBounds) -> Any:
     """Return the array of an ``.npy`` file, or an open ``.npz`` file."""
     need(path)
-    with decoding(path, _NUMPY_FILE):
+    with decoding(path, _NUMPY_FILE, _SAVED_AGAIN):
         # Opened here, because np.load leaves a damaged archive open.
         with path.open("rb") as file:
             start = file.read(len(_NPY_MAGIC))
@@ -152,8 +153,7 @@ def _load_numpy(path: Path, bounds: ReadBounds) -> Any:
         if not is_archive:
             # np.load takes anything else for Python objects, and advises to load them.
             raise DataError(
-                f"{path} is not {_NUMPY_FILE}, or is truncated or damaged; copy it again, or save "
-                "the arrays with numpy.savez"
+                f"{path} is not {_NUMPY_FILE}, or is truncated or damaged; {_SAVED_AGAIN}"
             )
         # np.load would unpack an array before its size is known.
         _check_archive(path, bounds)
@@ -186,7 +186,7 @@ def _read_archive(
                 f"{config.path} has no array {key!r} (it has "
                 f"{', '.join(archive.files) or 'none'}); set `x_key` and `y_key`"
             )
-    with decoding(config.path, _NUMPY_FILE):
+    with decoding(config.path, _NUMPY_FILE, _SAVED_AGAIN):
         x = {key: _array_in(archive, key, config.path) for key in x_keys}
         y = {key: _array_in(archive, key, config.path) for key in y_keys}
     samples: ArrayOrNamed = x if len(x) > 1 else x[x_keys[0]]

@@ -41,7 +41,10 @@ def read_csv(
     for line, row in lines:
         where = f"line {line} of {config.path}"
         if len(row) != layout.width:
-            raise DataError(f"{where} has {len(row)} fields instead of {layout.width}")
+            raise DataError(
+                f"{where} has {len(row)} fields instead of {layout.width}; correct the line, and"
+                " quote values that contain the delimiter"
+            )
         inputs.add(line, _read_inputs(layout, line, row))
         if not labelled:
             continue

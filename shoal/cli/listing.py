@@ -4,12 +4,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
 from shoal.cli.common import AsJson, PageUrl, RunId, StoreFolder, Watch
 from shoal.extras import needs
 
 if TYPE_CHECKING:
     from shoal.cli.views.view import View
+
+
+class _NamingGroup(TyperGroup):
+    """A group whose error for an unknown command names the known ones: `shoal rounds 3`."""
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            names = ", ".join(sorted(self.commands))
+            ctx.fail(f"No such command {args[0]!r}; `{ctx.command_path}` has the commands: {names}")
+        return super().resolve_command(ctx, args)
 
 
 def view_command(
@@ -22,7 +35,9 @@ def view_command(
         text: help text of the command.
         group: whether the command has subcommands.
     """
-    app = typer.Typer(add_completion=False, invoke_without_command=group, help=text)
+    app = typer.Typer(
+        cls=_NamingGroup, add_completion=False, invoke_without_command=group, help=text
+    )
 
     def show(  # noqa: PLR0913  (an argument for each option of a command)
         context: typer.Context,

@@ -76,11 +76,10 @@ def test_a_held_run_goes_on_from_an_earlier_version(url, config, fleet, shoal, m
     assert all(np.array_equal(first[name], third[name]) for name in first)
     assert all(np.array_equal(second[name], last[name]) for name in first)
     assert shoal("rollback", 1, "--store", store)[1].endswith(
-        "has the weights of version 1; the run's next round starts from it\n"
+        "has the weights of version 1; the run has ended, so no round starts from it, and"
+        " `shoal export-weights` writes it unless another version is promoted\n"
     )
-    assert (
-        "2 of 3 rounds closed (2 repeated after a rollback)" in shoal("status", "--store", store)[1]
-    )
+    assert "2 of 3 rounds closed (rolled back 2 times)" in shoal("status", "--store", store)[1]
     assert "newest 4, repeats 1" in shoal("runs", "--store", store)[1]
     assert "no version 9" in shoal("rollback", 9, "--store", store)[1]
 

@@ -346,6 +346,10 @@ def test_export_takes_several_numbers_of_a_loss(tmp_path, typed):
         (["status", "--store", "nowhere"], 7, "nowhere"),
         (["demo", "--data", "minst"], 2, "digits, mnist"),
         (["up"], 2, "there is no fleet.toml in this folder"),
+        (["run"], 2, "or create a project: `shoal init NAME --template vision`"),
+        (["device", "run"], 2, "on the server's computer, `shoal enroll NAME` writes one"),
+        (["enroll", "pi-1"], 2, "name that folder with --folder, or create one: `shoal init NAME"),
+        (["init", "lab", "--broker", "broker.lab"], 2, "(did you mean 'mqtts://broker.lab'?)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

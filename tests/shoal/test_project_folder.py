@@ -7,8 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from device_runtime.settings import load_device_config
-from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.errors import ConfigError, StorageError, TransportError
 from shoal.cli.main import app
+from tests.brokers import free_port
 from tests.shoal.view.stores import RUN, made
 
 
@@ -102,3 +103,31 @@ def test_enrol_writes_what_a_board_begins_with(tmp_path, monkeypatch):
     file.write_text("changed")
     typed("enroll", "attic")
     assert file.read_text() == "changed"
+
+
+def test_a_filter_that_fits_nothing_names_what_there_is(project):
+    """It said only that nothing matched, also of a kind that was misspelt."""
+    said = typed("log", "--kind", "round-startet")
+    assert "(did you mean 'round-started'?); it has the kinds round-started\n" in said
+    assert "none is about 'pi-00' (did you mean 'pi-000" in typed("log", "--device", "pi-00")
+    assert typed("log", "--device", "pi-00", "--json").strip() == "[]"
+
+
+def test_a_number_without_its_command_names_the_command(project):
+    assert "`shoal rounds` has the commands: show" in " ".join(typed("rounds", "2").split())
+
+
+def test_an_unknown_device_is_not_said_to_be_well(project):
+    """It said that none of its updates had been refused."""
+    with pytest.raises(ConfigError, match=r"no device 'pi-00' has connected .*did you mean 'pi-"):
+        typed("devices", "release", "pi-00")
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "stop"])
+def test_without_a_server_its_own_broker_is_not_blamed(project, command):
+    """A server starts that broker, so the remedy is to start a server, and not to check the port."""
+    (project / "fleet.toml").write_text(
+        f'fleet = "lab"\nstore = "store"\n[broker]\nport = {free_port()}\n[model]\narch = "tiny"\n'
+    )
+    with pytest.raises(TransportError, match=r"no server of fleet lab .*`shoal up`"):
+        typed(command)

@@ -1,30 +1,55 @@
 """The range of PyTorch that the exporter supports is that of pyproject.toml, and is checked."""
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from fleet_protocol.errors import ConfigError
 from trainer_export import torch_version
-from trainer_export.torch_version import FIRST, LAST, require_known_torch
+from trainer_export.torch_version import FIRST, LAST, TESTED, require_known_torch
 
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretend that a release of PyTorch is installed."""
+    torch_version._warn.cache_clear()
+    yield lambda release: monkeypatch.setattr(torch_version, "version", lambda _: release)
+    torch_version._warn.cache_clear()
 
 
 def test_the_range_is_that_of_the_project():
+    """It covers three minor releases from the tested one on, which is that of the tests."""
     text = f"torch>={FIRST[0]}.{FIRST[1]},<{LAST[0]}.{LAST[1] + 1}"
-    assert PROJECT.read_text().count(f'"{text}"') == 2
-    assert LAST[1] - FIRST[1] >= 2  # three minor releases
+    assert (ROOT / "pyproject.toml").read_text().count(f'"{text}"') == 2
+    assert LAST[1] - TESTED[1] >= 2
+    assert version("torch").startswith(f"{TESTED[0]}.{TESTED[1]}.")
+    assert f"torch=={TESTED[0]}.{TESTED[1]}." in (ROOT / "constraints.txt").read_text()
 
 
-@pytest.mark.parametrize("installed", ["2.11.0", "2.13.0", "2.13.1+cpu"])
-def test_a_release_of_the_range_is_taken(monkeypatch, installed):
-    monkeypatch.setattr(torch_version, "version", lambda _: installed)
+@pytest.mark.parametrize("release", ["2.13.0", "2.13.1+cpu"])
+def test_the_tested_release_is_taken_in_silence(installed, caplog, release):
+    installed(release)
     require_known_torch()
+    assert not caplog.messages
 
 
-@pytest.mark.parametrize("installed", ["2.10.1", "2.14.0", "1.13.0", "3.0.0a1"])
-def test_another_release_is_refused_by_name(monkeypatch, installed):
-    monkeypatch.setattr(torch_version, "version", lambda _: installed)
-    with pytest.raises(ConfigError, match=rf"torch {installed} .*torch 2\.11 to 2\.13"):
+@pytest.mark.parametrize("release", ["2.11.0", "2.12.1", "2.14.1", "2.15.0+cu130"])
+def test_an_untested_release_of_the_range_is_named_once(installed, caplog, release):
+    installed(release)
+    require_known_torch()
+    require_known_torch()
+    (line,) = caplog.messages
+    assert line.startswith(
+        f"torch {release} is installed, but Shoal was tested only with torch 2.13"
+    )
+    assert line.endswith("pip install 'torch==2.13.*'")
+
+
+@pytest.mark.parametrize("release", ["2.10.1", "2.16.0", "1.13.0", "3.0.0a1"])
+def test_another_release_is_refused_by_name(installed, release):
+    installed(release)
+    with pytest.raises(ConfigError, match=rf"torch {release} .*torch 2\.11 to 2\.15: pip install"):
         require_known_torch()

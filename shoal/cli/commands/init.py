@@ -96,21 +96,28 @@ def _new_fleet_elsewhere(fleet: str, host: str | None, broker: str) -> "NewFleet
     return NewFleet(fleet, address.host, address.port, url=str(address))
 
 
+def _require_known_broker(broker: str) -> None:
+    """Raise a ConfigError if a value of --broker is neither an address nor a known broker."""
+    if broker in _BROKERS:
+        return
+    hint = did_you_mean(broker, _BROKERS)
+    if not hint and "." in broker:
+        hint = f" (did you mean 'mqtts://{hide_login(broker)}'?)"
+    raise ConfigError(
+        f"--broker: a fleet with identities cannot use {hide_login(broker)!r}{hint}; use"
+        " mosquitto, emqx or mqtts://HOST:PORT"
+    )
+
+
 def _new_fleet(fleet: str, host: str, port: int, broker: str) -> "NewFleet":
     """Return a fleet with a broker that the server starts, or an EMQX.
 
     Raises:
-        ConfigError: there is no such broker, or none is installed that the server could start.
+        ConfigError: no Mosquitto is installed that the server could start.
     """
     from broker_server.service.mosquitto import installed_mosquitto
     from broker_server.service.new_fleet import NewFleet
 
-    if broker not in _BROKERS:
-        raise ConfigError(
-            "--broker: a fleet with identities cannot use"
-            f" {hide_login(broker)!r}{did_you_mean(broker, _BROKERS)}; use mosquitto, emqx or"
-            " mqtts://HOST:PORT"
-        )
     # Without a Mosquitto the new fleet could not start, so refuse before any file is written.
     if broker == "mosquitto":
         installed_mosquitto()
@@ -158,6 +165,8 @@ def _init(
         print_text(f"project {fleet} in {place}; {place / 'README.md'} has the commands")
         return
     is_elsewhere = "://" in broker
+    if not is_elsewhere:
+        _require_known_broker(broker)
     if template is not None or (host is None and not is_elsewhere):
         raise ConfigError(
             "give --host for a fleet with identities, or --template for a project on this machine"

@@ -15,6 +15,16 @@ from shoal.extras import needs
 Number = Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="Number of the version.")]
 
 
+def _next_use(has_ended: bool) -> str:
+    """Return what follows from a rollback."""
+    if has_ended:
+        return (
+            "the run has ended, so no round starts from it, and `shoal export-weights` writes it"
+            " unless another version is promoted"
+        )
+    return "the run's next round starts from it"
+
+
 def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
     """A command that promotes a version or rolls back to it."""
 
@@ -32,10 +42,12 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
         with open_source(store, url, read_only=False) as source:
             run_id = source.act(verb, run or "", version=version)
             records = [view.version for view in source.versions(run_id)]
+            record = source.status(run_id).run
+        has_ended = record is not None and record.ended_at is not None
         if verb == "rollback":
             # A rollback adds a new version with the old weights, so the newest one is the result.
             chosen = records[-1]
-            effect = f"has the weights of version {version}; the run's next round starts from it"
+            effect = f"has the weights of version {version}; {_next_use(has_ended)}"
         else:
             chosen = next(record for record in records if record.number == version)
             effect = "is promoted"

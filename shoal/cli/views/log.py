@@ -7,6 +7,7 @@ from pathlib import Path
 from broker_server.store import EventRecord, queries
 from broker_server.store.event_table import EVERY_LINE, LineFilter
 from fleet_protocol.errors import visible
+from fleet_protocol.spelling import did_you_mean
 from shoal.cli.console import print_json, print_text, time_text
 from shoal.cli.views.view import View, follow
 from shoal.sources import Source, open_source
@@ -32,11 +33,40 @@ class LogQuery:
 
 def show_log(store: Path, query: LogQuery, *, as_json: bool, url: str = "") -> None:
     """Print the last lines of the log."""
+    hint = ""
 
     def read(source: Source, run: str) -> list[EventRecord]:
-        return source.log(query.last, run, matching=query.matching)
+        nonlocal hint
+        events = source.log(query.last, run, matching=query.matching)
+        if not events:
+            hint = _hint(query.matching, source.log(_EVENTS_AT_ONCE, run))
+        return events
 
-    View(read, _draw).show(store, query.run, as_json=as_json, url=url)
+    def draw(events: Sequence[EventRecord]) -> None:
+        _draw(events)
+        if not events:
+            print_text(f"the log has no matching line{hint}")
+
+    View(read, draw).show(store, query.run, as_json=as_json, url=url)
+
+
+def _hint(wanted: LineFilter, events: Sequence[EventRecord]) -> str:
+    """Return what the log has instead of lines that pass a filter, for a message.
+
+    Args:
+        wanted: the filter.
+        events: the newest lines of the log.
+    """
+    kinds = sorted({event.kind for event in events})
+    devices = sorted({event.device for event in events if event.device})
+    if wanted.kinds and kinds and not set(kinds).intersection(wanted.kinds):
+        return f"{did_you_mean(wanted.kinds[0], kinds)}; it has the kinds {', '.join(kinds)}"
+    if wanted.device and wanted.device not in devices:
+        return (
+            f": none is about {wanted.device!r}{did_you_mean(wanted.device, devices)}; `shoal"
+            " devices` lists the devices"
+        )
+    return ""
 
 
 def follow_log(store: Path, query: LogQuery, *, as_json: bool, url: str = "") -> None:
@@ -67,8 +97,6 @@ def _draw(events: Sequence[EventRecord]) -> None:
     for event in events:
         # Control characters of a device's text must not reach the terminal.
         print_text(visible(_line(event), lines=False))
-    if not events:
-        print_text("the log has no matching line")
 
 
 def _line(event: EventRecord) -> str:

@@ -33,8 +33,7 @@ def _draw(view: StatusView) -> None:
         )
     if view.run.detail:
         print_text(f"  {view.run.detail}")
-    repeated = f" ({view.repeated} repeated after a rollback)" if view.repeated else ""
-    print_text(f"  {view.closed} of {view.rounds} rounds closed{repeated}, {accuracy}")
+    print_text(f"  {view.closed} of {view.rounds} rounds closed{_rollbacks(view)}, {accuracy}")
     if view.epsilon is not None:
         print_text(f"  epsilon {view.epsilon:.4g} for the device that was selected most often")
     if view.round is not None:
@@ -50,6 +49,14 @@ def _draw(view: StatusView) -> None:
     print_text(f"  {wire} on the wire, {payload} payload")
     refusals = [f"{count} {reason}" for reason, count in view.refusals.items()]
     print_text(f"  refused: {', '.join(refusals) or 'nothing'}")
+
+
+def _rollbacks(view: StatusView) -> str:
+    """Return how often the run was rolled back; each time adds a version that no round made."""
+    if not view.repeated:
+        return ""
+    times = "once" if view.repeated == 1 else f"{view.repeated} times"
+    return f" (rolled back {times})"
 
 
 def _draw_desertion(view: StatusView) -> None:

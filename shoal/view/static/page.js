@@ -5,6 +5,8 @@
 const CHUNK = 100; // rounds in one request
 const SHOWN = 100; // rows of a table before "Show all"
 const SHARE = 20; // the server spends at most one part in this many of its time on this page
+const RETRY_MS = 5000;
+const LOST = 0; // status of a request that got no answer
 const VIEWS = {
   fleet: "Fleet",
   run: "Run",
@@ -54,6 +56,13 @@ const number = (value, digits = 4) =>
   value === null || value === undefined ? "-" : value.toFixed(digits);
 const capital = (words) => words.replace(/^./, (letter) => letter.toUpperCase());
 const clock = (at) => (at ? new Date(at * 1000).toLocaleString("sv") : "-");
+// Tables of recent times are narrow: the day is left out of today's, and shown on hover.
+const when = (at) => {
+  const [day, time] = clock(at).split(" ");
+  return day === clock(state.status.as_of).split(" ")[0]
+    ? el("span", { title: clock(at) }, time)
+    : clock(at);
+};
 
 function size(count) {
   if (count === null || count === undefined) return "-";
@@ -389,7 +398,7 @@ function verb(name, text, question, more = {}, path = of(`/actions/${name}`)) {
           method: "POST",
         }).catch(() => null);
         const found = (await answer?.json().catch(() => null)) ?? {
-          detail: "the server does not answer",
+          detail: NO_ANSWER,
         };
         at("said").className = answer?.ok ? "good" : "error";
         at("said").textContent = answer?.ok ? `Done: ${found.done}.` : `Not done: ${found.detail}`;
@@ -584,7 +593,7 @@ function fleet() {
             link({ view: "device", device: view.device.id }, view.device.id),
           ],
         ],
-        ["last seen", (view) => clock(view.device.last_seen_at), "id"],
+        ["last seen", (view) => when(view.device.last_seen_at), "id"],
         [
           "trains",
           (view) =>
@@ -692,7 +701,7 @@ function journal(device = null) {
       "log",
       "Newest lines first",
       [
-        ["when", (line) => clock(line.at), "id"],
+        ["when", (line) => when(line.at), "id"],
         ["what", (line) => line.kind, "id"],
         ["round", (line) => line.round ?? "-", "n"],
         ["device", (line) => line.device ?? "-"],
@@ -780,40 +789,43 @@ function run() {
     }),
   );
   const listed = [...known].reverse();
+  const reading = status.round && !listed.length; // the rounds arrive after the status
   part("rounds", "Rounds", [listed, state.all.has("rounds")], () =>
-    table(
-      "rounds",
-      "Newest first; click a number to open the round",
-      [
-        [
-          "round",
-          (view) => link({ view: "round", round: view.round.number }, String(view.round.number)),
-          "n",
-        ],
-        ["state", (view) => view.round.state],
-        [
-          "updates",
-          (view) =>
-            Object.entries(view.phases)
-              .map(([phase, times]) => `${times} ${phase}`)
-              .join(", "),
-        ],
-        ["accuracy", (view) => number(view.round.evaluation?.accuracy), "n"],
-        ["loss", (view) => number(view.round.evaluation?.loss), "n"],
-        ["time", (view) => seconds(view.seconds), "n"],
-        [
-          "left out",
-          (view) =>
-            view.round.left_out
-              ? Object.keys(view.round.left_out.reasons).length + view.round.left_out.more
-              : "-",
-          "n",
-        ],
-        ["note", (view) => view.round.reason ?? view.round.note ?? "", "long"],
-      ],
-      listed,
-      true,
-    ),
+    reading
+      ? el("p", { class: "note" }, "Reading the rounds.")
+      : table(
+          "rounds",
+          "Newest first; click a number to open the round",
+          [
+            [
+              "round",
+              (view) => link({ view: "round", round: view.round.number }, String(view.round.number)),
+              "n",
+            ],
+            ["state", (view) => view.round.state],
+            [
+              "updates",
+              (view) =>
+                Object.entries(view.phases)
+                  .map(([phase, times]) => `${times} ${phase}`)
+                  .join(", "),
+            ],
+            ["accuracy", (view) => number(view.round.evaluation?.accuracy), "n"],
+            ["loss", (view) => number(view.round.evaluation?.loss), "n"],
+            ["time", (view) => seconds(view.seconds), "n"],
+            [
+              "left out",
+              (view) =>
+                view.round.left_out
+                  ? Object.keys(view.round.left_out.reasons).length + view.round.left_out.more
+                  : "-",
+              "n",
+            ],
+            ["note", (view) => view.round.reason ?? view.round.note ?? "", "long"],
+          ],
+          listed,
+          true,
+        ),
   );
 }
 
@@ -909,11 +921,17 @@ function largestTier(profile) {
   return `width ${profile.max_width}${depth}`;
 }
 
+function agentState({ state: known, online }) {
+  if (known === "simulated") return known;
+  if (state.status.served === false) return `unknown, was ${known} when the server stopped`;
+  return online ? known : `offline, was ${known}`;
+}
+
 function device() {
   const name = place().device;
   const view = state.devices.find((found) => found.device.id === name);
   const tasks = state.detail.tasks;
-  part("device", "", [view, acts()], () => [
+  part("device", "", [view, acts(), state.status.served], () => [
     el(
       "p",
       { class: view.reason ? "" : "good" },
@@ -937,10 +955,7 @@ function device() {
       samples: view.examples ?? "-",
       memory: size(view.resident_bytes),
       "last seen": clock(view.device.last_seen_at),
-      "agent":
-        view.device.online || view.device.state === "simulated"
-          ? view.device.state
-          : `offline, was ${view.device.state}`,
+      "agent": agentState(view.device),
     }),
   ]);
   const said = view.device.profile;
@@ -1308,7 +1323,7 @@ function models() {
                 .filter((name) => counts[name] === view.version.number)
                 .join(", ") || "-",
           ],
-          ["made", (view) => clock(view.version.created_at), "id"],
+          ["made", (view) => when(view.version.created_at), "id"],
           ["accuracy", (view) => number(view.version.evaluation?.accuracy), "n"],
           ["loss", (view) => number(view.version.evaluation?.loss), "n"],
           ...tiers.map((tier) => [
@@ -2093,8 +2108,14 @@ const DRAWN = {
   rollouts,
 };
 
+const NO_ANSWER = "the server does not answer";
+
 async function api(path) {
-  const answer = await fetch(`api/v1/${path}`, { headers: { Accept: "application/json" } });
+  const answer = await fetch(`api/v1/${path}`, { headers: { Accept: "application/json" } }).catch(
+    () => {
+      throw Object.assign(new Error(NO_ANSWER), { status: LOST });
+    },
+  );
   const found = await answer
     .json()
     .catch(() => ({ detail: `the server answered ${answer.status}` }));
@@ -2272,10 +2293,22 @@ function draw(again = false) {
 
 function failed(error) {
   if (error.status === 401) return login();
-  at("title").textContent = "Not found";
+  state.lost = error.status === LOST;
+  if (state.lost) {
+    at("live").textContent = NO_ANSWER;
+    if (state.shown) return; // the newest known state stays
+  }
+  at("title").textContent =
+    { [LOST]: "No answer", 404: "Not found" }[error.status] ?? "This view cannot be shown";
   at("content").replaceChildren(
-    el("p", { class: "error", role: "alert" }, error.message),
-    el("p", {}, el("a", { href: "#" }, "Back to the fleet")),
+    el("p", { class: "error", role: "alert" }, `${capital(error.message)}.`),
+    state.lost
+      ? el(
+          "p",
+          {},
+          sentence("Start it again with `shoal view` or `shoal up`; this page then continues."),
+        )
+      : el("p", {}, el("a", { href: "#" }, "Back to the fleet")),
   );
   state.shown = "";
 }
@@ -2294,8 +2327,9 @@ function login() {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ token: box.value }),
-    });
-    if (answer.ok) {
+    }).catch(() => null);
+    if (!answer) said.textContent = `${capital(NO_ANSWER)}.`;
+    else if (answer.ok) {
       state.login = false;
       state.of = undefined;
       state.busy = false;
@@ -2346,6 +2380,7 @@ async function refresh() {
   const began = performance.now();
   try {
     await read();
+    state.lost = false;
     await detail();
     draw();
     if (state.status.run) await history();
@@ -2382,6 +2417,7 @@ async function navigate() {
 
 async function start() {
   await refresh();
+  if (state.lost && !state.log) setTimeout(start, RETRY_MS);
   if (!state.log || state.source) return;
   const source = (state.source = new EventSource(
     `api/v1/events?after=${state.lastLine ?? state.log.at(-1)?.id ?? 0}`,
@@ -2399,14 +2435,17 @@ async function start() {
   source.addEventListener("change", refresh);
   source.onopen = () => {
     at("live").textContent = "live";
+    if (!state.lost) return;
+    state.busy = false; // the wait after the last answer does not matter any more
+    refresh();
   };
   source.onerror = () => {
-    at("live").textContent = "the server does not answer";
+    at("live").textContent = NO_ANSWER;
     if (source.readyState !== EventSource.CLOSED) return; // it retries automatically
     // The response was not a stream, for example from a proxy or because the login expired; the
     // page then opens another source.
     state.source = null;
-    if (!state.login) setTimeout(start, 5000);
+    if (!state.login) setTimeout(start, RETRY_MS);
   };
 }
 

@@ -27,6 +27,7 @@ from fleet_protocol.weights import encode_weights
 from shoal.cli.console import flat
 from shoal.view.serving import serving
 from tests.broker_server.peer import profile
+from tests.brokers import free_port
 from tests.shoal.view.stores import HOSTILE, RUN, TIERS, made
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -158,6 +159,29 @@ def test_a_page_comes_back_after_a_proxy_said_no(fleet, browser):
     page.evaluate("location.hash = 'view=round&round=999'")
     page.get_by_text("has no round 999").wait_for()
     assert page.locator("#title").text_content() == "Not found"
+    page.close()
+
+
+def test_a_page_keeps_what_it_shows_while_its_server_is_away(browser, tmp_path):
+    """It neither says that the view was not found, nor has to be loaded again."""
+    settings = ViewConfig(port=free_port())
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    status = page.get_by_role("status")
+    store = made(tmp_path)
+    with serving(store, settings) as address:
+        page.goto(address)
+        status.get_by_text("live", exact=True).wait_for()
+        device = page.get_by_role("link", name="pi-0000")
+        device.wait_for()
+    status.get_by_text("the server does not answer", exact=True).wait_for()
+    page.evaluate("location.hash = 'view=round&round=2'")
+    page.wait_for_timeout(500)
+    assert page.locator("#title").text_content() == "Fleet"
+    assert device.is_visible()
+    with serving(store, settings):
+        status.get_by_text("live", exact=True).wait_for()
+        page.locator('main[data-shown="view=round&round=2"]').wait_for()
     page.close()
 
 
