@@ -80,6 +80,13 @@ class Architecture:
         if choices is not None and value not in choices:
             listed = " or ".join(map(repr, choices))
             raise ConfigError(f"architecture {self.name} has no {name} {value!r}; choose {listed}")
+        default = self.defaults.get(name)
+        # Exactly int: a bool is a number for Python, and other defaults allow several types.
+        if type(default) is int and isinstance(value, str):
+            raise ConfigError(
+                f"architecture {self.name}: the setting {name} = {value!r} is not a number, as its"
+                f" default {default} is"
+            )
 
     def row(self, settings: Mapping[str, Any] | None = None) -> Row:
         """Return the layout of a sample; a single unnamed input has the name "".

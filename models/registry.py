@@ -185,6 +185,10 @@ def _execute(path: Path) -> ModuleType:
         return run_file(path, "models")
     except ShoalError as error:
         raise ConfigError(f"model file {path}: {error}") from error
+    except SyntaxError as error:
+        # It may be that of a file which this one imports.
+        place = f"{error.filename or path}, line {error.lineno}"
+        raise ConfigError(f"model file {path}: {place} is not valid Python: {error.msg}") from error
     # A user's file may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:
         where = _line_in(path, error)

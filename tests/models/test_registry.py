@@ -178,7 +178,7 @@ def test_a_file_may_import_a_zoo_model(zoo, tmp_path):
             USER_FILE.replace("branches(cut,", "branches("),
             "branches must take a cut and then .* but it does not take a cut",
         ),
-        ("def broken(:\n", "failed: SyntaxError"),
+        ("def broken(:\n", r"my_models\.py, line 1 is not valid Python: "),
         (
             USER_FILE.replace("classes=3", "classes"),
             "branches must take a cut and then .* but classes has no default",
@@ -217,6 +217,12 @@ def test_an_unknown_setting_is_refused_with_the_closest_name(zoo):
         ConfigError, match=r"conv has no setting 'chanels' .did you mean 'channels'"
     ):
         build(zoo.get("conv"), settings={"chanels": [4, 8]})
+
+
+def test_a_word_in_place_of_a_number_is_refused_with_the_setting(zoo):
+    """The builder failed on it, and advised to divide with whole numbers."""
+    with pytest.raises(ConfigError, match=r"the setting classes = 'three' is not a number"):
+        build(zoo.get("conv"), settings={"classes": "three"})
 
 
 @pytest.mark.parametrize("width", [0, 1.5, -1])
