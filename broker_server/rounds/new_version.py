@@ -17,7 +17,7 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.planning import compiled_plans
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
-from broker_server.stages.moves import BaseVersion, move_to
+from broker_server.stages.moves import BaseVersion, moves_to
 from broker_server.stages.update import Tensors, Update
 from broker_server.store import Outcome, TaskRecord, VersionRecord
 from broker_server.strategies.strategy import GlobalModel
@@ -90,7 +90,8 @@ def begin_folding(
     )
     tiers = Counter(task.tier for task in tasks)
     is_doubtful = expect_changes(services.store, old, context.config.robust, tiers)
-    return Folding(merge, list(opened), load, partial(move_to, base), is_doubtful)
+    moves = moves_to(base, (task.version for task in tasks))
+    return Folding(merge, list(opened), load, moves, is_doubtful)
 
 
 def _base(context: RunContext, blobs: BlobStore, old: VersionRecord) -> BaseVersion:

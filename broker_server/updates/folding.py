@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker_server.stages.bounds import Measured
+from broker_server.stages.moves import Move
 from broker_server.stages.update import Update
 from broker_server.store import TaskPhase
 from broker_server.strategies.strategy import GlobalModel, Merge
 from broker_server.updates.distance import measure
 
-Move = Callable[[Update], Update]
 IsDoubtful = Callable[[Measured], bool]
 Treatment = Callable[[Update], Update | None]
 """Returns an update as it counts; None if it does not."""
@@ -43,7 +43,7 @@ class Folding:
         merge: Merge[Any],
         order: Sequence[str],
         load: Callable[[str], Update],
-        move: Move = lambda update: update,
+        moves: Sequence[Move] = (),
         is_doubtful: IsDoubtful = _suspect_none,
     ) -> None:
         """Begin with empty sums.
@@ -52,12 +52,12 @@ class Folding:
             merge: adds updates.
             order: tasks in the order of their devices' ids.
             load: see `Folding`.
-            move: moves an update to the version into which it is folded.
+            moves: move an update to the version into which it is folded, one after the other.
             is_doubtful: whether an update will probably not count as it is.
         """
         self._merge = merge
         self._order = tuple(order)
-        self._move = move
+        self._moves = tuple(moves)
         self._is_doubtful = is_doubtful
         self.load = load
         self.measured: dict[str, Measured] = {}
@@ -108,7 +108,9 @@ class Folding:
                 self._fold(task, update)
 
     def _fold(self, task: str, update: Update) -> None:
-        self._merge.fold(self._sums, self._move(update))
+        for move in self._moves:
+            update = move(update)
+        self._merge.fold(self._sums, update)
         self.folded.append(task)
 
     def finish(self, old: GlobalModel) -> GlobalModel:
