@@ -7,6 +7,9 @@ updates that have to wait do so on disk.
 How an update counts is known only at the close, when all updates of its round are compared. So the
 first update that will probably not count as it is, and all behind it, wait for the close as well.
 The sums are made again only if an update that was not suspected counts differently.
+
+The tensors of an update are read when it is folded or compared with others. An update that waits is
+not read before: the intake has measured it.
 """
 
 import itertools
@@ -35,7 +38,7 @@ class Folding:
     Attributes:
         folded: tasks whose updates are included, in their order.
         measured: the input of the screens, by task, in the order of the devices.
-        load: reads an update of a task from the disk.
+        load: returns an update of a task, whose tensors are read from the disk when they are used.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Folding:
         self.measured: dict[str, Measured] = {}
         self._passed = 0  # number of tasks whose turn is over
         self._waiting: list[str] = []  # tasks that have arrived, from the first suspected one on
+        self._opened: dict[str, Update] = {}  # updates that a screen compared, by task
         self._sums = merge.start()
         self.folded: list[str] = []
 
@@ -84,6 +88,16 @@ class Folding:
                     self._fold(task, update)
             self._passed += 1
 
+    def open(self, task: str) -> Update:
+        """Return an update that a screen compares with others, and keep it until it is folded.
+
+        So its tensors are read once.
+        """
+        update = self._opened.get(task)
+        if update is None:
+            update = self._opened[task] = self.load(task)
+        return update
+
     def settle(self, treatments: Mapping[str, Treatment]) -> None:
         """Fold the updates that waited, once it is known how each counts.
 
@@ -101,7 +115,7 @@ class Folding:
         self._waiting = []
         for task in tasks:
             # Treated before it is moved, because bounds apply to the change that the device made.
-            update: Update | None = self.load(task)
+            update: Update | None = self._opened.pop(task, None) or self.load(task)
             if update is not None and task in treatments:
                 update = treatments[task](update)
             if update is not None:
