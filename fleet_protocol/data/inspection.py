@@ -1,4 +1,4 @@
-"""Finds faults in samples without comparison: constant columns, an index, the answer."""
+"""Finds faults in samples without comparison: an index, the answer, missing values as numbers."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data.dataset import DataSet
+from fleet_protocol.data.far_values import find_far_values
 from fleet_protocol.data.summary import MOST_GROUPS, DataSummary, are_tokens, drawn_rows
 
 MOST_LOOKED_AT = 4096
@@ -24,7 +25,7 @@ _SAME = 0.999  # correlation above which two columns of numbers count as equal
 _CHANCE = 20.0  # n random whole numbers below n * n / 20 are all different once in e**10 times
 _FILLER = 0.1  # share of the other columns' values above which a value means nothing
 
-Kind = Literal["constant", "index", "answer", "shape", "dtype", "scale", "mean", "order"]
+Kind = Literal["constant", "index", "answer", "missing", "shape", "dtype", "scale", "mean", "order"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
             values, is not a finding.
 
     Returns:
-        A finding for each kind: the answer, an index, constant columns.
+        A finding for each kind: the answer, an index, missing values as numbers, constant columns.
     """
     table = _table(data)
     if table is None or len(table.rows) < _LEAST_INDEX_ROWS:
@@ -79,14 +80,13 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
     # A column that gives the answer away is one finding, not two.
     counting = [column for column in _counting(table) if column not in answers]
     constant = _constant(table, data, fleet)
-    return tuple(
-        _describe(
-            table,
-            answers,
-            counting,
-            constant,
-        )
+    findings = _describe(
+        table,
+        answers,
+        counting,
+        constant,
     )
+    return (*findings, *_missing(table, data, fleet))
 
 
 def _describe(
@@ -121,6 +121,43 @@ def _describe(
             "samples: check the program that writes it, or leave it out of `columns` in [data] of "
             "the fleet",
         )
+
+
+def _missing(
+    table: _Table,
+    data: DataSet,
+    fleet: DataSummary | None,
+) -> Iterator[DataFinding]:
+    """Yield a finding for inputs and one for targets in which a number marks a missing value."""
+    count = len(table.rows)
+    # The user has chosen the number that replaces missing values.
+    usual = () if data.facts.filled is None else (data.facts.filled,)
+    inputs = {} if _may_be_tokens(table, data, fleet) else find_far_values(table.x, usual)
+    if inputs:
+        first = next(iter(inputs))
+        others = f"; so do {len(inputs) - 1} more columns" if len(inputs) > 1 else ""
+        yield DataFinding(
+            "missing",
+            f"{list_columns([first], table.names)} {inputs[first].describe(count)}, as if this "
+            f"number marked missing values{others}: leave such fields empty and set `missing` in "
+            "[data], or leave such samples out",
+        )
+    targets = {} if table.labels else find_far_values(table.y)
+    if targets:
+        first = next(iter(targets))
+        noun = f"target {first}" if table.y.shape[1] > 1 else "the target"
+        yield DataFinding(
+            "missing",
+            f"{noun} {targets[first].describe(count)}, as if this number marked missing values: "
+            "leave such samples out",
+        )
+
+
+def _may_be_tokens(table: _Table, data: DataSet, fleet: DataSummary | None) -> bool:
+    """Return whether inputs may be tokens, which have no scale."""
+    if data.x.dtype.kind == "f" or not table.x.size or table.x.min() < 0:
+        return False
+    return fleet is None or are_tokens(fleet)
 
 
 def list_columns(
