@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.data.far_values import find_far_values
+from fleet_protocol.data.label_names import describe_label_names
+from fleet_protocol.data.repeated import describe_repeated
 from fleet_protocol.data.summary import MOST_GROUPS, DataSummary, are_tokens, drawn_rows
 
 MOST_LOOKED_AT = 4096
@@ -25,7 +27,19 @@ _SAME = 0.999  # correlation above which two columns of numbers count as equal
 _CHANCE = 20.0  # n random whole numbers below n * n / 20 are all different once in e**10 times
 _FILLER = 0.1  # share of the other columns' values above which a value means nothing
 
-Kind = Literal["constant", "index", "answer", "missing", "shape", "dtype", "scale", "mean", "order"]
+Kind = Literal[
+    "constant",
+    "index",
+    "answer",
+    "missing",
+    "labels",
+    "repeated",
+    "shape",
+    "dtype",
+    "scale",
+    "mean",
+    "order",
+]
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ class _Table:
 def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
     """Find what looks wrong in samples by themselves.
 
-    Samples that are not flat have no such findings.
+    Only flat samples can have findings about columns, and only others a finding about repetition.
 
     Args:
         data: at most `MOST_LOOKED_AT` of its samples are examined, evenly drawn.
@@ -71,11 +85,19 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
             values, is not a finding.
 
     Returns:
-        A finding for each kind: the answer, an index, missing values as numbers, constant columns.
+        A finding for each kind: names of labels, repeated samples, the answer, an index, missing
+        values as numbers, constant columns.
     """
+    about_all = []
+    names = describe_label_names(data.label_names)
+    if names:
+        about_all.append(DataFinding("labels", names))
+    repeated = describe_repeated(data)
+    if repeated:
+        about_all.append(DataFinding("repeated", repeated))
     table = _table(data)
     if table is None or len(table.rows) < _LEAST_INDEX_ROWS:
-        return ()
+        return tuple(about_all)
     answers = _answers(table)
     # A column that gives the answer away is one finding, not two.
     counting = [column for column in _counting(table) if column not in answers]
@@ -86,7 +108,7 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
         counting,
         constant,
     )
-    return (*findings, *_missing(table, data, fleet))
+    return (*about_all, *findings, *_missing(table, data, fleet))
 
 
 def _describe(
