@@ -17,7 +17,7 @@ _TIMES_OF_FEW = (
     50.0  # the same if nearly all other values are the same, as in columns of rare events
 )
 _NINES = re.compile("-?99+")
-# Of a thermometer without a sensor, and the ends of integer types.
+# The ends of integer types, and what a thermometer shows without its sensor.
 _MARKS = frozenset({-127, -128, -32768, 32767, 65535, -(2**31), 2**31 - 1, 2**32 - 1})
 _SPREAD = 0.1  # deviation of the others as a share of their range, below which they are the same
 

@@ -17,7 +17,7 @@ def describe_label_names(names: Sequence[str]) -> str:
     spellings: dict[str, str] = {}
     for name in names:
         plain = "".join(filter(str.isalnum, name.casefold()))
-        # Signs alone may be names, and decide what a number means, as in "-1" and "1.5".
+        # Names such as "+" and "-", or "-1" and "1", may differ only in their signs.
         if not plain or plain.isdecimal():
             continue
         first = spellings.setdefault(plain, name)
@@ -27,7 +27,7 @@ def describe_label_names(names: Sequence[str]) -> str:
                 "count as two labels: give them one name if they are one"
             )
     parts = [name for name in names if name.casefold() in _PARTS]
-    # Two parts beside each other are no chance: a folder above the labels was named.
+    # With two of them, `path` probably names the folder above the one with the labels.
     if len(parts) > 1:
         return (
             f"the labels {parts[0]!r} and {parts[1]!r} look like parts of a data set: name one of "

@@ -154,7 +154,7 @@ def _remedy(layout: TableLayout, line: int, text: str) -> str:
     # Digits with signs of other countries, or of a unit.
     if _NUMBER_LIKE.fullmatch(text.strip()):
         return (
-            "write numbers with digits and a point alone, such as 1043.5, or leave the column out "
+            "write numbers with digits and a point, such as 1043.5, or leave the column out "
             "of `columns` in [data]"
         )
     remedy = "leave the column out of `columns` in [data], or turn its words into numbers"
