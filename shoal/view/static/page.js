@@ -799,7 +799,7 @@ function run() {
           [
             [
               "round",
-              (view) => link({ view: "round", round: view.round.number }, String(view.round.number)),
+              ({ round: { number: at } }) => link({ view: "round", round: at }, String(at)),
               "n",
             ],
             ["state", (view) => view.round.state],
