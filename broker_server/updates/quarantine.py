@@ -81,18 +81,18 @@ def release(
     Raises:
         ConfigError: it is unknown, or has not harmed any round of the run.
     """
-    known = [found.id for found in store.devices()]
-    if device not in known:
-        raise ConfigError(
-            f"no device {device!r} has connected to this server{did_you_mean(device, known)};"
-            " `shoal devices` lists the devices"
-        )
     record = store.run(run)
     outcomes = []
     if record is not None:
         config = FleetConfig.stored(record.config)
         outcomes = store.costly_devices(run, config.round.deadline_seconds)
     if device not in {name for name, _, _ in outcomes}:
+        known = [found.id for found in store.devices()]
+        if device not in known:
+            raise ConfigError(
+                f"no device {device!r} has connected to this server{did_you_mean(device, known)};"
+                " `shoal devices` lists the devices"
+            )
         raise ConfigError(
             f"no update of device {device!r} was refused in run {run}, and no round waited for it"
             " without an answer, so it is not in quarantine"

@@ -167,9 +167,9 @@ def test_versions_are_chosen_and_devices_released(store):
         (
             f"release?device={HOSTILE}",
             409,
-            "no update of device '<img src=x onerror=alert(1)>' was refused",
+            "no device '<img src=x onerror=alert(1)>' has connected to this server",
         ),
-        ("release", 409, "no update of device '' "),
+        ("release", 409, "no device '' has connected to this server"),
         ("release?device=" + 65 * "x", 422, ""),
         ("stop", 409, "shoal up --view"),
         ("format", 422, ""),
