@@ -20,6 +20,7 @@ from trainer_export.recomputing import EFFORTS, PeakWithin, lower_peak, schedule
 from trainer_export.sized_graph import SizedGraph
 
 _STEPS = frozenset({"onnx/train", ABOVE})
+_GROWTH = 2  # a step with more than this multiple of its nodes would take too long
 _MB = 1_000_000
 
 NO_BOUND = math.inf
@@ -58,7 +59,8 @@ def bounded_step(model: onnx.ModelProto, nbytes: float, tier: str) -> onnx.Model
     graph = SizedGraph(result)
     # Parameters, states and constants, which no recomputing makes smaller.
     kept = peak_memory(model) - schedule_of(graph).peak.nbytes
-    lower_peak(graph, PeakWithin(int(nbytes) - kept), EFFORTS)
+    goal = PeakWithin(int(nbytes) - kept, _GROWTH * len(model.graph.node))
+    lower_peak(graph, goal, EFFORTS)
     least = peak_memory(result)
     if least > nbytes:
         raise ExportError(

@@ -112,9 +112,11 @@ class PeakWithin(Goal):
 
     Attributes:
         nbytes: the bound.
+        nodes: largest number of nodes; near the least possible peak, each value saves little.
     """
 
     nbytes: int
+    nodes: int
 
     @override
     def is_reached(self, schedule: Schedule) -> bool:
@@ -128,7 +130,9 @@ class PeakWithin(Goal):
         excess = schedule.excess(level)
 
         def is_better(candidate: Schedule) -> bool:
-            return candidate.has_peak_below(peak + 1) and candidate.excess(level) < excess
+            if len(candidate.nodes) > self.nodes or not candidate.has_peak_below(peak + 1):
+                return False
+            return candidate.excess(level) < excess
 
         return is_better
 
