@@ -268,6 +268,12 @@ class MqttDispatcher:
         self._replies.receive(device, payload, self._open, self._past)
 
     def _receive_chunk(self, task_id: str, chunk: Received) -> None:
+        try:
+            self._take_chunk(task_id, chunk)
+        except RefusedError as error:
+            self._count_refused(error, self._sender_of(task_id, chunk))
+
+    def _take_chunk(self, task_id: str, chunk: Received) -> None:
         task = self._open.get(task_id)
         if task is None:
             self._refuse_stray_chunk(task_id)
@@ -277,6 +283,13 @@ class MqttDispatcher:
         require_owner(task, chunk.signer)
         self._note_sign_of(task)
         self._uploads.receive_chunk(task, chunk.payload)
+
+    def _sender_of(self, task_id: str, chunk: Received) -> str | None:
+        """Return the device that sent a chunk, whose topic names only its task, if it is known."""
+        if chunk.signer is not None:
+            return chunk.signer
+        record = self._store.task(task_id)
+        return None if record is None else record.device
 
     def _refuse_stray_chunk(self, task_id: str) -> None:
         """Refuse the first chunk of each task that is not open: a whole update may follow."""
