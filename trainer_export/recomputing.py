@@ -106,7 +106,7 @@ class SmallPeak(Goal):
 class PeakWithin(Goal):
     """A peak within a bound.
 
-    A schedule is nearer to it if its peak is no higher and its high moments have fewer bytes in
+    A schedule is nearer to it if its peak stays or falls and its high moments have fewer bytes in
     total. Two equal blocks have equal peaks: recomputing a value of one of them does not lower the
     highest peak, but is a step towards it.
 
