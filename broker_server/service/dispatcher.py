@@ -83,6 +83,7 @@ class MqttDispatcher:
         self._outbox = connection.outbox
         self._store = services.store
         self._uploads = services.uploads
+        self._reassembly = services.uploads.reassembly
         self._replies = Replies(services, connection)
         self._refusals = BrokerRefusals(services, connection.topics, connection.link.address)
         self._lines = FoldedLines(self._note_broker)
@@ -282,7 +283,9 @@ class MqttDispatcher:
         # the round.
         require_owner(task, chunk.signer)
         self._note_sign_of(task)
-        self._uploads.receive_chunk(task, chunk.payload)
+        outcome = self._reassembly.add_chunk(task, chunk.payload)
+        if outcome is not None:
+            self._uploads.apply_outcome(task, outcome)
 
     def _sender_of(self, task_id: str, chunk: Received) -> str | None:
         """Return the device that sent a chunk, whose topic names only its task, if it is known."""
