@@ -26,6 +26,7 @@ from fleet_protocol.weights import MASKED, encode_weights
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
 from tests.broker_server.peer import Peer, profile
 from tests.broker_server.test_resume import start_dying
+from tests.broker_server.update_work import count_update_work
 from tests.fleet_protocol.secure_cohort import CohortOfMembers
 from tests.fleet_protocol.test_bad_shares import LIAR, Lying
 
@@ -294,10 +295,12 @@ def test_an_offer_gives_the_time_of_every_sum(url, config, running, fleet):
     )
 
 
-def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
-    """Masked updates are received, checked and written by processes of their own like any
-    others.
+def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet, monkeypatch):
+    """Masked updates are received, checked and written by processes of their own like any others.
+    The server opens none of them: it makes and measures one mean a round, reads it once, and folds
+    it for each device.
     """
+    work_done = count_update_work(monkeypatch)
     settings = config(
         round={"rounds": 2, "min_devices": 4, "deadline_seconds": 60},
         broker={"receivers": 2},
@@ -309,6 +312,7 @@ def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
         server = running(settings, url)
         assert server.wait(120).status == "finished"
     assert [len(event.merged) for event in server.events_of(control.RoundClosed)] == [4, 4]
+    assert work_done == {"mean serialised": 2, "measured": 2, "read": 2, "folded": 8}
 
 
 @pytest.mark.attack(

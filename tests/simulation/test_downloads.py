@@ -9,6 +9,7 @@ from broker_server.store import Store
 from broker_server.store.queries import log
 from fleet_protocol.errors import PlanError
 from simulation.runner import simulate
+from tests.broker_server.update_work import count_update_work
 from tests.marking import mostly_slow
 from tests.simulation.simulations import settings, tensors
 
@@ -42,16 +43,22 @@ def sent(folder, run):
         lambda case: case == ("int8", 0.32, "int8"),
     ),
 )
-def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload, cache):
+def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload, cache, monkeypatch):
     """Devices that learn almost nothing leave the global model where it was, however coarse what
-    they were sent.
+    they were sent. Each of their updates is decoded once, read once and folded once.
     """
+    work_done = count_update_work(monkeypatch)
     still = TINY | {"train": {"learning_rate": 1e-12}, "upload": {"encoding": upload}}
     runs = {}
     for name in ("fp32", encoding):
         runs[name] = simulate(
             settings(tmp_path / name, cache, **still, download={"encoding": name})
         )
+    updates = 2 * TINY["devices"]["count"] * TINY["round"]["rounds"]  # of both runs
+    steps = ["parsed", "measured", "read", "folded"]
+    if upload != "fp32":
+        steps += ["decoded", "serialised"]
+    assert {step: work_done[step] for step in steps} == dict.fromkeys(steps, updates)
     first, *_, last = tensors(tmp_path / encoding, runs[encoding].run)
     for name, value in first.items():
         np.testing.assert_allclose(last[name], value, rtol=0, atol=1e-7)
