@@ -275,7 +275,7 @@ def _wrong_test_set(store: Store, run: RunRecord) -> Iterator[Advice]:
         yield Advice(
             "bad",
             "The server's own samples may be faulty",
-            f"{'. '.join(findings[:_SHOWN_FINDINGS])}.",
+            f"{'; '.join(findings[:_SHOWN_FINDINGS])}.",
             "Correct [evaluation.data] of fleet.toml, and the data of the devices in the same way; "
             "then start a new run with `shoal run`.",
         )

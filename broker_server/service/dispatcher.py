@@ -202,6 +202,7 @@ class MqttDispatcher:
             case Disconnected():
                 self._stand_still(event)
             case Refused():
+                self._outbox.note_refused(event.topic)
                 self._refusals.receive(event, self._open)
             case LoginRefused():
                 self._lines.warning("refused", f"the broker refuses it {explain(event.code)}")

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from device_runtime.agent.journal import Journal
-from device_runtime.agent.refused_presence import RefusedPresence
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.errors import BrokerRefusedError, TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Ask, DeviceProfile, DeviceStatus, Offer, Profile
+from fleet_protocol.refused_presence import RefusedPresence
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Farewell, Transport
 

@@ -1,8 +1,8 @@
-"""A board whose broker refuses its status announces itself less and less often."""
+"""Who announces itself at a broker that refuses it does so less and less often."""
 
 import math
 
-from device_runtime.agent.refused_presence import RefusedPresence
+from fleet_protocol.refused_presence import RefusedPresence
 
 
 def test_status_and_profile_are_kept_back_longer_each_time():

@@ -1,7 +1,7 @@
-"""How long an agent keeps its status and profile back after the broker has refused one of them.
+"""How long a board or a server keeps a message back after the broker has refused one of its kind.
 
-Some brokers end the connection with each refused message, so a board without the right to announce
-itself would otherwise connect and be refused all day.
+Some brokers end the connection with each refused message, so a program without the right to
+announce itself would otherwise connect and be refused all day.
 """
 
 import math
@@ -10,7 +10,7 @@ _WAITS_SECONDS = (20.0, 200.0, 1800.0, 3600.0)
 
 
 class RefusedPresence:
-    """The times at which an agent may announce itself again.
+    """The times at which a program may announce itself again.
 
     Attributes:
         due: ``time.monotonic()`` of the next attempt; infinity if nothing is kept back.
@@ -25,8 +25,8 @@ class RefusedPresence:
     def note(self, now: float) -> None:
         """Record a refusal at a ``time.monotonic()``, and wait longer than the last time.
 
-        Status and profile are sent together, so a refusal while they are kept back is of the same
-        attempt.
+        A board sends status and profile together, so a refusal while they are kept back belongs to
+        the same attempt.
         """
         if now < self._attempts_at:
             return
@@ -36,7 +36,7 @@ class RefusedPresence:
         self.due = self._attempts_at
 
     def holds(self, now: float) -> bool:
-        """Return whether status and profile are kept back at a ``time.monotonic()``."""
+        """Return whether messages are kept back at a ``time.monotonic()``."""
         if now >= self._attempts_at:
             self.due = math.inf
         return now < self._attempts_at
