@@ -261,6 +261,8 @@ def _data(config: DeviceConfig) -> str:
             ) from error
         raise
     text = f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}"
+    if data.y.ndim == 1 and data.y.dtype.kind != "f" and not data.label_names:
+        text += f", labels from {data.y.min()} to {data.y.max()}"
     if contract is not None:
         text += "; they fit the fleet's contract"
     taken = describe_positions(data, contract, own_labels=own_labels)

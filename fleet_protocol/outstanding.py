@@ -8,7 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 
-from fleet_protocol.refusals import FIRST_FAILURE, PACKET_TOO_LARGE
+from fleet_protocol.refusals import FIRST_FAILURE, PACKET_TOO_LARGE, TOPIC_REFUSED
 from fleet_protocol.transport import Refused
 
 # Number of connections that end one after the other, each with the same packet in transit, after
@@ -107,7 +107,21 @@ class Outstanding:
             return self._drop_large(self._packets[message].size)
         packet = self._packets.pop(message)
         self.changed.notify_all()
-        return {message: packet.refused(code)} if code >= FIRST_FAILURE else {}
+        if code < FIRST_FAILURE:
+            return {}
+        dropped = {message: packet.refused(code)}
+        if code in TOPIC_REFUSED:
+            dropped |= self._drop_topic(packet.topic, code)
+        return dropped
+
+    def _drop_topic(self, topic: str, code: int) -> dict[int, Refused]:
+        """Drop the other messages on a refused topic, because they would be refused, too."""
+        dropped: dict[int, Refused] = {}
+        for message, packet in list(self._packets.items()):
+            if packet.topic == topic:
+                del self._packets[message]
+                dropped[message] = packet.refused(code)
+        return dropped
 
     def _drop_large(self, size: int) -> dict[int, Refused]:
         """Drop all messages of at least this many bytes, because they would be refused, too."""

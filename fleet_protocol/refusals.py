@@ -44,6 +44,8 @@ class BrokerRefusal:
 SESSION_TAKEN_OVER = 0x8E
 PACKET_TOO_LARGE = 0x95
 NOT_AUTHORIZED = 0x87
+TOPIC_REFUSED = frozenset({NOT_AUTHORIZED, 0x90})
+"""Reasons that concern the topic of a message, so every message on it would be refused."""
 CERTIFICATE_REFUSED = 0x100
 """Shoal's own code beyond those of MQTT: the broker refuses this client's certificate in TLS."""
 

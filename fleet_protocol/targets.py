@@ -35,9 +35,12 @@ def check_labels(
     outside = np.argwhere((y >= classes) | is_negative)
     if len(outside):
         first = outside[0]
+        # Labels that all fit after a shift by one were counted from 1.
+        is_from_one = y.min() == 1 and y.max() == classes
+        remedy = "; labels count from 0: subtract 1 from each" if is_from_one else ""
         raise DataError(
             f"label {int(y[tuple(first)])} of sample {int(first[0])} in {source} is outside 0 to "
-            f"{classes - 1} ({len(outside)} such labels)"
+            f"{classes - 1} ({len(outside)} such labels){remedy}"
         )
 
 

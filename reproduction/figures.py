@@ -7,32 +7,24 @@ seeds. The claim holds if the whole interval is beyond its bound, and does not h
 interval is on the other side.
 """
 
-import math
-import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from scipy import stats
-
 from reproduction.by_seed import present
+from reproduction.claim_result import BySeed, ClaimResult
 from reproduction.experiment import Arm, Claim, Experiment, Scale
+from reproduction.measures import measure_named
 from reproduction.plain_measures import ROUNDS_TO_BEST
-from reproduction.power import UPPER_TAIL, RequiredSeeds, required_seeds
 from reproduction.published import Published
 from reproduction.readings import Measure, Reading
+from reproduction.run_costs import Seconds, seconds_on_two_cores
 from reproduction.stored import Row
-
-OUT_OF_REACH = "out of reach here"
-"""The verdict on a claim whose runs would take too long (`reproduction.power`)."""
-VERDICTS = ("holds", "does not hold", "undecided", OUT_OF_REACH, "not run")
 
 _HOUR = 3600.0
 
 ValuesBySeed = dict[int, float | None]
 """A figure or a comparison for each seed; None if a target was never reached."""
-BySeed = Mapping[int, float | None]
-"""The same, read-only."""
 _FigureKey = tuple[str, str]
 """Names of an arm and of a measure."""
 _Which = Literal["best", "last", "deciding"]
@@ -93,94 +85,6 @@ StandIn = tuple[str, str]
 """A data set of a paper, and the one that runs use instead."""
 
 
-@dataclass(frozen=True)
-class ClaimResult:
-    """A claim, and the results of the runs for it.
-
-    Attributes:
-        claim: the claim.
-        by_seed: deciding differences, ratios or figures; None if one of the arms never reached its
-            target.
-        best: the same of the best round, which the papers print.
-        published: the same of the published figures, if there are any.
-        same_data: whether the runs are of the data set that the claim is about.
-        bounds: bound of the ratio of times for seeds whose arm never reached its target, such as
-            ``> 2.65``.
-        lacking: stated seeds that were not run of all arms of the claim.
-        censored: seeds for which an arm's best round is its last, so that its number is not
-            conclusive.
-        seconds: real time of one seed of all arms of the claim.
-    """
-
-    claim: Claim
-    by_seed: BySeed
-    best: BySeed
-    published: float | None
-    same_data: bool
-    bounds: Mapping[int, str] = field(default_factory=dict)
-    lacking: tuple[int, ...] = ()
-    censored: tuple[int, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def need(self) -> RequiredSeeds | None:
-        """The cost of deciding the claim at its published size; None if that is unknown."""
-        values = present(self.by_seed.values())
-        # Without these values the spread would look smaller than it is.
-        if len(values) < len(self.by_seed) or self.censored or not self.same_data:
-            return None
-        return required_seeds(self.claim, values, self.published, self.seconds)
-
-    @property
-    def interval(self) -> tuple[float, float, float] | None:
-        """Return the mean over the seeds (geometric for ratios) and the ends of its interval.
-
-        None for fewer than two seeds.
-        """
-        values = present(self.by_seed.values())
-        is_complete = len(values) == len(self.by_seed)
-        if not is_complete or len(values) < 2:
-            return None
-        is_ratio = self.claim.how == "over"
-        if is_ratio:
-            # Ratios are normally distributed on a logarithmic scale, if at all.
-            values = list(map(math.log, values))
-        count = len(values)
-        mean = statistics.fmean(values)
-        deviation = statistics.stdev(values)
-        quantile = float(stats.t.ppf(UPPER_TAIL, count - 1))
-        half = quantile * deviation / math.sqrt(count)
-        low = mean - half
-        high = mean + half
-        if not is_ratio:
-            return mean, low, high
-        return math.exp(mean), math.exp(low), math.exp(high)
-
-    @property
-    def verdict(self) -> str:
-        """Return one of `VERDICTS`; empty without a claim."""
-        least = self.claim.at_least
-        most = self.claim.at_most
-        if not self.claim.says:
-            return ""
-        if not self.by_seed:
-            return "not run"
-        need = self.need
-        open_verdict = OUT_OF_REACH if need is not None and need.out_of_reach else "undecided"
-        if self.interval is None or self.lacking or self.censored or not self.same_data:
-            # All stated seeds are needed: stopping at a convenient one would decide nothing.
-            return open_verdict
-        _, low, high = self.interval
-        # Every figure meets a bound that is not set.
-        least = -math.inf if least is None else least
-        most = math.inf if most is None else most
-        if low > least and high < most:
-            return "holds"
-        if high < least or low > most:
-            return "does not hold"
-        return open_verdict
-
-
 def figures(experiment: Experiment, rows: Rows) -> tuple[Figure, ...]:
     """Return the figures of a table's stored rows, in the order of its arms.
 
@@ -223,15 +127,37 @@ def judge(experiment: Experiment, rows: Rows) -> tuple[ClaimResult, ...]:
 
     Only stated seeds that all arms of a claim have are used.
     """
-    stated = experiment.seeds[rows[0].scale] if rows else ()
+    # A table without runs is planned at the scale whose costs are known.
+    scale: Scale = rows[0].scale if rows else "small"
+    stated = experiment.seeds[scale]
     counted = []
     for row in rows:
         # Further seeds do not count: otherwise one could add seeds until a claim holds.
         if row.seed in stated:
             counted.append(row)
     same_data = not stand_ins(experiment, arms_of(counted))
-    judge = _Judge(experiment, figures(experiment, counted), stated, same_data=same_data)
-    return tuple(map(judge.result, experiment.claims))
+    seconds = seconds_on_two_cores(experiment, scale)
+    judge = _Judge(experiment, figures(experiment, counted), stated, seconds, same_data=same_data)
+    results = tuple(map(judge.result, experiment.claims))
+    return tuple(_with_comparable(result, results) for result in results)
+
+
+def _with_comparable(result: ClaimResult, results: Sequence[ClaimResult]) -> ClaimResult:
+    """Return a result with the deviations of the other claims that compare the same kind."""
+    deviations: list[float] = []
+    for other in results:
+        if other is result or _kind(other.claim) != _kind(result.claim):
+            continue
+        own = other.deviation
+        # Seeds that agree in all digits, such as rounds, show no deviation to plan with.
+        if own:
+            deviations.append(own)
+    return replace(result, comparable=tuple(deviations))
+
+
+def _kind(claim: Claim) -> tuple[str, str]:
+    """Return how a claim compares, and the unit of what it compares."""
+    return claim.how, measure_named(claim.measure).unit
 
 
 def stand_ins(experiment: Experiment, runs: Collection[ArmAtScale]) -> list[StandIn]:
@@ -262,6 +188,7 @@ class _Judge:
     experiment: Experiment
     figures: Figures
     stated: Sequence[int]  # seeds
+    costs: Seconds  # of a run of an arm, as far as they were not run
     same_data: bool
 
     def result(self, claim: Claim) -> ClaimResult:
@@ -269,16 +196,19 @@ class _Judge:
         names = [claim.left]
         if claim.right:
             names.append(claim.right)
-        published: list[float | None] = []
-        sides: list[Figure] = []
-        for name in names:
-            published.append(self._published(name, claim.measure))
-            figure = self._figure_of(name, claim.measure)
-            if figure is not None:
-                sides.append(figure)
-        published_value = _compare(claim, published)
+        published = self._published(claim, names)
+        figures_of_arms = [self._figure_of(name, claim.measure) for name in names]
+        sides = [figure for figure in figures_of_arms if figure is not None]
         if len(sides) < len(names):
-            return ClaimResult(claim, {}, {}, published_value, self.same_data)
+            return ClaimResult(
+                claim,
+                {},
+                {},
+                published,
+                self.same_data,
+                lacking=tuple(self.stated),
+                seconds=self._cost(names),
+            )
         seeds = _shared_seeds(sides)
         # Both arms must use the same deciding figure.
         deciding: _Which = "deciding"
@@ -297,17 +227,35 @@ class _Judge:
             claim=claim,
             by_seed=decided,
             best=_compare_by_seed(claim, sides, seeds, "best"),
-            published=published_value,
+            published=published,
             same_data=self.same_data,
             bounds=_bounds(claim, sides, decided),
             lacking=tuple(lacking),
             censored=tuple(censored),
-            seconds=sum(statistics.fmean(side.seconds.values()) for side in sides),
+            seconds=sum(map(_quickest, sides)),
         )
 
-    def _published(self, arm: str, measure: str) -> float | None:
-        published = self.experiment.arm(arm).published.get(measure)
-        return None if published is None else published.value
+    def _cost(self, names: Sequence[str]) -> float | None:
+        """Return the time of one seed of all arms of a claim; None if one is unknown."""
+        total = 0.0
+        for name in names:
+            figures_of_arm = [figure for figure in self.figures if figure.arm.name == name]
+            if figures_of_arm:
+                total += _quickest(figures_of_arm[0])
+            elif name in self.costs:
+                total += self.costs[name]
+            else:
+                return None
+        return total
+
+    def _published(self, claim: Claim, names: Sequence[str]) -> float | None:
+        """Compare the published figures of the arms of a claim; None where one is missing."""
+        cells = [self.experiment.arm(name).published.get(claim.measure) for name in names]
+        # One number for both arms is no difference between them. A cell is one object, so cells
+        # with equal values are not the same.
+        if len(cells) > 1 and cells[0] is cells[1]:
+            return None
+        return _compare(claim, [None if cell is None else cell.value for cell in cells])
 
     def _figure_of(self, arm: str, measure: str) -> Figure | None:
         """Return the figure of an arm, if it was run."""
@@ -315,6 +263,14 @@ class _Judge:
             if figure.arm.name == arm and figure.measure.name == measure:
                 return figure
         return None
+
+
+def _quickest(figure: Figure) -> float:
+    """Return the real time of the quickest run of an arm.
+
+    Other work on the machine can only make a run slower, in one case sixteen times.
+    """
+    return min(figure.seconds.values())
 
 
 def _shared_seeds(sides: Figures) -> list[int]:

@@ -3,8 +3,9 @@
 from typing import Any
 
 from reproduction.by_seed import mean_and_spread
+from reproduction.claim_result import ClaimResult
 from reproduction.experiment import Experiment
-from reproduction.figures import ClaimResult, Figure, Rows, arms_of, figures, judge, stand_ins
+from reproduction.figures import Figure, Rows, arms_of, figures, judge, stand_ins
 
 
 def to_json(experiment: Experiment, rows: Rows) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from reproduction.experiment import Experiment, Scale
 from reproduction.stored import EARLIER, read_rows
 
 _COSTS = Path(__file__).with_name("costs.toml")
+_STORED_CORES = 2
 
 Seconds = dict[str, float]
 """By the name of an arm."""
@@ -47,11 +48,23 @@ def estimated_seconds(experiment: Experiment, scale: Scale) -> Seconds:
 
     Arms without an entry in ``costs.toml`` are dropped.
     """
+    return _seconds_on(os.cpu_count() or 1, experiment, scale)
+
+
+def seconds_on_two_cores(experiment: Experiment, scale: Scale) -> Seconds:
+    """Return the real time that a run of each arm would take on two cores.
+
+    Stored runs have this number, so verdicts do not depend on the machine that computes them. Arms
+    without an entry in ``costs.toml`` are dropped.
+    """
+    return _seconds_on(_STORED_CORES, experiment, scale)
+
+
+def _seconds_on(cores: int, experiment: Experiment, scale: Scale) -> Seconds:
     # Costs were measured at this scale only.
     if scale != "small":
         return {}
     costs = read_toml(_COSTS).get(experiment.table, {})
-    cores = os.cpu_count() or 1
     seconds: Seconds = {}
     for name, cost in costs.items():
         settings = experiment.arm(name).settings(scale)

@@ -24,6 +24,8 @@ PRODUCT_FILES = {
     "A routine": 2,
     "An operator": 1,
     "A loss": 1,
+    "A screen": 3,
+    "An encoding": 3,
     "An optimizer": 1,
     "A board sensor": 2,
     "A transport": 2,

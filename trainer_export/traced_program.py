@@ -1,49 +1,44 @@
 """Runs a function once on fake tensors and records it as a flat list of torch operators."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from traceback import extract_tb
-from types import FrameType
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.func import functionalize
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
-    ShapeEnv,
     StatelessSymbolicContext,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import transformer
-from typing_extensions import override
 
 from fleet_protocol.errors import ExportError
 from models.user_lines import at_line_of, first_line
 from models.zoo.randomized_model import CHECKPOINT_REFUSAL
+from trainer_export.batch_conditions import MANY, BatchSymbol
 from trainer_export.batch_sizes import agrees_at, symbols_as_lengths
 from trainer_export.batch_uses import Known, describe, has_only_uses, mark_of, uses_of
+from trainer_export.fake_shapes import ShapeMode
 from trainer_export.graph import Port
 from trainer_export.lowering.table import LOWERINGS
 from trainer_export.lowering.values import Spec, is_fixed
 from trainer_export.operators import DECOMPOSITIONS
 from trainer_export.passes import simplify
-from trainer_export.rewriting import Rewriting, line_of, place_of
+from trainer_export.rewriting import Rewriting, place_of
 
 BATCH = "batch"
-_TORCH = str(torch.__path__[0])
 _EXAMPLE_BATCH = 5  # above 1, because PyTorch traces a batch of 1 differently
 _OTHER_BATCH = 7  # for models that have a dimension of 5
-_MANY = 10**6
 
 
 @dataclass(frozen=True)
@@ -90,52 +85,6 @@ class Trace:
             if place:
                 return place
         return f"the {self.name} graph, outside any module"
-
-
-class _Batch(ShapeEnv):
-    """Observes how a model uses its batch size.
-
-    Attributes:
-        where: the first place where it was used as a number, or decided a branch.
-        other_sizes: sizes for which a condition of the model goes the other way.
-    """
-
-    where = ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other_sizes: set[int] = set()
-
-    @override
-    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
-        value = super().evaluate_expr(*args, **kwargs)
-        caller = sys._getframe(1)  # noqa: SLF001 - no public name
-        if _is_condition_of_model(caller):
-            self.other_sizes |= _sizes_beyond(args[0], bool(value))
-        if (self.replacements or self.other_sizes) and not self.where:
-            self.where = place_of(traceback.current_meta, line_of(caller))
-        return value
-
-
-def _is_condition_of_model(frame: FrameType | None) -> bool:
-    """Return whether a condition outside PyTorch compares a size."""
-    while frame is not None and frame.f_code.co_name != "__bool__":
-        frame = frame.f_back
-    if frame is None or frame.f_back is None:
-        return False
-    return not frame.f_back.f_code.co_filename.startswith(_TORCH)
-
-
-def _sizes_beyond(condition: Any, value: bool) -> set[int]:
-    """Return batch sizes for which a condition on the size has a different result from the example.
-
-    Tried are 1, many, and the numbers that it names with their neighbours.
-    """
-    sizes = {1, 2, _MANY}
-    for number in condition.atoms(sympy.Integer):
-        sizes.update(size for size in range(int(number) - 1, int(number) + 2) if size > 0)
-    symbols = condition.free_symbols
-    return {size for size in sizes if bool(condition.subs(dict.fromkeys(symbols, size))) != value}
 
 
 def trace_program(
@@ -206,7 +155,7 @@ class _Tracing:
         # The second time for a model with `len(x)`, which makes a number of the batch.
         for lengths in (nullcontext, symbols_as_lengths):
             for example in (_EXAMPLE_BATCH, _OTHER_BATCH):
-                batch = _Batch()
+                batch = BatchSymbol()
                 with lengths():
                     trace = self.with_symbol(example, batch)
                 if trace:
@@ -214,14 +163,14 @@ class _Tracing:
                 place = place or batch.where
         return None, place
 
-    def with_symbol(self, example: int, batch: _Batch) -> Trace | None:
+    def with_symbol(self, example: int, batch: BatchSymbol) -> Trace | None:
         """Trace it with a symbolic batch size; None if the result holds only for the example."""
         trace = self._trace(example, batch)
         if self._is_for_one_size(trace):
             return None
         # The sides of a condition may compute the same, as for a batch of 1 in a broadcast.
         if trace.batch_input and not agrees_at(
-            batch.other_sizes - {_MANY}, trace.program, self.function, self.inputs
+            batch.other_sizes - {MANY}, trace.program, self.function, self.inputs
         ):
             return None
         return trace
@@ -236,8 +185,8 @@ class _Tracing:
             return False
         return all(is_fixed(spec.shape) for spec in trace.input_specs)
 
-    def _trace(self, example: int, batch: _Batch | None) -> Trace:
-        mode = FakeTensorMode(shape_env=batch, allow_non_fake_inputs=True)
+    def _trace(self, example: int, batch: BatchSymbol | None) -> Trace:
+        mode = ShapeMode(shape_env=batch, allow_non_fake_inputs=True)
         fakes = _fake_inputs(mode, self.inputs, example)
         table = _decompositions()
         # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python
@@ -259,10 +208,7 @@ class _Tracing:
             if node.op == "placeholder":
                 placeholder_specs.append(node.meta["val"])
         specs = tuple(placeholder_specs)
-        batched = []
-        for port in self.inputs:
-            if BATCH in port.shape:
-                batched.append(port.name)
+        batched = [port.name for port in self.inputs if BATCH in port.shape]
         batch_input = batched[0] if batched else ""
         return Trace(self.name, program, self.inputs, specs, self.outputs, batch_input)
 
@@ -336,7 +282,7 @@ def _recorded(function: Callable[..., Any], table: Any) -> Callable[..., fx.Grap
 
 
 def _fake_inputs(
-    mode: FakeTensorMode,
+    mode: ShapeMode,
     ports: Sequence[Port],
     batch_size: int,
 ) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import Literal
 from broker_server.rounds.best import VersionView, read_versions, shown_score
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RunRecord, Store, queries
+from broker_server.store.event_table import LineFilter
 from broker_server.store.machine import RoundState
 from broker_server.store.queries import DeviceView, RoundView
 from broker_server.store.task_records import TaskRecord
@@ -23,6 +24,10 @@ _LONG_UNCHANGED = 5  # evaluations
 _UNFAIR = 0.2  # difference in accuracy between the devices with the best and the worst one
 _FEWEST_COMPARED = 3  # devices with an accuracy for the best and the worst to be meaningful
 _SHOWN_BOARDS = 3  # devices that are listed by name
+_SHOWN_FINDINGS = 3  # sentences about the test set
+
+TEST_SET_EVENT = "test-set-looks-wrong"
+"""Kind of the log lines about the server's own samples."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ def find_advice(store: Store, run: str | None = None, now: float | None = None) 
         *_abandoned_rounds(rounds),
         *_missed_tasks(rounds, devices),
         *_scores(store, record),
+        *_wrong_test_set(store, record),
         *_wrong_data(devices),
         *_unfair(devices),
         *_unmoved(store, record, rounds),
@@ -258,6 +264,21 @@ def _wrong_data(devices: Sequence[DeviceView]) -> Iterator[Advice]:
         "Change [data] in their device.toml, and run `shoal device doctor`; if most boards "
         "report the same, check [evaluation.data] of fleet.toml.",
     )
+
+
+def _wrong_test_set(store: Store, run: RunRecord) -> Iterator[Advice]:
+    """Report what looks wrong in the server's own samples, which define the contract."""
+    lines = store.events(run.id, matching=LineFilter(kinds=(TEST_SET_EVENT,)))
+    # A run that is continued examines its test set again.
+    findings = list(dict.fromkeys(line.detail for line in lines))
+    if findings:
+        yield Advice(
+            "bad",
+            "The server's own samples may be faulty",
+            f"{'; '.join(findings[:_SHOWN_FINDINGS])}.",
+            "Correct [evaluation.data] of fleet.toml, and the data of the devices in the same way; "
+            "then start a new run with `shoal run`.",
+        )
 
 
 def _unfair(devices: Sequence[DeviceView]) -> Iterator[Advice]:

@@ -8,7 +8,9 @@ from broker_server.rounds.evaluation import load_test_set
 from broker_server.rounds.run_context import RunContext
 from fleet_protocol.data import DataConfig, DataSet
 from fleet_protocol.data.contract import complete_contract
+from fleet_protocol.data.inspection import inspect
 from fleet_protocol.data.terms import NO_CONTRACT, ContractTerms, DataContract
+from fleet_protocol.data.unused_labels import describe_unused
 from fleet_protocol.errors import ConfigError, MismatchError
 from fleet_protocol.manifest import Manifest
 
@@ -21,6 +23,9 @@ class FleetContracts:
 
     The test set for the whole model is read first; the others must agree with it. A tier with a
     separate head has separate labels: only its own test set defines them.
+
+    Attributes:
+        findings: what looks wrong in the test sets that were read, in sentences without repetition.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -29,6 +34,7 @@ class FleetContracts:
         self._configured = context.config.contract or NO_TERMS
         self._shared: DataContract | None = None
         self._own: dict[str, DataContract] = {}
+        self.findings: tuple[str, ...] = ()
 
     def test_set(self, tier: TierArtifacts) -> DataSet:
         """Read the test set for a tier, in the order of the run's labels and columns.
@@ -52,6 +58,7 @@ class FleetContracts:
             settled = self._where_settled()
             raise ConfigError(f"{_source_name(source)} and {settled} disagree: {error}") from error
         _check_labels(contract, data, tier.manifest)
+        self._examine(data, tier.manifest)
         if self._has_own_labels(tier):
             self._own[tier.tier.id] = contract
         elif self._shared is None:
@@ -64,6 +71,16 @@ class FleetContracts:
         # The fleet's value for missing entries applies if the test set names none.
         source = source.with_missing(terms.missing)
         return load_test_set(source, tier.manifest, terms, table=f"{table} of fleet.toml")
+
+    def _examine(self, data: DataSet, manifest: Manifest) -> None:
+        """Find what looks wrong in a test set; boards compare their samples with it."""
+        sentences = [f"{data.source}: {finding.text}" for finding in inspect(data)]
+        # Names state which labels there are, so no number can be left over.
+        if not data.label_names:
+            sentences.append(describe_unused(data.source, data.y, manifest.classes))
+        for sentence in sentences:
+            if sentence and sentence not in self.findings:
+                self.findings = (*self.findings, sentence)
 
     def _where_settled(self) -> str:
         """Return the source of the terms that a test set disagrees with."""

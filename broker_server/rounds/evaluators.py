@@ -26,6 +26,7 @@ class Evaluators:
         terms: the part of the contract that a resumed run keeps.
         unreadable: why no version of a resumed run is evaluated although it has a test set; empty
             if the test set can be read, or there is none.
+        findings: what looks wrong in the test sets, in sentences.
     """
 
     judged: Evaluator | None = None
@@ -34,6 +35,7 @@ class Evaluators:
     contracts: Mapping[str, DataContract] = field(default_factory=dict)
     terms: ContractTerms | None = None
     unreadable: str = ""
+    findings: tuple[str, ...] = ()
 
 
 def open_evaluators(context: RunContext) -> Evaluators:
@@ -71,6 +73,7 @@ def open_evaluators(context: RunContext) -> Evaluators:
         apart=not config.awaited,
         contracts=contracts.by_tier(),
         terms=contracts.settled(),
+        findings=contracts.findings,
     )
 
 

@@ -17,9 +17,10 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.planning import compiled_plans
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
-from broker_server.stages.moves import BaseVersion, move_to
+from broker_server.stages.moves import BaseVersion, moves_to
 from broker_server.stages.update import Tensors, Update
 from broker_server.store import Outcome, TaskRecord, VersionRecord
+from broker_server.store.update_store import StoredTensors
 from broker_server.strategies.strategy import GlobalModel
 from broker_server.strategies.traits import Trait
 from broker_server.updates.combine import SelectedDevices, choose_merge
@@ -56,6 +57,11 @@ def begin_folding(
     def sent(digest: str) -> Tensors:
         return open_weights(services.blobs.path(digest))
 
+    # The devices of a secure sum share one update, their mean: it is read once for those in a row.
+    @lru_cache(1)
+    def stored(digest: str) -> Tensors:
+        return StoredTensors(services.updates, digest)
+
     def load(task: str) -> Update:
         record = opened[task].record
         if record.update_digest is None or record.metrics is None:
@@ -68,7 +74,7 @@ def begin_folding(
             tier=Tier.parse(record.tier),
             key=record.plan_key,
             plan=plans[record.version, record.plan_key],
-            weights=services.updates.tensors(record.update_digest),
+            weights=stored(record.update_digest),
             metrics=record.metrics,
             version=record.version,
             sent=partial(sent, record.weights.digest),
@@ -90,7 +96,8 @@ def begin_folding(
     )
     tiers = Counter(task.tier for task in tasks)
     is_doubtful = expect_changes(services.store, old, context.config.robust, tiers)
-    return Folding(merge, list(opened), load, partial(move_to, base), is_doubtful)
+    moves = moves_to(base, (task.version for task in tasks))
+    return Folding(merge, list(opened), load, moves, is_doubtful)
 
 
 def _base(context: RunContext, blobs: BlobStore, old: VersionRecord) -> BaseVersion:

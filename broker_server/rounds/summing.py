@@ -12,8 +12,10 @@ from broker_server.rounds.dispatch import Services
 from broker_server.stages.secure_mean import mean_of_sum
 from broker_server.store import TaskPhase
 from broker_server.updates.checks import expected_shapes
+from broker_server.updates.distance import measure
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.weights import MASKED
 
 _TOO_LATE = "it arrived after the other updates had been summed"
@@ -35,14 +37,13 @@ def sum_up(services: Services, collection: Collection) -> str:
     # A device may answer while its cohort is added up, so all cohorts are chosen before the first
     # sum.
     cohorts = [cohort for cohort in collection.cohorts() if cohort.received]
-    obstacles = _obstacles(services, cohorts)
+    are_added = [_is_added(services, cohort) for cohort in cohorts]
+    obstacles = _obstacles(services, cohorts, are_added)
     lost = _last_reason(cohorts, obstacles)
-    possible = 0
-    for cohort, obstacle in zip(cohorts, obstacles, strict=True):
-        possible += 0 if obstacle else len(cohort.received)
+    possible = _count_possible(cohorts, obstacles)
     is_opened = services.dispatcher.has_begun_sums
-    for cohort in cohorts:
-        if _is_added(services, cohort):
+    for cohort, is_added in zip(cohorts, are_added, strict=True):
+        if is_added:
             is_opened = True
         elif is_opened or possible >= needed:
             count = len(cohort.received)
@@ -56,13 +57,25 @@ def sum_up(services: Services, collection: Collection) -> str:
     return "" if any(cohort.received for cohort in cohorts) else lost
 
 
-def _obstacles(services: Services, cohorts: Sequence[Cohort]) -> list[str]:
+def _obstacles(
+    services: Services,
+    cohorts: Sequence[Cohort],
+    are_added: Sequence[bool],
+) -> list[str]:
     """Return why the sum of each cohort cannot be opened; empty if it can, or has been."""
     obstacles = []
-    for cohort in cohorts:
-        is_added = _is_added(services, cohort)
+    for cohort, is_added in zip(cohorts, are_added, strict=True):
         obstacles.append("" if is_added else services.dispatcher.sum_obstacle(cohort))
     return obstacles
+
+
+def _count_possible(cohorts: Sequence[Cohort], obstacles: Sequence[str]) -> int:
+    """Return the number of updates in cohorts whose sum can be opened."""
+    possible = 0
+    for cohort, obstacle in zip(cohorts, obstacles, strict=True):
+        if not obstacle:
+            possible += len(cohort.received)
+    return possible
 
 
 def _last_reason(cohorts: Sequence[Cohort], obstacles: Sequence[str]) -> str:
@@ -121,6 +134,8 @@ def _store_mean(services: Services, cohort: Cohort) -> Sequence[OpenTask]:
     sent = open_weights(services.blobs.path(first.record.weights.digest))
     shapes = expected_shapes(first.expected)
     mean = mean_of_sum(cohort_sum.total, len(tasks), cohort.summing.clip, shapes, sent)
+    # It stands for each of the updates, so it is measured once for all of them.
+    distance = measure(tensors_in(mean), sent)
     digest = services.updates.put(mean)
     records = [replace(task.record, update_digest=digest) for task in tasks]
     # Committed before the masked updates are removed: after a crash the server finds one or the
@@ -130,4 +145,5 @@ def _store_mean(services: Services, cohort: Cohort) -> Sequence[OpenTask]:
         if task.record.update_digest not in {None, digest}:
             services.updates.remove(task.record.update_digest)
         task.record = record
+        task.distance = distance
     return tasks

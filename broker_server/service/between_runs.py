@@ -87,7 +87,7 @@ class BetweenRuns:
         """Count a refused message, and log the first few."""
         self.count(error.reason, device)
         if self._lines.spend(time.monotonic()):  # a flood must not fill the log
-            self.store.log("refused", f"{error.reason.value}: {error}")
+            self.store.log("refused", f"{error.reason.value}: {error}", device=device)
 
     def count(self, reason: RefusalReason, device: str | None = None) -> None:
         """Count a refused message for its device, or for unknown senders together."""

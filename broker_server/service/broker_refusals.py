@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.service.connection import RunServices
+from broker_server.service.replies import BARRED, BARRED_SECONDS
 from broker_server.store import TaskPhase
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.folded_lines import FoldedLines
-from fleet_protocol.refusals import Reaction, explain, refusal_of_code
+from fleet_protocol.refusals import TOPIC_REFUSED, Reaction, explain, refusal_of_code
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics
 from fleet_protocol.transport import BrokerAddress, Refused
 
@@ -38,6 +39,7 @@ class BrokerRefusals:
         self._store = services.store
         self._reporter = services.reporter
         self._blobs = services.blobs
+        self._fleet = services.fleet
         self._topics = topics
         self._address = address
         self._lines = FoldedLines(lambda _level, line: self._reporter.note(KIND, line))
@@ -51,6 +53,11 @@ class BrokerRefusals:
         reason = (
             RefusalReason.TOO_LARGE_FOR_BROKER if too_large else RefusalReason.REFUSED_BY_BROKER
         )
+        topic = self._topics.parse(refused.topic)
+        if isinstance(topic, DeviceTopic) and refused.code in TOPIC_REFUSED:
+            # Every further offer would be refused, and some brokers end the connection each time.
+            why_barred = f"declined, {reason.value}: {why}; {BARRED}"
+            self._fleet.bar(topic.device, why_barred, BARRED_SECONDS)
         # A message that no device waits for ends no task.
         devices = self._devices_without(refused)
         for task in tasks.values():

@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from broker_server.rounds.advice import TEST_SET_EVENT
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from fleet_protocol.data.terms import DataContract
@@ -36,6 +37,13 @@ def note_undescribed(contracts: Mapping[str, DataContract], reporter: Reporter) 
     text = _UNSCALED if contracts else _UNDESCRIBED
     _LOG.warning(text)
     reporter.note("no-contract", text)
+
+
+def note_test_set(findings: Sequence[str], reporter: Reporter) -> None:
+    """Warn at the start of a run about what looks wrong in the server's own samples."""
+    for finding in findings:
+        _LOG.warning("the test set may be faulty: %s", finding)
+        reporter.note(TEST_SET_EVENT, finding)
 
 
 class DataFindings:

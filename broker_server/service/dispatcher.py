@@ -83,6 +83,7 @@ class MqttDispatcher:
         self._outbox = connection.outbox
         self._store = services.store
         self._uploads = services.uploads
+        self._reassembly = services.uploads.reassembly
         self._replies = Replies(services, connection)
         self._refusals = BrokerRefusals(services, connection.topics, connection.link.address)
         self._lines = FoldedLines(self._note_broker)
@@ -201,6 +202,7 @@ class MqttDispatcher:
             case Disconnected():
                 self._stand_still(event)
             case Refused():
+                self._outbox.note_refused(event.topic)
                 self._refusals.receive(event, self._open)
             case LoginRefused():
                 self._lines.warning("refused", f"the broker refuses it {explain(event.code)}")
@@ -268,6 +270,12 @@ class MqttDispatcher:
         self._replies.receive(device, payload, self._open, self._past)
 
     def _receive_chunk(self, task_id: str, chunk: Received) -> None:
+        try:
+            self._take_chunk(task_id, chunk)
+        except RefusedError as error:
+            self._count_refused(error, self._sender_of(task_id, chunk))
+
+    def _take_chunk(self, task_id: str, chunk: Received) -> None:
         task = self._open.get(task_id)
         if task is None:
             self._refuse_stray_chunk(task_id)
@@ -276,7 +284,16 @@ class MqttDispatcher:
         # the round.
         require_owner(task, chunk.signer)
         self._note_sign_of(task)
-        self._uploads.receive_chunk(task, chunk.payload)
+        outcome = self._reassembly.add_chunk(task, chunk.payload)
+        if outcome is not None:
+            self._uploads.apply_outcome(task, outcome)
+
+    def _sender_of(self, task_id: str, chunk: Received) -> str | None:
+        """Return the device that sent a chunk, whose topic names only its task, if it is known."""
+        if chunk.signer is not None:
+            return chunk.signer
+        record = self._store.task(task_id)
+        return None if record is None else record.device
 
     def _refuse_stray_chunk(self, task_id: str) -> None:
         """Refuse the first chunk of each task that is not open: a whole update may follow."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fleet_protocol.messages import (
     UploadRefused,
 )
 from fleet_protocol.messages.header import Message, TaskMessage
+from fleet_protocol.refused_presence import RefusedPresence
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Refused, Transport
 
@@ -53,6 +55,8 @@ class Outbox:
         self._topics = topics
         self._store = describe_store(folder)
         self._named_stores: set[str] = set()
+        # By topic of the server, once the broker has refused a message on it.
+        self._kept_back: dict[str, RefusedPresence] = {}
 
     def send(self, device: str, message: Message) -> None:
         """Send a message to a device."""
@@ -75,8 +79,20 @@ class Outbox:
         message = ServerStatus(fleet=self._topics.fleet, online=True, run=run, store=self._store)
         # First over the socket, which does not depend on the broker.
         self._also(message.to_bytes())
+        self._announce(self._topics.server_status, message.to_bytes(), retain=True)
+
+    def note_refused(self, topic: str) -> None:
+        """Keep the server's messages on a topic back for some time if the broker refuses one."""
+        if topic in {self._topics.server_status, self._topics.server_events}:
+            self._kept_back.setdefault(topic, RefusedPresence()).note(time.monotonic())
+
+    def _announce(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Publish a message of the server to everybody, unless the broker has refused the topic."""
+        kept_back = self._kept_back.get(topic)
+        if kept_back is not None and kept_back.holds(time.monotonic()):
+            return
         with contextlib.suppress(TransportError):
-            self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
+            self._link.publish(topic, payload, retain=retain)
 
     def find_other_server(self, payload: bytes, run: str | None) -> str:
         """Return a warning about another server of the fleet, from a status on its topic.
@@ -104,8 +120,7 @@ class Outbox:
 
     def publish_event(self, event: RunEvent) -> None:
         """Publish an event of a run for its followers."""
-        with contextlib.suppress(TransportError):
-            self._link.publish(self._topics.server_events, event.to_bytes())
+        self._announce(self._topics.server_events, event.to_bytes())
 
     def offer(self, task: TaskRecord, instructions: Instructions, seconds_left: float) -> None:
         """Offer a task to its device."""

@@ -11,17 +11,20 @@ happens with each chunk:
 - If no chunk of an announced update has arrived for `QUIET_SECONDS`, its missing chunks are
   returned once, so that the device is asked for them. The device announces the update again after
   sending them.
+- An announced update whose chunks are all here is verified, checked and stored at once.
 """
 
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.service.partial_uploads import PartialUploads
-from broker_server.updates.values import StoredUpdate
-from fleet_protocol.errors import RefusalReason, RefusedError
+from broker_server.stages.update import Distance
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Ranges
 
 QUIET_SECONDS = 0.3  # without a chunk, after which missing ones are requested
@@ -63,6 +66,32 @@ class MissingChunks:
     ranges: Ranges
 
 
+class UploadOutcome(FrozenModel):
+    """The outcome of an announced update, or of a chunk.
+
+    Attributes:
+        kind: ``stored``: the update is on disk; ``missing``: chunks of it did not arrive;
+            ``damaged``: the whole has another digest; ``refused``: it does not match the request;
+            ``counted``: no update, but a refused chunk.
+        task: id of the task; None for a chunk without one.
+        update: the announced digest.
+        merged: digest of the decoded update, if it is stored.
+        distance: distance of a stored update from the weights that were sent to its device.
+        ranges: ranges of the missing chunks.
+        reason: reason of a refusal.
+        detail: detail of a refusal, or of the damage.
+    """
+
+    kind: Literal["stored", "missing", "damaged", "refused", "counted"]
+    task: str | None
+    update: str = ""
+    merged: str = ""
+    distance: Distance | None = None
+    ranges: Ranges = ()
+    reason: RefusalReason = RefusalReason.FAILED
+    detail: str = ""
+
+
 class Reassembly:
     """The updates that are arriving.
 
@@ -75,7 +104,7 @@ class Reassembly:
         self._announced: dict[str, _Announcement] = {}  # by task
         self._complete: set[str] = set()  # tasks whose further chunks are ignored
 
-    def add_chunk(self, task: OpenTask, frame: bytes) -> BlobRef | None:
+    def add_chunk(self, task: OpenTask, frame: bytes) -> UploadOutcome | None:
         """Add a chunk of an open task.
 
         Args:
@@ -83,37 +112,47 @@ class Reassembly:
             frame: the chunk as received.
 
         Returns:
-            The announced update that is complete with this chunk, or None.
+            The outcome of the announced update that is complete with this chunk, or the refusal of
+            the chunk because it is damaged, too large, or has a different chunk size from earlier
+            chunks; None if there is neither.
 
         Raises:
-            RefusedError: the chunk is damaged, too large, or has a different chunk size from
-                earlier chunks.
+            BlobError: the weights that were sent to the device are damaged on disk.
             StorageError: the disk is full.
         """
         name = task.record.id
         if name in self._complete or task.record.phase.answered:
             return None
-        self.partial.add(name, frame, task.limit_bytes)
+        try:
+            self.partial.add(name, frame, task.limit_bytes)
+        except RefusedError as error:
+            return UploadOutcome(kind="counted", task=name, reason=error.reason, detail=str(error))
         announcement = self._announced.get(name)
         if announcement is None:
             return None
         announcement.quiet_at = time.monotonic() + QUIET_SECONDS
         if self.partial.missing(name, announcement.update):
             return None
-        return announcement.update
+        return self._receive(task, announcement.update)
 
-    def announce(self, task: OpenTask, update: BlobRef) -> bool:
-        """Record the update that a device has announced; return whether all of its chunks are here.
+    def announce(self, task: OpenTask, update: BlobRef) -> UploadOutcome | None:
+        """Receive the update that a device has announced, or await its missing chunks.
 
         An update that was complete before, but is announced again, is received again.
+
+        Returns:
+            The outcome of the update; None while chunks of it are missing.
+
+        Raises:
+            BlobError: the weights that were sent to the device are damaged on disk.
+            StorageError: the disk is full.
         """
         name = task.record.id
         self._complete.discard(name)
-        if not self.partial.missing(name, update):
-            self._announced.pop(name, None)
-            return True
-        self._announced[name] = _Announcement(task, update, time.monotonic() + QUIET_SECONDS)
-        return False
+        if self.partial.missing(name, update):
+            self._announced[name] = _Announcement(task, update, time.monotonic() + QUIET_SECONDS)
+            return None
+        return self._receive(task, update)
 
     def next_due(self) -> float:
         """Return the ``time.monotonic()`` at which missing chunks are due next, or infinity."""
@@ -136,25 +175,34 @@ class Reassembly:
             missing.append(MissingChunks(announcement.task, announcement.update, ranges))
         return missing
 
-    def verify(self, task: OpenTask, update: BlobRef) -> bytes:
-        """Return the bytes of a complete update, which the caller then stores or refuses.
-
-        Raises:
-            BlobError: the digest of the whole does not match; all of it is dropped.
-        """
-        self._announced.pop(task.record.id, None)
-        return self.partial.finish(task.record.id, update)
-
-    def store(self, task: OpenTask, update: BlobRef, data: bytes) -> StoredUpdate:
-        """Check, decode and store a verified update; further chunks of it are ignored.
-
-        Raises:
-            BlobError: the weights that were sent to its device are damaged on disk.
-            RefusedError: it does not match the request.
-        """
-        stored = self.partial.check_and_store(task, update, data)
-        self._complete.add(task.record.id)
-        return stored
+    def _receive(self, task: OpenTask, update: BlobRef) -> UploadOutcome:
+        """Verify, check and store an update whose chunks are all here."""
+        name = task.record.id
+        self._announced.pop(name, None)
+        try:
+            data = self.partial.finish(name, update)
+        except BlobError as error:
+            # Its chunks are dropped and count again: the device sends all of them again.
+            return UploadOutcome(kind="damaged", task=name, update=update.digest, detail=str(error))
+        try:
+            stored = self.partial.check_and_store(task, update, data)
+        except RefusedError as error:
+            self.refuse(task)
+            return UploadOutcome(
+                kind="refused",
+                task=name,
+                update=update.digest,
+                reason=error.reason,
+                detail=str(error),
+            )
+        self._complete.add(name)
+        return UploadOutcome(
+            kind="stored",
+            task=name,
+            update=update.digest,
+            merged=stored.digest,
+            distance=stored.distance,
+        )
 
     def refuse(self, task: OpenTask) -> None:
         """Drop what has arrived of a refused update, and ignore further chunks of it."""

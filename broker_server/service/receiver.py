@@ -25,24 +25,21 @@ from broker_server.rounds.collecting import OpenTask
 from broker_server.service.inbox import Inbox
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.partial_uploads import PartialUploads
-from broker_server.service.reassembly import Reassembly, require_owner
+from broker_server.service.reassembly import Reassembly, UploadOutcome, require_owner
 from broker_server.service.receiver_messages import (
     ORDERS,
     AnnouncedUpdate,
     AssignedTasks,
     ReceiverSettings,
     Report,
-    UploadOutcome,
 )
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import (
-    BlobError,
     RefusalReason,
     RefusedError,
     ShoalError,
     StorageError,
 )
-from fleet_protocol.messages import BlobRef
 from fleet_protocol.topics import Topics, UploadTopic
 from fleet_protocol.transport import Received, Rejected, open_transport
 
@@ -115,16 +112,10 @@ class Receiver:
         try:
             require_owner(task, chunk.signer)
         except RefusedError as error:
-            self.count_refusal(None, error)
+            self.count_refusal(error)
             return
         self._active_tasks.add(name)
-        try:
-            complete = self._reassembly.add_chunk(task, chunk.payload)
-        except RefusedError as error:
-            self.count_refusal(name, error)
-            return
-        if complete is not None:
-            self._store(task, complete)
+        self._note(self._reassembly.add_chunk(task, chunk.payload))
 
     def announce(self, order: AnnouncedUpdate) -> None:
         """Store an announced update as soon as it is complete.
@@ -137,11 +128,10 @@ class Receiver:
             return
         final = self._final.pop(order.task, None)
         if final is not None and final.update == order.update.digest:
-            self._finish(task, final)  # reported again: the server had not read the report
+            self._note(final)  # reported again: the server had not read the report
             return
         task.choose_tier(order.tier)
-        if self._reassembly.announce(task, order.update):
-            self._store(task, order.update)
+        self._note(self._reassembly.announce(task, order.update))
 
     def ask_for_missing(self, now: float) -> float:
         """Report the missing chunks that are overdue; return when the next ones are due."""
@@ -155,44 +145,18 @@ class Receiver:
             self._outcomes.append(outcome)
         return self._reassembly.next_due()
 
-    def count_refusal(self, task: str | None, error: RefusedError) -> None:
-        """Report a refused chunk."""
-        counted = UploadOutcome(kind="counted", task=task, reason=error.reason, detail=str(error))
+    def count_refusal(self, error: RefusedError) -> None:
+        """Report a refused chunk that counts for no task."""
+        counted = UploadOutcome(kind="counted", task=None, reason=error.reason, detail=str(error))
         self._outcomes.append(counted)
 
-    def _store(self, task: OpenTask, update: BlobRef) -> None:
-        name = task.record.id
-        try:
-            data = self._reassembly.verify(task, update)
-        except BlobError as error:
-            damaged = UploadOutcome(
-                kind="damaged", task=name, update=update.digest, detail=str(error)
-            )
-            self._outcomes.append(damaged)  # not final: the device sends it again
+    def _note(self, outcome: UploadOutcome | None) -> None:
+        """Report an outcome, if there is one."""
+        if outcome is None:
             return
-        try:
-            stored = self._reassembly.store(task, update, data)
-        except RefusedError as error:
-            self._reassembly.refuse(task)
-            outcome = UploadOutcome(
-                kind="refused",
-                task=name,
-                update=update.digest,
-                reason=error.reason,
-                detail=str(error),
-            )
-        else:
-            outcome = UploadOutcome(
-                kind="stored",
-                task=name,
-                update=update.digest,
-                merged=stored.digest,
-                distance=stored.distance,
-            )
-        self._finish(task, outcome)
-
-    def _finish(self, task: OpenTask, outcome: UploadOutcome) -> None:
-        self._final[task.record.id] = outcome
+        # The others are not final: the device sends chunks, or the whole update, again.
+        if outcome.task is not None and outcome.kind in {"stored", "refused"}:
+            self._final[outcome.task] = outcome
         self._outcomes.append(outcome)
 
     @property
@@ -281,7 +245,7 @@ class _ReceiverProcess:
         except Exception as error:  # noqa: BLE001  (as in the server: no message may end it)
             _LOG.exception("a receiver could not handle a message")
             detail = f"{type(error).__name__}: {error}"
-            self._receiver.count_refusal(None, RefusedError(RefusalReason.FAILED, detail))
+            self._receiver.count_refusal(RefusedError(RefusalReason.FAILED, detail))
 
     def _dispatch(self, event: object) -> None:
         match event:
@@ -290,7 +254,7 @@ class _ReceiverProcess:
                 if isinstance(topic, UploadTopic):
                     self._receiver.receive_chunk(topic.task, event)
             case Rejected():
-                self._receiver.count_refusal(None, event.error)
+                self._receiver.count_refusal(event.error)
             case AnnouncedUpdate():
                 self._receiver.announce(event)
             case AssignedTasks():

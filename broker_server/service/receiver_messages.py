@@ -5,13 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from broker_server.service.reassembly import UploadOutcome
 from broker_server.settings.broker import BrokerConfig
-from broker_server.stages.update import Distance
 from broker_server.store import TaskRecord
-from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import Manifest
-from fleet_protocol.messages import BlobRef, Instructions, Ranges
+from fleet_protocol.messages import BlobRef, Instructions
 
 
 class ReceiverSettings(FrozenModel):
@@ -71,32 +70,6 @@ class AnnouncedUpdate(FrozenModel):
 Order = Annotated[AssignedTasks | AnnouncedUpdate, Field(discriminator="kind")]
 # Both ends have the same version: a receiver runs the code of its server.
 ORDERS: TypeAdapter[Order] = TypeAdapter(Order)
-
-
-class UploadOutcome(FrozenModel):
-    """The outcome of an announced update, or of a chunk.
-
-    Attributes:
-        kind: ``stored``: the update is on disk; ``missing``: chunks of it did not arrive;
-            ``damaged``: the whole has another digest; ``refused``: it does not match the request;
-            ``counted``: no update, but a refused chunk.
-        task: id of the task; None for a chunk without one.
-        update: the announced digest.
-        merged: digest of the decoded update, if it is stored.
-        distance: distance of a stored update from the weights that were sent to its device.
-        ranges: ranges of the missing chunks.
-        reason: reason of a refusal.
-        detail: detail of a refusal, or of the damage.
-    """
-
-    kind: Literal["stored", "missing", "damaged", "refused", "counted"]
-    task: str | None
-    update: str = ""
-    merged: str = ""
-    distance: Distance | None = None
-    ranges: Ranges = ()
-    reason: RefusalReason = RefusalReason.FAILED
-    detail: str = ""
 
 
 class Report(FrozenModel):

@@ -35,8 +35,9 @@ from fleet_protocol.messages import (
 _NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
 _OF_BROKER = (RefusalReason.REFUSED_BY_BROKER, RefusalReason.TOO_LARGE_FOR_BROKER)
 """Refusals that last until somebody changes the broker's settings."""
-_BARRED_SECONDS = 3600.0
-_BARRED = "requested again in an hour, or in the next run"
+BARRED_SECONDS = 3600.0
+"""Time for which a device is not selected after the broker has refused it something."""
+BARRED = "requested again in an hour, or in the next run"
 _ASKED_AGAIN = "requested again when it has been restarted, or has other data"
 
 
@@ -213,7 +214,7 @@ class Replies:
         if message.reason in {RefusalReason.NO_DATA, RefusalReason.DATA_MISMATCH}:
             self._devices.declined[record.device] = f"declined, {detail}; {_ASKED_AGAIN}"
         elif message.reason in _OF_BROKER:
-            self._devices.bar(record.device, f"declined, {detail}; {_BARRED}", _BARRED_SECONDS)
+            self._devices.bar(record.device, f"declined, {detail}; {BARRED}", BARRED_SECONDS)
         # Stored before the round counts it as answered.
         self._store.settle([record.id], TaskPhase.DECLINED, detail)
         task.record = replace(record, phase=TaskPhase.DECLINED, detail=detail)

@@ -20,7 +20,7 @@ from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.connection import Connection, RunServices
 from broker_server.service.control import report_start
-from broker_server.service.data_findings import note_undescribed
+from broker_server.service.data_findings import note_test_set, note_undescribed
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.own_code_log import log_own_code
 from broker_server.service.partial_uploads import PartialUploads
@@ -219,6 +219,7 @@ class Runs:
         closed = version.number if version is not None else 0
         report_start(context, reporter, request, name, closed)
         note_undescribed(context.contracts, reporter)
+        note_test_set(evaluators.findings, reporter)
         if evaluators.unreadable:
             why = f"this run continues without evaluating its versions: {evaluators.unreadable}"
             _LOG.warning(why)

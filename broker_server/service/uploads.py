@@ -1,7 +1,8 @@
-"""Receives updates in a run: verified, checked and stored, committed, and only then acknowledged.
+"""Answers for the updates of a run: stored ones are committed, and only then acknowledged.
 
-Updates that are accepted within one turn of the server's loop are synced side by side and committed
-together.
+`broker_server.service.reassembly` makes updates from chunks, in the server or in its receivers.
+This module handles the outcomes, and never holds the bytes of an update. Updates that are accepted
+within one turn of the server's loop are synced side by side and committed together.
 """
 
 from collections.abc import Mapping
@@ -11,13 +12,13 @@ from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.reporting import Reporter
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.outbox import Outbox
-from broker_server.service.reassembly import Reassembly
-from broker_server.service.receiver_messages import Report, UploadOutcome
+from broker_server.service.reassembly import Reassembly, UploadOutcome
+from broker_server.service.receiver_messages import Report
 from broker_server.service.receivers import Receivers
 from broker_server.store import Store, TaskPhase
 from broker_server.updates.checks import check_done
 from broker_server.updates.values import StoredUpdate
-from fleet_protocol.errors import BlobError, RefusalReason, RefusedError, StorageError
+from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.messages import Done, UploadAck, UploadMissing
 from fleet_protocol.transport import WireCount
 
@@ -44,7 +45,7 @@ class _Accepted:
 
 @dataclass
 class Uploads:
-    """The server's side of every upload of a run.
+    """The answers to every upload of a run.
 
     Attributes:
         store: the server's database.
@@ -85,28 +86,14 @@ class Uploads:
         """Bytes exchanged by receivers so far."""
         return WireCount(0, 0) if self.receivers is None else self.receivers.wire
 
-    # Chunks and announcements.
-
-    def receive_chunk(self, task: OpenTask, frame: bytes) -> None:
-        """Add a chunk of an open task; a damaged one is counted and will be requested again.
-
-        Raises:
-            StorageError: the server's disk is full.
-        """
-        try:
-            complete = self.reassembly.add_chunk(task, frame)
-        except RefusedError as error:
-            self._count(task, error)
-            return
-        if complete is not None and task.announced is not None:
-            self.receive_announcement(task, task.announced)
+    # Announcements.
 
     def next_due(self) -> float:
         """Return the ``time.monotonic()`` at which missing chunks are requested."""
         return self.reassembly.next_due()
 
     def ask_for_missing(self, now: float) -> None:
-        """Return missing chunks of announced updates of which no chunk has arrived for a while."""
+        """Request the missing chunks of announced updates that have been quiet for a while."""
         for missing in self.reassembly.pop_overdue(now):
             # The device sends the chunks, then announces again: the earlier announcement is over.
             task = missing.task
@@ -114,11 +101,8 @@ class Uploads:
             if not task.record.phase.answered:
                 self.outbox.send_about(UploadMissing, task.record, ranges=missing.ranges)
 
-    def receive_announcement(self, task: OpenTask, message: Done) -> bool:
+    def receive_announcement(self, task: OpenTask, message: Done) -> None:
         """Receive the announcement of a complete update of an open task from its device.
-
-        Returns:
-            True if the task is answered now, or with the next `commit`, and was not before.
 
         Raises:
             StorageError: the server's disk is full.
@@ -126,9 +110,9 @@ class Uploads:
         # A lost acknowledgement: the device announces until it gets one.
         if task.record.phase.answered:
             self._repeat_answer(task)
-            return False
+            return
         if task.record.id in self._accepted:
-            return False  # acknowledged with the next commit
+            return  # acknowledged with the next commit
         # The device has chosen among the offered tiers, and is merged as the tier that it trained.
         # Before the checks, which are those of the tier that it took.
         if task.choose_tier(message.tier):
@@ -137,32 +121,19 @@ class Uploads:
             # An update that the announcement shows to be wrong is refused before any chunk is
             # awaited.
             check_done(message, task.expected)
-            if self.receivers is not None:
-                task.announced = message
-                self.receivers.announce(task.record, message.update)
-                return False
-            complete = self.reassembly.announce(task, message.update)
-            task.announced = None if complete else message
-            if not complete:
-                return False
-            data = self.reassembly.verify(task, message.update)
-        except BlobError as error:
-            return self._handle_damage(task, message, str(error))
         except RefusedError as error:
             if error.reason is RefusalReason.WRONG_ROUND:
                 self._refuse_other_round(task, message, error)
-                return False
-            return self._refuse(task, error)
-        return self._accept(task, message, data)
-
-    def _accept(self, task: OpenTask, message: Done, data: bytes) -> bool:
-        try:
-            self.cohorts.require_due(task)
-            stored = self.reassembly.store(task, message.update, data)
-        except RefusedError as error:
-            return self._refuse(task, error)
-        self._accepted[task.record.id] = _Accepted(task, message, stored)
-        return True
+            else:
+                self._refuse(task, error)
+            return
+        task.announced = message
+        if self.receivers is not None:
+            self.receivers.announce(task.record, message.update)
+            return
+        outcome = self.reassembly.announce(task, message.update)
+        if outcome is not None:
+            self.apply_outcome(task, outcome)
 
     def _refuse_other_round(self, task: OpenTask, message: Done, error: RefusedError) -> None:
         """Refuse an announcement of another round under this task's id.
@@ -175,7 +146,7 @@ class Uploads:
         record = replace(task.record, run=message.run, round=message.round)
         self.outbox.refuse(record, record.device, error.reason, str(error))
 
-    # Receivers.
+    # Outcomes.
 
     def apply_report(self, report: Report, tasks: Mapping[str, OpenTask]) -> None:
         """Apply a receiver's report on open tasks.
@@ -190,24 +161,25 @@ class Uploads:
             # A task may have ended while its receiver worked, and then nobody waits for the
             # outcome.
             task = None if outcome.task is None else tasks.get(outcome.task)
-            if outcome.kind == "counted":
-                self.reporter.refused(
-                    outcome.reason,
-                    outcome.detail,
-                    device=None if task is None else task.record.device,
-                    number=None if task is None else task.record.round,
-                )
-            elif task is not None:
-                self._apply_outcome(task, outcome)
+            if task is not None:
+                self.apply_outcome(task, outcome)
+            elif outcome.kind == "counted":
+                self.reporter.refused(outcome.reason, outcome.detail, device=None, number=None)
 
-    def _apply_outcome(self, task: OpenTask, outcome: UploadOutcome) -> None:
+    def apply_outcome(self, task: OpenTask, outcome: UploadOutcome) -> None:
+        """Answer an announced update of an open task, or count a refused chunk of it."""
+        if outcome.kind == "counted":
+            self._count(task, RefusedError(outcome.reason, outcome.detail))
+            return
         message = task.announced
         # Another update was announced since, or the outcome was applied already.
         if message is None or message.update.digest != outcome.update:
             return  # a repeated report
         task.announced = None
-        if task.record.phase.answered:
-            return
+        if not task.record.phase.answered:
+            self._answer(task, message, outcome)
+
+    def _answer(self, task: OpenTask, message: Done, outcome: UploadOutcome) -> None:
         match outcome.kind:
             case "missing":
                 self.outbox.send_about(UploadMissing, task.record, ranges=outcome.ranges)
@@ -215,14 +187,18 @@ class Uploads:
                 self._handle_damage(task, message, outcome.detail)
             case "refused":
                 self._refuse(task, RefusedError(outcome.reason, outcome.detail))
-            case _:
-                try:
-                    self.cohorts.require_due(task)
-                except RefusedError as error:
-                    self._refuse(task, error)
-                    return
-                stored = StoredUpdate(outcome.merged, outcome.distance)
-                self._accepted[task.record.id] = _Accepted(task, message, stored)
+            case "stored":
+                self._accept(task, message, StoredUpdate(outcome.merged, outcome.distance))
+
+    def _accept(self, task: OpenTask, message: Done, stored: StoredUpdate) -> None:
+        try:
+            self.cohorts.require_due(task)
+        except RefusedError as error:
+            # No other update has these bytes, which name their task.
+            self.reassembly.partial.blobs.remove(stored.digest)
+            self._refuse(task, error)
+            return
+        self._accepted[task.record.id] = _Accepted(task, message, stored)
 
     # Answers.
 
@@ -278,18 +254,18 @@ class Uploads:
         if task.instructions.upload.summing is None:
             self.outbox.send_about(UploadAck, task.record)
 
-    def _handle_damage(self, task: OpenTask, message: Done, detail: str) -> bool:
-        """Request a damaged update again, or refuse it; return whether it was refused."""
+    def _handle_damage(self, task: OpenTask, message: Done, detail: str) -> None:
+        """Request a damaged update again, or refuse it."""
         task.damaged += 1
         error = RefusedError(
             RefusalReason.BAD_DIGEST,
             f"upload {task.damaged} of task {task.record.id}: {detail}",
         )
         if task.damaged > _DAMAGED_UPLOADS:
-            return self._refuse(task, error)
+            self._refuse(task, error)
+            return
         self._count(task, error)
         self.outbox.send_about(UploadMissing, task.record, ranges=((0, message.update.chunks),))
-        return False
 
     def _count(self, task: OpenTask, error: RefusedError) -> None:
         self.reporter.refused(
@@ -299,7 +275,7 @@ class Uploads:
             number=task.record.round,
         )
 
-    def _refuse(self, task: OpenTask, error: RefusedError) -> bool:
+    def _refuse(self, task: OpenTask, error: RefusedError) -> None:
         record = task.record
         # The chunks go first: a refused update can never be needed again.
         self.reassembly.refuse(task)
@@ -309,7 +285,6 @@ class Uploads:
         task.record = replace(record, phase=TaskPhase.REFUSED, detail=detail)
         self._count(task, error)
         self.outbox.refuse(record, record.device, error.reason, str(error))
-        return True
 
     def forget(self, task: str) -> None:
         """Drop what has arrived of an update whose task is over."""

@@ -1,12 +1,14 @@
 """The changes to an update between the disk and the sums: scaling, staleness, rounding, clipping.
 
-`scale_change` and `limit_samples` apply a screen's verdict, so they run before `move_to`.
-Each is a function from an update to an update. Differences are taken in float64, because the
-difference of large floats may not be a float32.
+Each is a function from an update to an update. `moves_to` returns those that all updates of a round
+need, which in most runs are none. `scale_change` and `limit_samples` apply a screen's verdict, so
+they run before these. Differences are taken in float64, because the difference of large floats may
+not be a float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +39,8 @@ STAGES = stated(
     ),
 )
 
+Move = Callable[[Update], Update]
+
 
 @dataclass(frozen=True)
 class BaseVersion:
@@ -66,14 +70,20 @@ class BaseVersion:
         return float((1 + self.number - version) ** -self.staleness)
 
 
-def move_to(base: BaseVersion, update: Update) -> Update:
-    """Return the form in which an update is folded into the sums that begin from a version."""
+def moves_to(base: BaseVersion, versions: Iterable[int]) -> tuple[Move, ...]:
+    """Return the moves of the updates of a round into sums that begin from a version.
+
+    Args:
+        base: the version.
+        versions: numbers of the versions from which the updates are made.
+    """
     # With noise the change is summed and not the weights, so there is nothing to put on a version.
     if base.noise is not None:
-        return clip_change(update, base.noise.clip)
-    if update.version == base.number and not base.rounded:
-        return update  # the very weights that arrived: their difference would have other bits
-    return put_on(base, update)
+        return (partial(clip_change, clip=base.noise.clip),)
+    is_late = any(version != base.number for version in versions)
+    if is_late or base.rounded:
+        return (partial(put_on, base),)
+    return ()
 
 
 def put_on(base: BaseVersion, update: Update) -> Update:
@@ -82,6 +92,8 @@ def put_on(base: BaseVersion, update: Update) -> Update:
     It has less weight if it was made from an earlier version, and the rounding of the weights on
     their way to the device does not count as a change.
     """
+    if update.version == base.number and not base.rounded:
+        return update  # the very weights that arrived: their difference would have other bits
     current = update.plan.slice(base.weights())
     sent = update.sent()
     weight = base.weight_of(update.version)
@@ -103,7 +115,7 @@ def clip_change(update: Update, clip: float) -> Update:
 
 
 def scale_change(update: Update, scale: float) -> Update:
-    """Multiply the change of an update by a scale below 1, before `move_to`."""
+    """Multiply the change of an update by a scale below 1, before the moves of the round."""
     sent = update.sent()
     weights: dict[str, NDArray[np.float32]] = {}
     for name, value in update.weights.items():
@@ -115,6 +127,6 @@ def scale_change(update: Update, scale: float) -> Update:
 
 
 def limit_samples(update: Update, samples: int) -> Update:
-    """Set the number of samples with which an update counts, before `move_to`."""
+    """Set the number of samples with which an update counts, before the moves of the round."""
     metrics = update.metrics.model_copy(update={"examples": samples})
     return replace(update, metrics=metrics)

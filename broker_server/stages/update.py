@@ -33,8 +33,9 @@ class Update(Contribution):
     Attributes:
         version: number of the global version from which it was made.
         sent: reads the weights that were sent to its device, float32 tensors of the same names.
-        distance: distance from the sent weights, as the intake measured it; None after a restart of
-            the server and for the mean of a secure sum, which are measured when they are folded.
+        distance: distance from the sent weights, as it was measured when the update arrived, or
+            when the secure sum was added up; None after a restart of the server, which measures it
+            when the update is folded.
         announced: samples that its device announced before; None if it has not.
     """
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,37 @@ def updates_in(path: Path) -> Iterator[tuple[str, int, bytes]]:
             data = content[start : start + size].tobytes()
             yield blob_digest(data), start, data
             start += len(data)
+
+
+class StoredTensors(Mapping[str, NDArray[Any]]):
+    """The tensors of a stored update, which are read once, when the first of them is needed.
+
+    Reading raises a `BlobError` if the update can no longer be read.
+
+    Args:
+        updates: where it is stored.
+        digest: its digest.
+    """
+
+    def __init__(self, updates: BlobStore, digest: str) -> None:
+        self._updates = updates
+        self._digest = digest
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, NDArray[Any]]:
+        return self._updates.tensors(self._digest)
+
+    @override
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._tensors[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 class UpdateStore(BlobStore):

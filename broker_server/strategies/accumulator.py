@@ -26,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.strategies.coverage import PlanTotals, coverage_of
+from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.stage import Stage, stated
+from broker_server.strategies.strategy import Contribution, Merge, average_and_step
 from broker_server.strategies.traits import Trait
 from fleet_protocol.errors import PlanError
 from models.layout import Layout
@@ -211,6 +213,40 @@ def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
         else:
             np.divide(total, divisor, out=total)
     return state.sums
+
+
+def selective_average(
+    layout: Layout,
+    optimizer: OptimizerSettings | None,
+    *,
+    by_samples: bool,
+    label_rule: bool,
+) -> Merge[Accumulator]:
+    """Return the merge by the selective average.
+
+    Args:
+        layout: the global model.
+        optimizer: the server's optimizer, if any.
+        by_samples: whether w_k is the device's number of samples; otherwise it is 1.
+        label_rule: whether the rows of labels count only from devices that hold the label.
+    """
+
+    def add(sums: Accumulator, update: Contribution) -> None:
+        fold(
+            sums,
+            update.key,
+            update.plan,
+            update.weights,
+            weight=float(update.metrics.weight) if by_samples else 1.0,
+            labels=update.metrics.labels if label_rule else None,
+        )
+
+    return Merge(
+        start=lambda: start(layout),
+        fold=add,
+        finish=average_and_step(finish, optimizer),
+        deltas=True,
+    )
 
 
 def _check_update(plan: CompiledPlan, update: Tensors) -> None:

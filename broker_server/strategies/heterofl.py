@@ -16,17 +16,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from broker_server.strategies.accumulator import Accumulator, finish, fold, start
+from broker_server.strategies.accumulator import selective_average
 from broker_server.strategies.robust_merge import robust_merge
 from broker_server.strategies.strategy import (
     Basis,
-    Contribution,
     Merge,
     Method,
     PlannedTier,
     PlanRequest,
     Strategy,
-    average_and_step,
 )
 from broker_server.strategies.traits import Trait
 from fleet_protocol.frozen import FrozenModel
@@ -91,7 +89,13 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """
     label_rule = basis.label_rule is not False
     if basis.average == "mean":
-        merge: Merge[Any] = _selective_average(basis, label_rule=label_rule)
+        merge: Merge[Any] = selective_average(
+            basis.layout,
+            basis.optimizer,
+            # Uniform by default, as in the released code.
+            by_samples=basis.weighting == "samples",
+            label_rule=label_rule,
+        )
     else:
         merge = robust_merge(
             basis.average,
@@ -106,29 +110,6 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
         plan=lambda request: plan_tier(basis.layout, request, basis.plan),
         merge=merge,
         breaks=PLAN_BREAKS[basis.plan],
-    )
-
-
-def _selective_average(basis: Basis[FrozenModel | None], *, label_rule: bool) -> Merge[Accumulator]:
-    """Return the merge of specification 1.3, by `broker_server.strategies.accumulator`."""
-    # Uniform by default, as in the released code.
-    by_samples = basis.weighting == "samples"
-
-    def add(sums: Accumulator, update: Contribution) -> None:
-        fold(
-            sums,
-            update.key,
-            update.plan,
-            update.weights,
-            weight=float(update.metrics.weight) if by_samples else 1.0,
-            labels=update.metrics.labels if label_rule else None,
-        )
-
-    return Merge(
-        start=lambda: start(basis.layout),
-        fold=add,
-        finish=average_and_step(finish, basis.optimizer),
-        deltas=True,
     )
 
 

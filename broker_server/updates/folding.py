@@ -7,6 +7,9 @@ updates that have to wait do so on disk.
 How an update counts is known only at the close, when all updates of its round are compared. So the
 first update that will probably not count as it is, and all behind it, wait for the close as well.
 The sums are made again only if an update that was not suspected counts differently.
+
+The tensors of an update are read when it is folded or compared with others. An update that waits is
+not read before: the intake has measured it.
 """
 
 import itertools
@@ -14,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker_server.stages.bounds import Measured
+from broker_server.stages.moves import Move
 from broker_server.stages.update import Update
 from broker_server.store import TaskPhase
 from broker_server.strategies.strategy import GlobalModel, Merge
 from broker_server.updates.distance import measure
 
-Move = Callable[[Update], Update]
 IsDoubtful = Callable[[Measured], bool]
 Treatment = Callable[[Update], Update | None]
 """Returns an update as it counts; None if it does not."""
@@ -35,7 +38,7 @@ class Folding:
     Attributes:
         folded: tasks whose updates are included, in their order.
         measured: the input of the screens, by task, in the order of the devices.
-        load: reads an update of a task from the disk.
+        load: returns an update of a task, whose tensors are read from the disk when they are used.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Folding:
         merge: Merge[Any],
         order: Sequence[str],
         load: Callable[[str], Update],
-        move: Move = lambda update: update,
+        moves: Sequence[Move] = (),
         is_doubtful: IsDoubtful = _suspect_none,
     ) -> None:
         """Begin with empty sums.
@@ -52,17 +55,18 @@ class Folding:
             merge: adds updates.
             order: tasks in the order of their devices' ids.
             load: see `Folding`.
-            move: moves an update to the version into which it is folded.
+            moves: move an update to the version into which it is folded, one after the other.
             is_doubtful: whether an update will probably not count as it is.
         """
         self._merge = merge
         self._order = tuple(order)
-        self._move = move
+        self._moves = tuple(moves)
         self._is_doubtful = is_doubtful
         self.load = load
         self.measured: dict[str, Measured] = {}
         self._passed = 0  # number of tasks whose turn is over
         self._waiting: list[str] = []  # tasks that have arrived, from the first suspected one on
+        self._opened: dict[str, Update] = {}  # updates that a screen compared, by task
         self._sums = merge.start()
         self.folded: list[str] = []
 
@@ -84,6 +88,16 @@ class Folding:
                     self._fold(task, update)
             self._passed += 1
 
+    def open(self, task: str) -> Update:
+        """Return an update that a screen compares with others, and keep it until it is folded.
+
+        So its tensors are read once.
+        """
+        update = self._opened.get(task)
+        if update is None:
+            update = self._opened[task] = self.load(task)
+        return update
+
     def settle(self, treatments: Mapping[str, Treatment]) -> None:
         """Fold the updates that waited, once it is known how each counts.
 
@@ -101,14 +115,16 @@ class Folding:
         self._waiting = []
         for task in tasks:
             # Treated before it is moved, because bounds apply to the change that the device made.
-            update: Update | None = self.load(task)
+            update: Update | None = self._opened.pop(task, None) or self.load(task)
             if update is not None and task in treatments:
                 update = treatments[task](update)
             if update is not None:
                 self._fold(task, update)
 
     def _fold(self, task: str, update: Update) -> None:
-        self._merge.fold(self._sums, self._move(update))
+        for move in self._moves:
+            update = move(update)
+        self._merge.fold(self._sums, update)
         self.folded.append(task)
 
     def finish(self, old: GlobalModel) -> GlobalModel:

@@ -194,7 +194,7 @@ def _farthest(
     by_plan: dict[str, dict[str, Tensors]] = {}
     for task, verdict in verdicts.items():
         if verdict.reason is None:
-            update = folding.load(task)
+            update = folding.open(task)
             by_plan.setdefault(update.key, {})[task] = update.weights
     tasks: set[str] = set()
     for updates in by_plan.values():

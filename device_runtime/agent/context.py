@@ -250,7 +250,8 @@ class Context:
         if between_tasks and self.setup is not None:
             profile = self._profile(self.setup)
         self.uplink.publish_status(self.state.value if with_state else None, profile)
-        self.status_at = math.inf
+        # If the broker has refused the last status, this is the time of the next attempt.
+        self.status_at = self.uplink.refused_presence.due
 
     def publish_profile(self) -> None:
         """Publish the device's profile and status, also during a task.

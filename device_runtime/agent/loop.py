@@ -258,7 +258,7 @@ class Agent:
         elif isinstance(entry, LoginRefused):
             self._connection.note_refusal(entry)
         elif isinstance(entry, Refused):
-            self._state.on_refused(entry)
+            self._on_refused(entry)
         elif isinstance(entry, OperatorNotice):
             self._on_operator_news(entry)
         elif isinstance(entry, Rejected):
@@ -279,6 +279,12 @@ class Agent:
 
     def _on_disconnected(self, event: Disconnected) -> None:
         self._connection.lose(event, time.monotonic())
+
+    def _on_refused(self, refused: Refused) -> None:
+        ctx = self.ctx
+        ctx.uplink.note_refused(refused.topic)
+        ctx.status_at = min(ctx.status_at, ctx.uplink.refused_presence.due)
+        self._state.on_refused(refused)
 
     def _on_connected(self, event: Connected) -> None:
         ctx = self.ctx

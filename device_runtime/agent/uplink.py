@@ -10,6 +10,7 @@ from device_runtime.settings import DeviceConfig
 from fleet_protocol.errors import BrokerRefusedError, TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Ask, DeviceProfile, DeviceStatus, Offer, Profile
+from fleet_protocol.refused_presence import RefusedPresence
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Farewell, Transport
 
@@ -31,7 +32,9 @@ class Uplink:
     unwanted: set[str] = field(default_factory=set)
     sent_profile: Profile | None = None  # the profile that the fleet has; None if it may have none
     sent_state: str = ""  # the state that was last published
-    last_sent_at: float = math.inf  # ``time.monotonic()`` of the last message
+    # ``time.monotonic()`` of the last message, or of one that was kept back
+    last_sent_at: float = math.inf
+    refused_presence: RefusedPresence = field(default_factory=RefusedPresence)
 
     @property
     def topics(self) -> Topics:
@@ -101,8 +104,12 @@ class Uplink:
     def publish_status(self, state: str | None, profile: Profile | None) -> None:
         """Publish, retained, the device's status, and its profile if that has changed.
 
-        None publishes no profile.
+        None publishes no profile. Nothing is sent for some time after the broker has refused it.
         """
+        now = time.monotonic()
+        if self.refused_presence.holds(now):
+            self.last_sent_at = now
+            return
         try:
             if profile is not None and _is_news(profile, self.sent_profile):
                 self._publish_profile(profile)
@@ -110,6 +117,15 @@ class Uplink:
                 self._publish_state(state)
         except TransportError as error:
             self.journal.warning(f"cannot send the status: {error}")
+
+    def note_refused(self, topic: str) -> None:
+        """Keep status and profile back for some time if the broker refuses one of them."""
+        device = self.config.device
+        if topic in {self.topics.status(device), self.topics.profile(device)}:
+            self.refused_presence.note(time.monotonic())
+            # The fleet has neither, so both are sent with the next attempt.
+            self.sent_profile = None
+            self.sent_state = ""
 
     def _publish_profile(self, profile: Profile) -> None:
         topic = self.topics.profile(self.config.device)

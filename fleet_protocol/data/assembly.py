@@ -147,7 +147,7 @@ def _make_targets(source: str, y: NDArray[Any]) -> Targets:
     if not np.issubdtype(y.dtype, np.floating):
         raise DataError(
             f"labels in {source} are {y.dtype}; expected whole numbers from 0, or numbers as "
-            "targets"
+            "targets; for names, number them from 0, or write a table with a label in each line"
         )
     is_finite = _finite_as_float32(y)
     if not is_finite.all():

@@ -14,6 +14,7 @@ from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.data.facts import shape_remedy
 from fleet_protocol.data.inspection import NAMED, DataFinding, inspect
 from fleet_protocol.data.pairs import Pair
+from fleet_protocol.data.shifted import is_shifted
 from fleet_protocol.data.summary import DataSummary, are_tokens, summarise
 
 MUCH = 10.0
@@ -69,6 +70,8 @@ def compare(
     if common_scale is not None:
         # Then every group differs, and nothing more can be learnt from them.
         return (common_scale,)
+    if is_shifted(pair):
+        return (_shift(pair),)
     if are_tokens(fleet) and not own.whole:
         return (_dtype(own, fleet),)
     return tuple(_by_group(pair))
@@ -121,6 +124,16 @@ def _scale_of_all(pair: Pair) -> DataFinding | None:
         "scale",
         f"values range from {own_lowest:g} to {own_highest:g}, but the fleet's range from"
         f" {fleet_lowest:g} to {fleet_highest:g} (their deviation is {ratio}); {remedy}",
+    )
+
+
+def _shift(pair: Pair) -> DataFinding:
+    """Return the finding that one side has no negative values, and the other in all groups."""
+    return DataFinding(
+        "scale",
+        f"values range from {pair.own.lowest.min():g} to {pair.own.highest.max():g}, but the"
+        f" fleet's range from {pair.fleet.lowest.min():g} to {pair.fleet.highest.max():g}, so only"
+        f" one of them is standardised or shifted; {_AS_OTHERS}",
     )
 
 

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from fleet_protocol.data.bounds import LONGEST_LINE, ReadBounds
 from fleet_protocol.errors import DataError, ShoalError
@@ -73,9 +73,10 @@ def table_rows(
             "utf-8-sig",
             newline="",
         )
-        lines = csv.reader(_bounded_lines(text, path), delimiter=delimiter)
+        # Strict, because a quote without an end would otherwise swallow lines.
+        lines = csv.reader(_bounded_lines(text, path), delimiter=delimiter, strict=True)
         most_lines = bounds.samples + 1  # with a header
-        for row in lines:
+        for row in _unquoted(lines, path):
             # Empty lines count too: a packed file may have any number of them.
             # More lines than samples may have only a header in addition.
             if lines.line_num > most_lines:
@@ -84,6 +85,27 @@ def table_rows(
                 bounds.check(path, "columns", len(row))
             if row:
                 yield lines.line_num, row
+
+
+def _unquoted(lines: Any, path: Path) -> Iterator[list[str]]:
+    """Yield the rows of a `csv.reader`.
+
+    Raises:
+        DataError: a quotation mark opens a field and does not end it.
+    """
+    begins = 1
+    while True:
+        try:
+            row = next(lines)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise DataError(
+                f"line {begins} of {path} is not a row of a table ({error}): a field that begins "
+                "with a quotation mark must end with one, and marks inside it are doubled"
+            ) from None
+        begins = lines.line_num + 1
+        yield row
 
 
 def _bounded_lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:

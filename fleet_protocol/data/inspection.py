@@ -1,4 +1,4 @@
-"""Finds faults in samples without comparison: constant columns, an index, the answer."""
+"""Finds faults in samples without comparison: an index, the answer, missing values as numbers."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data.dataset import DataSet
+from fleet_protocol.data.far_values import find_far_values
+from fleet_protocol.data.label_names import describe_label_names
+from fleet_protocol.data.repeated import describe_repeated
 from fleet_protocol.data.summary import MOST_GROUPS, DataSummary, are_tokens, drawn_rows
 
 MOST_LOOKED_AT = 4096
@@ -24,7 +27,19 @@ _SAME = 0.999  # correlation above which two columns of numbers count as equal
 _CHANCE = 20.0  # n random whole numbers below n * n / 20 are all different once in e**10 times
 _FILLER = 0.1  # share of the other columns' values above which a value means nothing
 
-Kind = Literal["constant", "index", "answer", "shape", "dtype", "scale", "mean", "order"]
+Kind = Literal[
+    "constant",
+    "index",
+    "answer",
+    "missing",
+    "labels",
+    "repeated",
+    "shape",
+    "dtype",
+    "scale",
+    "mean",
+    "order",
+]
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class _Table:
 def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFinding, ...]:
     """Find what looks wrong in samples by themselves.
 
-    Samples that are not flat have no such findings.
+    Only flat samples can have findings about columns, and only others a finding about repetition.
 
     Args:
         data: at most `MOST_LOOKED_AT` of its samples are examined, evenly drawn.
@@ -70,23 +85,30 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
             values, is not a finding.
 
     Returns:
-        A finding for each kind: the answer, an index, constant columns.
+        A finding for each kind: names of labels, repeated samples, the answer, an index, missing
+        values as numbers, constant columns.
     """
+    about_all = []
+    names = describe_label_names(data.label_names)
+    if names:
+        about_all.append(DataFinding("labels", names))
+    repeated = describe_repeated(data)
+    if repeated:
+        about_all.append(DataFinding("repeated", repeated))
     table = _table(data)
     if table is None or len(table.rows) < _LEAST_INDEX_ROWS:
-        return ()
+        return tuple(about_all)
     answers = _answers(table)
     # A column that gives the answer away is one finding, not two.
     counting = [column for column in _counting(table) if column not in answers]
     constant = _constant(table, data, fleet)
-    return tuple(
-        _describe(
-            table,
-            answers,
-            counting,
-            constant,
-        )
+    findings = _describe(
+        table,
+        answers,
+        counting,
+        constant,
     )
+    return (*about_all, *findings, *_missing(table, data, fleet))
 
 
 def _describe(
@@ -121,6 +143,43 @@ def _describe(
             "samples: check the program that writes it, or leave it out of `columns` in [data] of "
             "the fleet",
         )
+
+
+def _missing(
+    table: _Table,
+    data: DataSet,
+    fleet: DataSummary | None,
+) -> Iterator[DataFinding]:
+    """Yield a finding for inputs and one for targets in which a number marks a missing value."""
+    count = len(table.rows)
+    # The user has chosen the number that replaces missing values.
+    usual = () if data.facts.filled is None else (data.facts.filled,)
+    inputs = {} if _may_be_tokens(table, data, fleet) else find_far_values(table.x, usual)
+    if inputs:
+        first = next(iter(inputs))
+        others = f"; so do {len(inputs) - 1} more columns" if len(inputs) > 1 else ""
+        yield DataFinding(
+            "missing",
+            f"{list_columns([first], table.names)} {inputs[first].describe(count)}, as if this "
+            f"number marked missing values{others}: leave such fields empty and set `missing` in "
+            "[data], or leave such samples out",
+        )
+    targets = {} if table.labels else find_far_values(table.y)
+    if targets:
+        first = next(iter(targets))
+        noun = f"target {first}" if table.y.shape[1] > 1 else "the target"
+        yield DataFinding(
+            "missing",
+            f"{noun} {targets[first].describe(count)}, as if this number marked missing values: "
+            "leave such samples out",
+        )
+
+
+def _may_be_tokens(table: _Table, data: DataSet, fleet: DataSummary | None) -> bool:
+    """Return whether inputs may be tokens, which have no scale."""
+    if data.x.dtype.kind == "f" or not table.x.size or table.x.min() < 0:
+        return False
+    return fleet is None or are_tokens(fleet)
 
 
 def list_columns(

@@ -1,6 +1,7 @@
 """Reads tables with one sample per line: columns by name, and a rule for missing values."""
 
 import math
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,8 @@ from fleet_protocol.data.table_layout import TableLayout, is_missing, read_layou
 from fleet_protocol.errors import DataError
 
 _SHOWN_CHARACTERS = 40  # of a field in a message
+_FIRST_LINES = 2  # the header and the first sample
+_NUMBER_LIKE = re.compile(r"[-+€$£]?\s?\d[\d.,' \u00a0]*\s?[%€$£°]?")
 
 
 def read_csv(
@@ -139,14 +142,28 @@ def _read_number(
     try:
         return float(text)
     except ValueError:
-        hint = ""
-        if layout.names is None:
-            hint = "; if the line has the names of the columns, set header = true"
         raise DataError(
             f"line {line} of {layout.path}: {layout.title(place)} contains "
-            f"{text.strip()[:_SHOWN_CHARACTERS]!r}, expected numbers; leave the column out of "
-            f"`columns` in [data], or turn its words into numbers{hint}"
+            f"{text.strip()[:_SHOWN_CHARACTERS]!r}, expected numbers; "
+            f"{_remedy(layout, line, text)}"
         ) from None
+
+
+def _remedy(layout: TableLayout, line: int, text: str) -> str:
+    """Return what to do about a field that is not a number."""
+    # Digits with signs of other countries, or of a unit.
+    if _NUMBER_LIKE.fullmatch(text.strip()):
+        return (
+            "write numbers with digits and a point, such as 1043.5, or leave the column out "
+            "of `columns` in [data]"
+        )
+    remedy = "leave the column out of `columns` in [data], or turn its words into numbers"
+    if layout.names is None:
+        return f"{remedy}; if the line has the names of the columns, set header = true"
+    # Below the header and the first sample, other lines of the column have numbers.
+    if line > _FIRST_LINES:
+        return f"correct or remove this line if it is not a sample; otherwise, {remedy}"
+    return remedy
 
 
 def _fill_missing(
@@ -164,6 +181,12 @@ def _fill_missing(
     if config.missing is None:
         row, column = np.argwhere(missing)[0]
         place = layout.inputs[int(column)]
+        if missing[:, int(column)].all():
+            raise DataError(
+                f"{config.path} has no value in {layout.title(place)} in any line: remove the "
+                "column from the file (a comma at the end of each line makes one), or leave it out "
+                "of `columns` in [data]"
+            )
         raise DataError(
             f"line {lines[int(row)]} of {config.path} has no value in {layout.title(place)} "
             f"({int(missing.sum())} such values): set `missing` in [data] to the number that "

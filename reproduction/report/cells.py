@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from reproduction.by_seed import mean_and_spread
+from reproduction.claim_result import ClaimResult
 from reproduction.experiment import Claim
-from reproduction.figures import ClaimResult, Figure
+from reproduction.figures import Figure
 from reproduction.measures import measure_named
 from reproduction.power import MOST_SEEDS
 from reproduction.sizes import Sizes
@@ -87,11 +88,17 @@ def claim_cells(result: ClaimResult) -> dict[str, str]:
 def _need(result: ClaimResult) -> str:
     """Write how many seeds would decide a claim at its published size, and their time."""
     need = result.need
-    if need is None or not result.claim.says:
+    if not result.claim.says:
+        return MISSING
+    # Then seeds alone decide nothing, however many there are.
+    if result.is_too_short and (need is None or not need.out_of_reach):
+        return "longer runs"
+    if need is None:
         return MISSING
     if need.seeds is None:
         return f"more than {MOST_SEEDS:,} seeds"
-    return f"{need.seeds} seeds, {duration_text(need.seconds)}"
+    least = "at least " if need.is_least else ""
+    return f"{least}{need.seeds} seeds, {duration_text(need.seconds)}"
 
 
 def size_cells(rows: Iterable[Row]) -> list[dict[str, str]]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from reproduction.claim_result import ClaimResult
 from reproduction.experiment import Experiment
-from reproduction.figures import ClaimResult, Figures, Rows, arms_of, figures, judge, stand_ins
+from reproduction.figures import Figures, Rows, arms_of, figures, judge, stand_ins
 from reproduction.report.cells import (
     claim_cells,
     duration_text,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from reproduction.figures import VERDICTS
+from reproduction.claim_result import VERDICTS
 
 PICTURE = "verdicts.svg"
 """Name of the picture, beside the page."""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
+from reproduction.claim_result import VERDICTS
 from reproduction.experiment import Experiment, Scale, stated
-from reproduction.figures import VERDICTS, Rows, judge
+from reproduction.figures import Rows, judge
 from reproduction.report.cells import claim_cells, table_text
 from reproduction.report.drawing import draw
 from reproduction.report.markdown import as_markdown, stated_since
@@ -55,7 +56,17 @@ is Student's 95 % confidence interval.
 
 `needs` is the number of seeds that would decide a claim in 80 % of repetitions, if the difference \
 were as large as
-published and the spread as large as in the stored figures.
+published and the spread at the upper end of its one-sided 80 % confidence interval, as Browne \
+(1995) recommends. For three
+seeds, that is 2.12 times the spread that they show. The time is that of the quickest stored run \
+of each arm on two cores.
+
+- `at least`: the seeds of this claim show no spread. The smallest spread of the table's \
+comparable claims is used.
+- `longer runs`: an arm ended before its target, or at its best round, so no number of seeds \
+decides the claim.
+- For a claim that was not run, `needs` states the seeds of its table and their estimated time.
+- `-`: nothing was published for this claim, or the claim does not hold for the published figures.
 
 | verdict | meaning |
 | --- | --- |
@@ -66,7 +77,8 @@ target, or the data differ. \
 `> 2.65` is a lower bound of a ratio of times: the slower arm had not reached the target when its \
 run ended. `censored`: the best round of a run is its last, so a longer run might have a later \
 best round |
-| `out of reach here` | undecided, and the seeds that would decide it need more than eight hours |
+| `out of reach here` | undecided or not run, and the seeds that would decide it need more than \
+eight hours |
 | `not run` | one of the arms has no stored figures, or the arms have no stated \
 seed in common |
 

@@ -1,6 +1,7 @@
 """Reads the user's own files as the data set of a simulation."""
 
 import glob
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +13,17 @@ from numpy.typing import NDArray
 from fleet_protocol.data import DataConfig, DataSet, load_data
 from fleet_protocol.data.contract import reconcile
 from fleet_protocol.data.dataset import check_sample_sizes
+from fleet_protocol.data.inspection import inspect
 from fleet_protocol.data.places import naming_table
 from fleet_protocol.data.terms import DataContract
+from fleet_protocol.data.unused_labels import describe_unused
 from fleet_protocol.errors import DataError
 from simulation.data.contract import common_contract
 from simulation.data.dataset import Dataset
 
 Array = NDArray[Any]
+
+_LOG = logging.getLogger(__name__)
 
 _TRAIN = "[data.train] of sim.toml"
 _TEST = "[data.test] of sim.toml"
@@ -49,6 +54,8 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
         contract = common_contract(train_files, test_files)
     train_sets = _reconciled(train_files, contract, _TRAIN)
     test_sets = _reconciled(test_files, contract, _TEST)
+    _examine(train_sets, _TRAIN)
+    _examine(test_sets, _TEST)
     train_x, train_y = _samples_and_targets(train_sets)
     test_x, test_y = _samples_and_targets(test_sets)
     _require_equal_shapes((train_x, train_y), (test_x, test_y))
@@ -62,6 +69,9 @@ def own_data(train: DataConfig, test: DataConfig, ignored: int | None = None) ->
         classes = math.prod(train_y.shape[1:])
     elif not classes:
         classes = 1 + max(_largest(train_y, ignored), _largest(test_y, ignored))
+        unused = describe_unused(_TRAIN, train_y[train_y != ignored], classes)
+        if unused:
+            _LOG.warning("%s", unused)
     tokens = 0
     # Whole numbers are token ids, unless a table normalises them.
     if train_x.dtype.kind in "iu":
@@ -107,6 +117,13 @@ def _reconciled(sets: Sequence[DataSet], contract: DataContract, table: str) -> 
         for data in sets:
             reconciled.append(reconcile(data, contract))
     return reconciled
+
+
+def _examine(sets: Sequence[DataSet], table: str) -> None:
+    """Warn about what looks wrong in the samples of a table, once for each finding."""
+    for data in sets:
+        for finding in inspect(data):
+            _LOG.warning("%s may be faulty, %s: %s", table, data.source, finding.text)
 
 
 def _sources(config: DataConfig) -> list[DataConfig]:

@@ -579,3 +579,28 @@ def test_a_run_without_devices_fails_with_what_to_look_at(url, config, running, 
     assert finished.status == "failed"
     assert "0 eligible devices after 0.5 s, 1 needed" in finished.error
     assert "w1.00-d1, w0.50-d1" in finished.error
+
+
+def test_refused_chunks_name_the_device_of_their_task(url, config, running, fleet):
+    """Chunks of a round that is over and damaged ones: their topic names no device."""
+    kept = {}
+
+    def late(peer, work):
+        if kept:
+            # The second round has begun: these are of the first.
+            data = encode_weights(tensors_of(kept["work"]), kept["work"].metadata())
+            peer.upload(kept["work"].offer.task, data)
+            peer.link.publish(peer.topics.upload(work.offer.task, 0), b"GIF89a" + bytes(200))
+            honest()(peer, work)
+        kept.setdefault("work", work)
+
+    with Peer(fleet, "good", url, honest()), Peer(fleet, "slow", url, late):
+        rounds = {"min_devices": 2, "deadline_seconds": 3, "quorum": 0.5, "rounds": 2}
+        server = running(config(round=rounds, evaluation={"data": None}), url)
+        server.wait()
+    store = Store(server.config.store, read_only=True)
+    refused = [line for line in store.events() if line.kind == "update-refused"]
+    counts = {(item.device, item.reason) for item in store.refusals()}
+    store.close()
+    assert {line.device for line in refused} == {"slow"}, refused
+    assert {("slow", "late"), ("slow", "malformed")} <= counts

@@ -243,3 +243,16 @@ def test_the_vocabulary_is_that_of_the_models_table(tmp_path):
     np.savez(tmp_path / "d.npz", x=x + 30, y=[0, 1, 2])
     with pytest.raises(ConfigError, match=r"sample 1 .* has the token 40, and .*vocabulary has"):
         open_evaluators(prepare_run("run", config, loaded))
+
+
+def test_what_looks_wrong_in_the_test_set_is_found(opened, tmp_path):
+    """Labels from 1 for a model of three, of which none is 0; and a mark for missing values."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 6)).astype(np.float32)
+    np.savez(tmp_path / "plain.npz", x=x, y=np.arange(60) % 3)
+    assert opened({"kind": "npz", "path": tmp_path / "plain.npz"}).findings == ()
+    x[::6, 2] = -999
+    np.savez(tmp_path / "odd.npz", x=x, y=np.arange(60) % 2 + 1)
+    mark, labels = opened({"kind": "npz", "path": tmp_path / "odd.npz"}).findings
+    assert "column 2 is -999 in 10 of 60 examined samples" in mark
+    assert "no sample has the label 0" in labels

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from broker_server.rounds.advice import find_advice
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.service.data_findings import EVENT, DataFindings, note_undescribed
+from broker_server.service.data_findings import EVENT, DataFindings, note_test_set, note_undescribed
 from broker_server.store import Store
 from fleet_protocol.data import make_dataset
 from fleet_protocol.data.contract import complete_contract
 from fleet_protocol.data.terms import DataContract
 from fleet_protocol.messages import DeviceProfile
 from tests.broker_server.peer import profile
+from tests.shoal.view.stores import made
 
 
 @pytest.fixture
@@ -94,3 +96,17 @@ def test_a_run_says_what_its_contract_leaves_open(tmp_path, contracts, words):
         lines = [line.detail for line in store.events() if line.kind == "no-contract"]
     assert [line.split(",")[0] for line in lines] == ([] if words is None else [words])
     assert all("[evaluation.data] of fleet.toml" in line for line in lines)
+
+
+def test_what_looks_wrong_in_the_test_set_is_logged_and_advised(tmp_path):
+    """Once, although a run that is continued says it again."""
+    finding = "test.npz: column 2 is -999 in 10 of 60 examined samples"
+    with closing(Store(made(tmp_path, rounds=1))) as store:
+        run = store.runs()[-1].id
+        for _ in range(2):
+            note_test_set([finding], Reporter(run, store))
+        (advice,) = [
+            entry for entry in find_advice(store) if entry.title.startswith("The server's own")
+        ]
+    assert advice.evidence == f"{finding}."
+    assert "[evaluation.data]" in advice.remedy

@@ -2,6 +2,7 @@
 counted and told.
 """
 
+import contextlib
 import json
 import struct
 
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 from broker_server.store import Store
-from broker_server.updates import intake
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import decode, encode
@@ -19,6 +19,7 @@ from fleet_protocol.messages import UploadRefused
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import Peer
 from tests.broker_server.test_bad_input import refusals
+from tests.broker_server.update_work import count_update_work
 
 
 def change(work):
@@ -48,10 +49,8 @@ def too_short(work):
 
 
 def too_many_scales(work):
-    found = parts(work)
-    return encode_weights(
-        {**found, "scales": np.append(found["scales"], np.float32(1))}, work.metadata()
-    )
+    scales = np.append(parts(work)["scales"], np.float32(1))
+    return encode_weights({**parts(work), "scales": scales}, work.metadata())
 
 
 def negative_scale(work):
@@ -103,35 +102,54 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("encoding", "times"), [("int8", 1), ("fp32", 0)])
+ARRANGEMENTS = {
+    "weights": ("fp32", {}, 2),
+    "few bits": ("int8", {}, 2),
+    "few entries in a buffer": ("topk", {"round": {"buffer": 2}}, 2),
+    "compared with each other": ("int8", {"robust": {"merge": "krum"}}, 5),
+}
+"""Encoding, tables and number of devices."""
+
+
+@pytest.mark.parametrize(("encoding", "tables", "count"), ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 def test_an_update_is_decoded_once_and_written_once(
-    encoding, times, url, config, running, fleet, monkeypatch
+    encoding, tables, count, url, config, running, fleet, monkeypatch
 ):
-    """The intake decodes an encoded update and writes its weights; folding reads these. Weights
-    that come as they are stay the bytes that arrived.
+    """The intake parses, decodes and measures an update and writes its weights; these are read
+    once, to be folded, also by a screen that compares all of them. Weights that come as they are
+    stay the bytes that arrived.
     """
-    calls = []
-
-    def counted(work):
-        def wrapper(*arguments):
-            calls.append(work.__name__)
-            return work(*arguments)
-
-        return wrapper
-
-    for work in (intake.decode_update, intake.encode_weights):
-        monkeypatch.setattr(intake, work.__name__, counted(work))
+    work_done = count_update_work(monkeypatch)
 
     def script(peer, work):
-        peer.send(work, good(work) if encoding == "int8" else in_fp32(work))
+        parts = dict(work.weights) if encoding == "fp32" else encode(change(work), encoding)
+        peer.send(work, encode_weights(parts, work.metadata()))
 
-    with Peer(fleet, "a", url, script), Peer(fleet, "b", url, script):
-        tables = {"round": {"min_devices": 2}, "evaluation": {"data": None}}
-        server = running(config(upload={"encoding": encoding}, **tables), url)
+    with contextlib.ExitStack() as stack:
+        for index in range(count):
+            stack.enter_context(Peer(fleet, f"d{index}", url, script))
+        limits = {"min_devices": count, **tables.get("round", {})}
+        settings = config(
+            **{
+                "upload": {"encoding": encoding},
+                "evaluation": {"data": None},
+                **tables,
+                "round": limits,
+            }
+        )
+        server = running(settings, url)
         server.wait()
     (closed,) = server.events_of(control.RoundClosed)
-    assert closed.merged.keys() == {"a", "b"}
-    assert calls.count("decode_update") == calls.count("encode_weights") == 2 * times
+    left_out = 1 if "robust" in tables else 0
+    assert len(closed.merged) == count - left_out
+    encoded = 0 if encoding == "fp32" else count
+    assert work_done == {
+        "parsed": count,
+        "measured": count,
+        "read": count,
+        "folded": count - left_out,
+        **({"decoded": encoded, "serialised": encoded} if encoded else {}),
+    }
 
 
 # a fleet of eleven; tests/fleet_protocol/test_encodings.py sees what decoding refuses
@@ -173,13 +191,15 @@ def test_good_and_bad_encodings(url, config, running, fleet):
     assert refusals(server) == counted
     store = Store(server.config.store, read_only=True)
     versions = store.versions(closed.run)
-    (task,) = [item for item in store.tasks(closed.run, 1) if item.device == "good"]
+    (task,) = [task for task in store.tasks(closed.run, 1) if task.device == "good"]
     store.close()
     work = seen[good]
     assert work.offer.upload.encoding == "int8"
     assert task.update_size == len(good(work))
     blobs = BlobStore(server.config.store / "blobs")
     merged = tensors_in(blobs.path(versions[-1].digest).read_bytes())
-    said = decode(parts(work), {name: value.shape for name, value in change(work).items()}, "int8")
+    decoded = decode(
+        parts(work), {name: value.shape for name, value in change(work).items()}, "int8"
+    )
     for name, value in merged.items():
-        np.testing.assert_array_equal(value, work.weights[name] + said[name])
+        np.testing.assert_array_equal(value, work.weights[name] + decoded[name])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_server.stages.moves import limit_samples
-from broker_server.stages.update import Update
+from broker_server.stages.update import Distance, Update
 from broker_server.store import TaskPhase, TaskRecord
 from broker_server.strategies.strategy import GlobalModel
 from broker_server.updates.folding import Folding
@@ -111,6 +111,42 @@ def test_an_update_is_folded_as_soon_as_its_turn_comes():
     phases["1"] = TaskPhase.DECLINED
     folding.advance(phases)
     assert loaded == ["0", "2"]
+
+
+class Stored(dict):
+    """The tensors of an update on disk, which are read once each time that they are looked at."""
+
+    def __init__(self, tensors, reads, task):
+        super().__init__(tensors)
+        self.reads = reads
+        self.task = task
+
+    def __getitem__(self, name):
+        self.reads.add((self.task, id(self)))
+        return super().__getitem__(name)
+
+
+def test_an_update_that_waits_is_read_when_it_is_folded():
+    """The intake has measured it. A screen that compares all updates keeps those that it opens."""
+    reads = set()
+    kept = []
+
+    def load(task):
+        update = update_of(int(task))
+        weights = Stored(update.weights, reads, task)
+        kept.append(weights)  # so that no two have the same id
+        return replace(update, weights=weights, sent=None, distance=Distance(1.0, 100))
+
+    folding = Folding(
+        built({}, LAYOUT).merge, ["0", "1", "2"], load, is_doubtful=lambda measured: True
+    )
+    folding.advance(dict.fromkeys(("0", "1", "2"), TaskPhase.RECEIVED))
+    assert not reads
+    for task in ("0", "1"):
+        assert folding.open(task).weights["hidden.weight"].size
+    folding.settle({"1": lambda update: None})
+    assert folding.folded == ["0", "2"]
+    assert sorted(task for task, _ in reads) == ["0", "1", "2"]
 
 
 def settled(doubted, changed):

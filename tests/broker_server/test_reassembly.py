@@ -12,13 +12,13 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.collection_end import ClosingRule
 from broker_server.rounds.planning import open_collection
 from broker_server.rounds.run_context import prepare_run
-from broker_server.service import reassembly
+from broker_server.service import reassembly as module
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.reassembly import QUIET_SECONDS, Reassembly, require_owner
 from broker_server.store import TaskPhase, TaskRecord
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref, encode_chunk
-from fleet_protocol.errors import BlobError, RefusedError
+from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.weights import encode_weights
 
@@ -56,12 +56,13 @@ def test_chunks_come_in_any_order_and_twice(arriving):
     update = blob_ref(data, CHUNK_BYTES)
     *others, last = reversed(frames_of(data))
     assert reassembly.add_chunk(task, others[0]) is None
-    assert not reassembly.announce(task, update)
+    assert reassembly.announce(task, update) is None
     for frame in others + others:
         assert reassembly.add_chunk(task, frame) is None
-    assert reassembly.add_chunk(task, last) == update
-    assert reassembly.verify(task, update) == data
-    assert reassembly.store(task, update, data).digest == update.digest
+    outcome = reassembly.add_chunk(task, last)
+    assert (outcome.kind, outcome.task, outcome.update) == ("stored", "t", update.digest)
+    assert outcome.merged == update.digest
+    assert reassembly.partial.blobs.read(update.digest) == data
     assert reassembly.next_due() == float("inf")
 
 
@@ -71,17 +72,16 @@ def test_chunks_after_an_update_is_complete_are_ignored(arriving):
     update = blob_ref(data, CHUNK_BYTES)
     for frame in frames_of(data):
         reassembly.add_chunk(task, frame)
-    assert reassembly.announce(task, update)
-    reassembly.store(task, update, reassembly.verify(task, update))
+    assert reassembly.announce(task, update).kind == "stored"
     for finish in (lambda: None, lambda: reassembly.refuse(task)):
         finish()
         for frame in frames_of(data):
             assert reassembly.add_chunk(task, frame) is None
         assert reassembly.partial.missing("t", update) == ((0, update.chunks),)
-    assert not reassembly.announce(task, update)
+    assert reassembly.announce(task, update) is None
     for frame in frames_of(data)[:-1]:
         reassembly.add_chunk(task, frame)
-    assert reassembly.add_chunk(task, frames_of(data)[-1]) == update
+    assert reassembly.add_chunk(task, frames_of(data)[-1]).kind == "stored"
 
 
 def test_chunks_of_an_answered_task_are_ignored(arriving):
@@ -95,22 +95,22 @@ def test_chunks_of_an_answered_task_are_ignored(arriving):
 
 def test_missing_chunks_are_asked_for_once_after_silence(arriving, monkeypatch):
     """Each chunk that comes puts it off; the device announces the update again afterwards."""
-    reassembling, task, data = arriving
+    reassembly, task, data = arriving
     update = blob_ref(data, CHUNK_BYTES)
     frames = frames_of(data)
     before = time.monotonic()
-    reassembling.announce(task, update)
-    due = reassembling.next_due()
+    reassembly.announce(task, update)
+    due = reassembly.next_due()
     assert due >= before + QUIET_SECONDS
-    monkeypatch.setattr(reassembly, "QUIET_SECONDS", 10 * QUIET_SECONDS)
-    reassembling.add_chunk(task, frames[1])
-    assert reassembling.next_due() > due + QUIET_SECONDS
-    assert reassembling.pop_overdue(due) == []
-    (missing,) = reassembling.pop_overdue(reassembling.next_due())
+    monkeypatch.setattr(module, "QUIET_SECONDS", 10 * QUIET_SECONDS)
+    reassembly.add_chunk(task, frames[1])
+    assert reassembly.next_due() > due + QUIET_SECONDS
+    assert reassembly.pop_overdue(due) == []
+    (missing,) = reassembly.pop_overdue(reassembly.next_due())
     assert (missing.task, missing.update) == (task, update)
     assert missing.ranges == ((0, 1), (2, update.chunks))
-    assert reassembling.pop_overdue(float("inf")) == []
-    assert reassembling.add_chunk(task, frames[0]) is None
+    assert reassembly.pop_overdue(float("inf")) == []
+    assert reassembly.add_chunk(task, frames[0]) is None
 
 
 def test_a_damaged_update_is_received_anew(arriving):
@@ -119,13 +119,34 @@ def test_a_damaged_update_is_received_anew(arriving):
     update = blob_ref(data, CHUNK_BYTES)
     for frame in frames_of(data[:-1] + bytes([data[-1] ^ 1])):
         reassembly.add_chunk(task, frame)
-    assert reassembly.announce(task, update)
-    with pytest.raises(BlobError):
-        reassembly.verify(task, update)
-    assert not reassembly.announce(task, update)
+    outcome = reassembly.announce(task, update)
+    assert (outcome.kind, outcome.update) == ("damaged", update.digest)
+    assert reassembly.announce(task, update) is None
     for frame in frames_of(data)[:-1]:
         reassembly.add_chunk(task, frame)
-    assert reassembly.add_chunk(task, frames_of(data)[-1]) == update
+    assert reassembly.add_chunk(task, frames_of(data)[-1]).kind == "stored"
+
+
+def test_an_update_of_another_task_is_refused_and_nothing_of_it_is_kept(arriving):
+    """Its outcome names the reason; later chunks of it are ignored."""
+    reassembly, task, data = arriving
+    task.record = replace(task.record, tier="w0.50-d1")
+    update = blob_ref(data, CHUNK_BYTES)
+    for frame in frames_of(data):
+        reassembly.add_chunk(task, frame)
+    outcome = reassembly.announce(task, update)
+    assert (outcome.kind, outcome.reason) == ("refused", RefusalReason.UNKNOWN_TASK)
+    assert not reassembly.partial.blobs.has(update.digest)
+    assert reassembly.add_chunk(task, frames_of(data)[0]) is None
+    assert reassembly.partial.missing("t", update) == ((0, update.chunks),)
+
+
+def test_a_chunk_that_is_no_chunk_is_counted(arriving):
+    """For its task: it then counts as missing."""
+    reassembly, task, data = arriving
+    outcome = reassembly.add_chunk(task, frames_of(data)[0][:-1])
+    assert (outcome.kind, outcome.task) == ("counted", "t")
+    assert outcome.reason is RefusalReason.MALFORMED
 
 
 def test_an_announcement_is_forgotten_with_its_task(arriving):

@@ -30,7 +30,9 @@ from broker_server.store import Store, TaskRecord
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref, encode_chunk, iter_chunks
+from fleet_protocol.encodings import encode
 from fleet_protocol.errors import RefusalReason, TransportError
+from fleet_protocol.mapped_tensors import blob_in
 from fleet_protocol.messages import BlobRef, UploadAck, UploadRefused
 from fleet_protocol.transport import Received
 from fleet_protocol.weights import encode_weights
@@ -43,6 +45,7 @@ from tests.broker_server.test_bad_input import (
     wrong_shape,
 )
 from tests.broker_server.test_resume import weights_of
+from tests.broker_server.update_work import count_update_work
 from tests.brokers import mosquitto_broker
 
 PADDING = 40 * CHUNK_BYTES  # in the metadata, so that an update takes a while
@@ -53,9 +56,10 @@ def awkward(seed, send=Peer.send):
 
     def script(peer, work):
         rng = np.random.default_rng([seed, work.offer.round])
-        given = sorted(work.weights.items())  # the library returns tensors in no particular order
+        # The library returns tensors in no particular order.
+        weights = sorted(work.weights.items())
         tensors = {
-            name: value + rng.standard_normal(value.shape, np.float32) for name, value in given
+            name: value + rng.standard_normal(value.shape, np.float32) for name, value in weights
         }
         data = encode_weights(tensors, work.metadata(pad="x" * PADDING))
         send(peer, work, data)
@@ -327,12 +331,12 @@ def test_a_host_that_is_lost_is_asked_again(outcome, ssh, monkeypatch):
     """
     monkeypatch.setattr(receivers, "_PING_SECONDS", 1000.0)
     replaced = threading.Event()
-    made = itertools.count()
+    starts = itertools.count()
 
     class Child(receivers._Child):
-        def __init__(self, *given):
-            super().__init__(*given)
-            if next(made):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            if next(starts):
                 replaced.set()
 
     monkeypatch.setattr(receivers, "_Child", Child)
@@ -377,24 +381,24 @@ def receiver(config, artifacts, tmp_path):
     context = prepare_run(
         "r", settings, load_artifacts(artifacts, settings.model.arch, chunk_bytes=CHUNK_BYTES)
     )
-    item = context.tiers[0]
+    tier_set = context.tiers[0]
     store = BlobStore(tmp_path / "updates")
     blobs = BlobStore(tmp_path / "blobs")
-    tensors = {spec.name: np.zeros(spec.shape, np.float32) for spec in item.manifest.parameters}
-    cut = BlobRef(digest=blobs.put(encode_weights(tensors)), size=10_000, chunk_bytes=CHUNK_BYTES)
-    record = TaskRecord("t", "r", 1, "pi", "train", item.tier.id, "k", 0, cut, cut)
+    tensors = {spec.name: np.zeros(spec.shape, np.float32) for spec in tier_set.manifest.parameters}
+    sent = BlobRef(digest=blobs.put(encode_weights(tensors)), size=10_000, chunk_bytes=CHUNK_BYTES)
+    record = TaskRecord("t", "r", 1, "pi", "train", tier_set.tier.id, "k", 0, sent, sent)
     collection = open_collection(context, [record], ClosingRule(1.0, 1, 0.0, 1.0, 0.0, 0.0))
     task = collection.tasks["t"]
     order = AssignedTasks(
         tasks=(AssignedTask(record=record, instructions=0),),
         instructions=(task.instructions,),
-        manifests={item.tier.id: task.manifest},
+        manifests={tier_set.tier.id: task.manifest},
     )
     order = AssignedTasks.model_validate_json(order.to_bytes())  # as it travels
-    made = Receiver(PartialUploads(store, blobs))
-    assert made.assign(order) == TaskChanges(added={"t"}, removed=set())
-    metadata = {"task": "t", "run": "r", "round": "1", "version": "0", "tier": item.tier.id}
-    return made, encode_weights(tensors, metadata), item.tier.id, store
+    receiver = Receiver(PartialUploads(store, blobs))
+    assert receiver.assign(order) == TaskChanges(added={"t"}, removed=set())
+    metadata = {"task": "t", "run": "r", "round": "1", "version": "0", "tier": tier_set.tier.id}
+    return receiver, encode_weights(tensors, metadata), tier_set.tier.id, store
 
 
 def test_chunks_that_another_device_signed_are_counted_and_kept_from_an_update(receiver):
@@ -416,6 +420,28 @@ def test_chunks_that_another_device_signed_are_counted_and_kept_from_an_update(r
     assert (outcome.kind, outcome.update, outcome.merged) == ("stored", ref.digest, ref.digest)
     assert report.active_tasks == ("t",)
     assert store.read(ref.digest) == data
+
+
+def test_a_receiver_decodes_an_update_once(receiver, monkeypatch):
+    """Its server gets a digest and a distance; an announcement that comes again decodes nothing."""
+    receiver, data, tier, store = receiver
+    work_done = count_update_work(monkeypatch)
+    task = receiver._tasks["t"]
+    upload = task.instructions.upload.model_copy(update={"encoding": "int8"})
+    task.instructions = task.instructions.model_copy(update={"upload": upload})
+    metadata, tensors = blob_in(data)
+    data = encode_weights(encode(tensors, "int8"), metadata)
+    ref = blob_ref(data, CHUNK_BYTES)
+    order = AnnouncedUpdate(task="t", tier=tier, update=ref)
+    receiver.announce(order)
+    for _, frame in iter_chunks(data, CHUNK_BYTES, ((0, ref.chunks),)):
+        receiver.receive_chunk("t", Received("", frame))
+    receiver.announce(order)
+    first, again = receiver.collect_report().outcomes
+    assert first == again
+    assert (first.kind, first.update, first.distance.norm) == ("stored", ref.digest, 0.0)
+    assert store.tensors(first.merged).keys() == tensors.keys()
+    assert work_done == dict.fromkeys(("parsed", "decoded", "serialised", "measured"), 1)
 
 
 def test_what_was_reported_is_reported_again_where_it_is_asked_for_again(receiver):

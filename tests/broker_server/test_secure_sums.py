@@ -26,6 +26,7 @@ from fleet_protocol.weights import MASKED, encode_weights
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
 from tests.broker_server.peer import Peer, profile
 from tests.broker_server.test_resume import start_dying
+from tests.broker_server.update_work import count_update_work
 from tests.fleet_protocol.secure_cohort import CohortOfMembers
 from tests.fleet_protocol.test_bad_shares import LIAR, Lying
 
@@ -133,17 +134,17 @@ def test_two_of_ten_drop_out_and_the_sum_is_that_of_the_others(
 
     cohorts_unmasked = cohorts.unmasked
     monkeypatch.setattr(cohorts, "unmasked", spied)
-    made = config(
+    settings = config(
         **SUMS,
         round={"rounds": 1, "min_devices": 10, "quorum": 0.8, "grace": 0.3, "deadline_seconds": 60},
     )
     with contextlib.ExitStack() as stack:
         for name in NAMES:
             stack.enter_context(Adding(fleet, name, url, "dealt" if name in {"d2", "d7"} else ""))
-        finished = running(made, url).wait(120)
+        finished = running(settings, url).wait(120)
     assert finished.status == "finished", finished.error
-    with contextlib.closing(Store(made.store, read_only=True)) as store:
-        new = weights_of(store, made.store, finished.run)[-1]
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        new = weights_of(store, settings.store, finished.run)[-1]
         phases = {task.device: task.phase for task in store.tasks(finished.run, 1, "train")}
     came = [name for name in NAMES if name not in {"d2", "d7"}]
     assert (
@@ -162,15 +163,15 @@ def test_two_of_ten_drop_out_and_the_sum_is_that_of_the_others(
 
 def test_too_few_for_a_sum_are_told_before_they_train_for_nothing(url, config, running, fleet):
     """Two devices where three are the least: the round is abandoned, and says why."""
-    made = config(
+    settings = config(
         **SUMS, round={"rounds": 1, "min_devices": 2, "retries": 1, "deadline_seconds": 60}
     )
     with contextlib.ExitStack() as stack:
         for name in NAMES[:2]:
             stack.enter_context(Adding(fleet, name, url))
-        finished = running(made, url).wait(60)
+        finished = running(settings, url).wait(60)
     assert finished.status == "failed"
-    with contextlib.closing(Store(made.store, read_only=True)) as store:
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
         tasks = store.tasks(finished.run, 1, "train")
     assert {(task.phase, task.detail) for task in tasks} == {
         (TaskPhase.MISSED, "2 are left for a secure sum, which needs at least 3")
@@ -195,12 +196,12 @@ def test_a_sum_that_was_opened_becomes_a_version(url, config, running, fleet, mo
     with contextlib.ExitStack() as stack:
         for device in devices.values():
             stack.enter_context(device)
-        made = config(**SUMS, round=limits)
-        finished = running(made, url).wait(60)
+        settings = config(**SUMS, round=limits)
+        finished = running(settings, url).wait(60)
         for device in devices.values():
             device.wait_for(lambda peer: peer.got(UploadAck))
     assert finished.status == "finished", finished.error
-    with contextlib.closing(Store(made.store, read_only=True)) as store:
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
         (record,) = store.rounds(finished.run)
         why = {device.device: device.why for device in explain_round(store, 1, finished.run)}
         phases = {task.device: task.phase for task in store.tasks(finished.run, 1, "train")}
@@ -230,8 +231,8 @@ def test_no_sum_is_opened_where_there_are_too_few(url, config, running, fleet):
     with contextlib.ExitStack() as stack:
         for device in devices.values():
             stack.enter_context(device)
-        made = config(**SUMS, round=limits)
-        finished = running(made, url).wait(60)
+        settings = config(**SUMS, round=limits)
+        finished = running(settings, url).wait(60)
     assert finished.status == "failed"
     assert "no sum of w0.50-d1: 1 are left" in finished.error
     for device in devices.values():
@@ -252,16 +253,16 @@ def test_a_device_that_lies_is_refused_and_the_others_have_their_sum(
     """It deals shares that do not open, or accuses all others of it: its name and reason are
     counted, and the round needs no second try.
     """
-    made = config(
+    settings = config(
         **SUMS, round={"rounds": 1, "min_devices": 5, "retries": 1, "deadline_seconds": 60}
     )
     with contextlib.ExitStack() as stack:
         for name in NAMES[:5]:
             stack.enter_context(Adding(fleet, name, url, lie if name == "d3" else ""))
-        server = running(made, url)
+        server = running(settings, url)
         finished = server.wait(60)
     assert finished.status == "finished", finished.error
-    with contextlib.closing(Store(made.store, read_only=True)) as store:
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
         tasks = {task.device: task for task in store.tasks(finished.run, 1, "train")}
         (refusal,) = store.refusals(finished.run)
     assert {name for name, task in tasks.items() if task.phase is TaskPhase.MERGED} == {
@@ -280,7 +281,7 @@ def test_an_offer_gives_the_time_of_every_sum(url, config, running, fleet):
     """They are made one after the other, and a device whose turn was the second had given its task
     up by then.
     """
-    made = config(**SUMS, round={"rounds": 1, "min_devices": 6, "deadline_seconds": 60})
+    settings = config(**SUMS, round={"rounds": 1, "min_devices": 6, "deadline_seconds": 60})
     devices = [
         Adding(fleet, name, url, max_width=1.0 if at < 3 else 0.5)
         for at, name in enumerate(NAMES[:6])
@@ -288,16 +289,18 @@ def test_an_offer_gives_the_time_of_every_sum(url, config, running, fleet):
     with contextlib.ExitStack() as stack:
         for device in devices:
             stack.enter_context(device)
-        assert running(made, url).wait(60).status == "finished"
+        assert running(settings, url).wait(60).status == "finished"
     assert (
         min(device.offers[0].seconds_left for device in devices) > 60 + 1.5 * cohorts.REVEAL_SECONDS
     )
 
 
-def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
-    """Masked updates are received, checked and written by processes of their own like any
-    others.
+def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet, monkeypatch):
+    """Masked updates are received, checked and written by processes of their own like any others.
+    The server opens none of them: it makes and measures one mean a round, reads it once, and folds
+    it for each device.
     """
+    work_done = count_update_work(monkeypatch)
     settings = config(
         round={"rounds": 2, "min_devices": 4, "deadline_seconds": 60},
         broker={"receivers": 2},
@@ -309,6 +312,7 @@ def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
         server = running(settings, url)
         assert server.wait(120).status == "finished"
     assert [len(event.merged) for event in server.events_of(control.RoundClosed)] == [4, 4]
+    assert work_done == {"mean serialised": 2, "measured": 2, "read": 2, "folded": 8}
 
 
 @pytest.mark.attack(
@@ -321,16 +325,16 @@ def test_an_update_before_its_time_is_refused(url, config, running, fleet):
     """One that comes before its masks could be taken off a sum would be in none; the others' sum is
     made without it.
     """
-    made = config(
+    settings = config(
         **SUMS,
         round={"rounds": 1, "min_devices": 4, "quorum": 0.75, "grace": 0.3, "deadline_seconds": 60},
     )
     with contextlib.ExitStack() as stack:
         for name in NAMES[:4]:
             stack.enter_context(Adding(fleet, name, url, "early" if name == "d1" else ""))
-        finished = running(made, url).wait(60)
+        finished = running(settings, url).wait(60)
     assert finished.status == "finished", finished.error
-    with contextlib.closing(Store(made.store, read_only=True)) as store:
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
         tasks = {task.device: task for task in store.tasks(finished.run, 1, "train")}
     assert {name for name, task in tasks.items() if task.phase is TaskPhase.MERGED} == {
         "d0",
@@ -423,16 +427,16 @@ def test_no_board_is_asked_for_shares_of_a_sum_whose_keys_are_lost(tmp_path):
 @pytest.mark.slow
 def test_a_killed_server_makes_its_sums_again(url, config, running, fleet, tmp_path):
     """What takes the masks off was in its memory: the round is abandoned, the next one ends."""
-    made = config(
+    settings = config(
         **SUMS, round={"rounds": 1, "min_devices": 3, "retries": 3, "deadline_seconds": 60}
     )
     with contextlib.ExitStack() as stack:
         for name in NAMES[:3]:
             stack.enter_context(Adding(fleet, name, url))
-        assert start_dying(made, url, "receive", 2, tmp_path).wait(60) == -signal.SIGKILL
-        finished = running(made, url).wait(60)
+        assert start_dying(settings, url, "receive", 2, tmp_path).wait(60) == -signal.SIGKILL
+        finished = running(settings, url).wait(60)
     assert finished.status == "finished", finished.error
-    with contextlib.closing(Store(made.store, read_only=True)) as store:
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
         ends = [(record.state, record.reason) for record in store.rounds(finished.run)]
     assert [state for state, _ in ends] == [RoundState.ABANDONED, RoundState.CLOSED]
     assert "keys to its sums" in ends[0][1]
@@ -444,23 +448,23 @@ def test_a_killed_server_finishes_a_sum_that_it_has_begun_to_open(
     url, config, running, fleet, tmp_path, when
 ):
     """Its boards would take part in no other from this version, so the same round closes."""
-    made = config(
+    settings = config(
         **SUMS, round={"rounds": 2, "min_devices": 3, "retries": 1, "deadline_seconds": 60}
     )
     with contextlib.ExitStack() as stack:
         devices = [stack.enter_context(Adding(fleet, name, url)) for name in NAMES[:3]]
-        dying = start_dying(made, url, "receive", 4 if "stored" in when else 1000, tmp_path)
+        dying = start_dying(settings, url, "receive", 4 if "stored" in when else 1000, tmp_path)
         if when == "while shares come":
             devices[0].wait_for(
                 lambda peer: any(isinstance(step, Sum) and step.sent for step in peer.heard), 60
             )
             dying.kill()
         assert dying.wait(60) == -signal.SIGKILL
-        finished = running(made, url).wait(60)
+        finished = running(settings, url).wait(60)
     assert finished.status == "finished", finished.error
-    with contextlib.closing(Store(made.store, read_only=True)) as store:
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
         ends = [record.state for record in store.rounds(finished.run)]
         phases = [task.phase for task in store.tasks(finished.run, 1, "train")]
     assert ends == [RoundState.CLOSED, RoundState.CLOSED]
     assert phases == [TaskPhase.MERGED] * 3
-    assert not (made.store / "begun-sums.json").exists()
+    assert not (settings.store / "begun-sums.json").exists()

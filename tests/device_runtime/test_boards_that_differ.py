@@ -180,7 +180,27 @@ FORMS = {
     ),
     "the answer among the inputs": (Arrays(), answer_inside, "column 3 determines the label in"),
     "a constant column": (Table(), column(1, lambda _: 170.0), "column 'height' is 170 in all 120"),
+    "missing values as a number": (
+        Table(),
+        column(2, lambda x: np.where(np.arange(SAMPLES) % 10, x, -999)),
+        "column 'weight' is -999 in 12 of 120 examined samples",
+    ),
+    "pictures that repeat": (
+        Images(),
+        setting(pixels=lambda written: np.repeat(written["pixels"][:1], 30, 0)),
+        "30 of 30 examined samples are the same",
+    ),
     # Scale.
+    "pixels from -1 to 1": (
+        Images(),
+        lambda _: {"mean": 0.5, "std": 0.5},
+        "range from -1 to 1, .* only one of them is standardised or shifted",
+    ),
+    "standardised columns": (
+        Table(),
+        setting(x=lambda written: (written["x"] - MEANS) / DEVIATIONS),
+        r"values range from -|columns .* have another scale",
+    ),
     "pixels from 0 to 255": (
         Images(),
         lambda _: {"scale": 1},

@@ -9,7 +9,7 @@ import pytest
 from tests.brokers import mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.tiny_set import samples
-from tests.refusing_brokers import quota_broker
+from tests.refusing_brokers import dynamic_security, quota_broker
 
 SPEED = 300
 HOUR = 3600.0
@@ -31,21 +31,25 @@ sys.exit(main(sys.argv[sys.argv.index("--config"):]))
 """
 
 
-def hour_of(tmp_path, broker, answer, quota):
+def hour_of(tmp_path, broker, answer, quota, login="", refusal=None):
     """Bytes and lines of a board within an hour after the broker has refused it for the first
     time.
+
+    `refusal` is the line with which the board says so, if the connection need not end.
     """
     x, y = samples(50)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     (tmp_path / "sped_up.py").write_text(SPED_UP)
     with quota_broker(broker.port, quota, answer) as front:
         device = DeviceProcess(
-            tmp_path / "device", front.url, {"kind": "npz", "path": str(tmp_path / "data.npz")}
+            tmp_path / "device",
+            front.url.replace("mqtt://", f"mqtt://{login}"),
+            {"kind": "npz", "path": str(tmp_path / "data.npz")},
         )
         device.start(prefix=[sys.executable, str(tmp_path / "sped_up.py")])
         try:
             give_up = time.monotonic() + 60
-            while not front.ended:
+            while not (front.ended if refusal is None else refusal in device.log()):
                 assert time.monotonic() < give_up, device.log()
                 time.sleep(0.01)
             bytes_before = front.bytes
@@ -72,3 +76,23 @@ def test_an_hour_of_a_board_whose_broker_refuses_its_packets_costs_little(tmp_pa
     assert len(lines) <= MOST_LINES, "\n".join(lines)
     assert sum(map(len, lines)) <= MOST_BYTES
     assert connections <= 13
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rights", "refusal"),
+    [
+        (["subscribe shoal/#"], "refuses a message of"),
+        (["publish shoal/#"], "refuses the subscription to"),
+    ],
+    ids=["publish", "subscribe"],
+)
+def test_an_hour_of_a_board_without_rights_costs_little(tmp_path, rights, refusal):
+    """It announced itself with each connection, which the broker ended each time."""
+    with dynamic_security(tmp_path, rights) as broker:
+        count, lines, connections = hour_of(
+            tmp_path, broker, b"", 10**9, login="board:board@", refusal=refusal
+        )
+    print(f"{count} bytes, {connections} connections, {len(lines)} lines")
+    assert count <= MOST_BYTES, (count, connections)
+    assert len(lines) <= MOST_LINES, "\n".join(lines)

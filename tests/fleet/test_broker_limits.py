@@ -154,3 +154,52 @@ def test_a_board_whose_broker_refuses_it_is_not_asked_in_every_round(ground, tmp
             good.kill()
     with contextlib.closing(Store(config.store)) as store:
         assert [line.device for line in store.refusals()] == ["bad"]
+
+
+def test_a_server_that_may_not_address_a_board_asks_it_once(ground, tmp_path):
+    """The other board trains in every round; some brokers end the server's connection each time."""
+    rights = [
+        "subscribe shoal/#",
+        "publish shoal/v1/test/server/#",
+        "publish shoal/v1/test/blobs/#",
+        "publish shoal/v1/test/devices/good/#",
+    ]
+    data = {"kind": "npz", "path": str(ground.data / "device-0.npz")}
+    with dynamic_security(tmp_path, rights) as broker:
+        boards = []
+        for name in ("bad", "good"):
+            folder = tmp_path / name
+            boards.append(
+                DeviceProcess(folder, broker.login("server"), data, device=name, fleet="test")
+            )
+        try:
+            for device in boards:
+                device.start()
+                device.wait_log("state=idle")
+            config = ground.config(broker.login("board"), rounds=4, min_devices=1)
+            watcher = Watcher()
+            assert run(config, watcher).status == "finished"
+        finally:
+            for device in boards:
+                device.kill()
+    (refused,) = watcher.events_of(UpdateRefused)
+    assert (refused.device, refused.reason) == ("bad", RefusalReason.REFUSED_BY_BROKER)
+    assert "shoal/v1/test/devices/bad/task (Not authorized)" in refused.detail
+
+
+def test_a_server_that_may_not_announce_itself_trains_and_says_so(ground, tmp_path):
+    """The broker ended its connection with each status, and the run stood still for ever."""
+    rights = [
+        "subscribe shoal/#",
+        "publish shoal/v1/test/blobs/#",
+        "publish shoal/v1/test/devices/#",
+    ]
+    boards = [LocalDevice("device-0", ground.data / "device-0.npz", 1.0)]
+    with (
+        dynamic_security(tmp_path, rights) as broker,
+        ground.fleet(broker.login("server"), boards),
+    ):
+        config = ground.config(broker.login("board"), rounds=2, min_devices=1)
+        assert run(config, Watcher()).status == "finished"
+    refusals = "\n".join(log_lines(config.store, "broker-refuses"))
+    assert "shoal/v1/test/server/status (Not authorized)" in refusals

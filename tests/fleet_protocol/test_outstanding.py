@@ -7,7 +7,7 @@ import pytest
 
 from fleet_protocol.link import Link
 from fleet_protocol.outstanding import Outstanding, SentPacket
-from fleet_protocol.refusals import PACKET_TOO_LARGE
+from fleet_protocol.refusals import NOT_AUTHORIZED, PACKET_TOO_LARGE
 from fleet_protocol.transport import BrokerAddress
 
 LARGE = SentPacket("shoal/v1/test/uploads/1/0", 98_000)
@@ -58,3 +58,18 @@ def test_a_topic_that_cannot_be_sent_to_leaves_nothing_in_transit():
     assert link._outstanding.drop_refused(PACKET_TOO_LARGE) == {}
     assert link.packet_bytes == sys.maxsize
     link.close()
+
+
+@pytest.mark.parametrize(("code", "left"), [(NOT_AUTHORIZED, 1), (0x97, 2)])
+def test_messages_on_a_topic_that_is_refused_go_with_the_first(code, left):
+    """They would be refused, too, and were sent again with each connection; a full queue says
+    nothing about a topic.
+    """
+    outstanding = Outstanding()
+    for message, topic in ((1, "status"), (2, "status"), (3, "profile")):
+        packet = SentPacket(topic, 300)
+        outstanding.begin(packet)
+        outstanding.add(message, packet)
+    dropped = outstanding.acknowledge(1, code)
+    assert set(dropped) == ({1, 2} if left == 1 else {1})
+    assert len(outstanding) == left

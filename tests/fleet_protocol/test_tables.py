@@ -71,7 +71,7 @@ def test_a_text_among_numbers_is_named(tmp_path):
     """Line, column, what is there, and what to do."""
     with pytest.raises(
         DataError,
-        match=r"line 3 of .*: column 'b' contains 'red', expected numbers; leave the column out",
+        match=r"line 3 of .*: column 'b' contains 'red', expected numbers; correct or remove",
     ):
         load(tmp_path, "a,b,label\n1,2,0\n1,red,0\n")
     with pytest.raises(DataError, match=r"line 1 of .*: column 0 contains 'a'.*set header = true"):

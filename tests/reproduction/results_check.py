@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from reproduction.figures import UPPER_TAIL
+from reproduction.power import UPPER_TAIL
 from reproduction.running import TablePart, collect, jobs, run_job
 from reproduction.stored import Row, read_rows, rows_of
 from reproduction.table_file import TABLES

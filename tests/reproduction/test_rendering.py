@@ -13,8 +13,9 @@ from scipy import stats
 
 from fleet_protocol.errors import ConfigError, DataError
 from reproduction.by_seed import mean_and_spread
-from reproduction.figures import OUT_OF_REACH as REACH
-from reproduction.figures import VERDICTS, figures, judge
+from reproduction.claim_result import OUT_OF_REACH as REACH
+from reproduction.claim_result import VERDICTS
+from reproduction.figures import figures, judge
 from reproduction.figures_json import to_json
 from reproduction.measures import measure_named
 from reproduction.plain_measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST
@@ -201,7 +202,7 @@ def test_a_best_round_that_is_the_last_says_nothing():
     assert (judged.censored, judged.need, judged.verdict) == ((1, 2), None, "undecided")
     cells = claim_cells(judged)
     assert cells["by seed"] == "1: 1.00 (censored), 2: 1.00 (censored), 3: 1.00"
-    assert cells["needs"] == "-"
+    assert cells["needs"] == "longer runs"
 
 
 def test_a_claim_that_eight_hours_do_not_decide_is_out_of_reach():
@@ -214,13 +215,41 @@ def test_a_claim_that_eight_hours_do_not_decide_is_out_of_reach():
             runs.append(result("fedrolex-3", f"{arm}/cifar10-high", seed, slow))
     (judged,) = verdicts("fedrolex-3", runs).values()
     assert judged.verdict == "out of reach here"
-    quick = [replace(run, rows=tuple(replace(r, seconds=9.0) for r in run.rows)) for run in runs]
+    # The quickest run of an arm counts: other work on the machine slows the others.
+    quick = []
+    for run in runs:
+        seconds = 9.0 if run.seed == 2 else 900.0
+        quick.append(replace(run, rows=tuple(replace(r, seconds=seconds) for r in run.rows)))
     (judged,) = verdicts("fedrolex-3", quick).values()
     assert judged.verdict == "undecided"
+    assert judged.seconds == 18.0
     assert (
         claim_cells(judged)["needs"]
         == f"{judged.need.seeds} seeds, {judged.need.seconds / 60:.1f} min"
     )
+
+
+def test_a_claim_that_was_not_run_states_the_time_of_its_seeds(monkeypatch):
+    """Six runs of 1.5 hours are beyond eight hours; without a cost nothing is known."""
+    hour = {"fedrolex/cifar10-high": 5400.0, "heterofl/cifar10-high": 5400.0}
+    monkeypatch.setattr("reproduction.figures.seconds_on_two_cores", lambda *_: hour)
+    judged = judge(find_experiment("fedrolex-3"), ())
+    by_name = {result.claim.says: result for result in judged}
+    known = by_name["FedRolex is above HeteroFL, cifar10, high heterogeneity"]
+    assert (known.verdict, claim_cells(known)["needs"]) == (REACH, "3 seeds, 9.00 h")
+    unknown = by_name["FedRolex is above HeteroFL, cifar10, low heterogeneity"]
+    assert (unknown.verdict, claim_cells(unknown)["needs"]) == ("not run", "-")
+
+
+def test_one_published_number_for_both_arms_is_no_difference():
+    """Table 1 of FML has one row for FML, whichever way alpha and beta are set."""
+    published = {}
+    for judged in judge(find_experiment("fml-fedprox"), ()):
+        published[judged.claim.says] = judged.published
+    fixed = "FML is better with changing alpha and beta than with fixed ones, global model, iid"
+    assert published[fixed] is None
+    above = "FML's global model is above FedProx's, fml-dynamic, iid"
+    assert published[above] == pytest.approx(0.35)
 
 
 def test_who_stops_at_the_seed_that_suits_has_decided_nothing():

@@ -9,6 +9,7 @@ from broker_server.store import Store
 from broker_server.store.queries import log
 from fleet_protocol.errors import PlanError
 from simulation.runner import simulate
+from tests.broker_server.update_work import count_update_work
 from tests.marking import mostly_slow
 from tests.simulation.simulations import settings, tensors
 
@@ -24,8 +25,8 @@ TINY = {
 def sent(folder, run):
     store = Store(folder / "store", read_only=True)
     try:
-        told = [line.detail for line in log(store, run) if line.kind == "download"]
-        return sum(task.weights.size for task in store.tasks(run, 1, "train")), told
+        notes = [line.detail for line in log(store, run) if line.kind == "download"]
+        return sum(task.weights.size for task in store.tasks(run, 1, "train")), notes
     finally:
         store.close()
 
@@ -42,23 +43,30 @@ def sent(folder, run):
         lambda case: case == ("int8", 0.32, "int8"),
     ),
 )
-def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload, cache):
+def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload, cache, monkeypatch):
     """Devices that learn almost nothing leave the global model where it was, however coarse what
-    they were sent.
+    they were sent. Each of their updates is decoded once, read once and folded once.
     """
+    work_done = count_update_work(monkeypatch)
     still = TINY | {"train": {"learning_rate": 1e-12}, "upload": {"encoding": upload}}
     runs = {}
     for name in ("fp32", encoding):
         runs[name] = simulate(
             settings(tmp_path / name, cache, **still, download={"encoding": name})
         )
+    updates = 2 * TINY["devices"]["count"] * TINY["round"]["rounds"]  # of both runs
+    steps = ["parsed", "measured", "read", "folded"]
+    if upload != "fp32":
+        steps += ["decoded", "serialised"]
+    assert {step: work_done[step] for step in steps} == dict.fromkeys(steps, updates)
     first, *_, last = tensors(tmp_path / encoding, runs[encoding].run)
     for name, value in first.items():
         np.testing.assert_allclose(last[name], value, rtol=0, atol=1e-7)
-    (whole, untold), (size, told) = (sent(tmp_path / name, run.run) for name, run in runs.items())
+    whole, notes_in_fp32 = sent(tmp_path / "fp32", runs["fp32"].run)
+    size, notes = sent(tmp_path / encoding, runs[encoding].run)
     assert size < share * whole
-    assert not untold
-    assert [line.partition(",")[0] for line in told] == [
+    assert not notes_in_fp32
+    assert [line.partition(",")[0] for line in notes] == [
         f"weights are sent in {encoding}"
     ] * 2  # one a round
 

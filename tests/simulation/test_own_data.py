@@ -437,3 +437,22 @@ def test_a_set_has_a_name_or_files(tmp_path):
             tmp_path,
             data={"name": "", "train": table, "test": table, "augment": "crop-flip"},
         )
+
+
+def test_what_looks_wrong_in_own_files_is_said(tmp_path, caplog):
+    """An index, a mark for missing values, and labels from 1: as a board's doctor says it."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 4)).astype(np.float32)
+    np.savez(tmp_path / "plain.npz", x=x, y=np.arange(60) % 3)
+    plain = config(tmp_path, kind="npz", path="plain.npz")
+    own_data(plain, plain)
+    assert caplog.messages == []
+    x[:, 0] = np.arange(60)
+    x[::6, 2] = -999
+    np.savez(tmp_path / "odd.npz", x=x, y=np.arange(60) % 3 + 1)
+    assert own_data(config(tmp_path, kind="npz", path="odd.npz"), plain).classes == 4
+    index, mark, labels = caplog.messages
+    assert index.startswith("[data.train] of sim.toml may be faulty, ")
+    assert "column 0 numbers the samples" in index
+    assert "column 2 is -999 in 10 of 60" in mark
+    assert "no sample has the label 0" in labels

@@ -23,8 +23,8 @@ from shoal.cli.grouped import grouped
 from shoal.extras import needs
 
 if TYPE_CHECKING:
+    from reproduction.claim_result import ClaimResult
     from reproduction.experiment import Experiment, Scale
-    from reproduction.figures import ClaimResult
     from reproduction.report.writing import WrittenTable
     from reproduction.running import Job, TablePart
     from simulation.device_tables import EngineTable
