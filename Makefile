@@ -113,7 +113,7 @@ proofs: install  ## Hours: all that CI leaves out, in short where it has no end 
 # operators of the same build as PyTorch; timm and others import its transforms only.
 MODELS := .venv-packages
 MODEL_PACKAGES := transformers timm tokenizers regex torchvision==0.16.2 segmentation-models-pytorch monai x-transformers \
-  torch-einops-utils einx loguru vit-pytorch rtdl-revisiting-models pytorch-tcn mambapy snntorch linformer g-mlp-pytorch \
+  frozendict torch-einops-utils einx loguru vit-pytorch rtdl-revisiting-models pytorch-tcn mambapy snntorch linformer g-mlp-pytorch \
   mlp-mixer-pytorch conformer efficientnet-pytorch einops perceiver-pytorch siren-pytorch peft accelerate
 $(MODELS)/.installed: $(STAMP) Makefile
 	$(PYTHON) -m venv $(MODELS)

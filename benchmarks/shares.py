@@ -1,5 +1,7 @@
 """Cost of tiers that train a share of their blocks, beside the whole tier and beside PyTorch.
 
+The last row compares a net that trains an exit behind every stage with one that has only the last.
+
 PyTorch trains with the same parameters frozen. All steps take short turns in one process, as in
 `benchmarks.step_time`; memory is that of a process for each set, less that of one for a tiny set,
 so that the runtime itself does not count.
@@ -17,6 +19,8 @@ from benchmarks.step_time import Case, Step, Subjects, turns_of
 from device_runtime.bench import SMALL, costs
 from models.tier import HEAD_SHARE
 from trainer_export.check import calm_torch
+from trainer_export.losses.all_exits_teach import AllExitsTeach
+from trainer_export.recipe import Recipe
 
 CASES = (Case("mobilenet_v3_small", batch=16), Case("resnet18", batch=16))
 KEPT_BUDGET = 0.1
@@ -49,6 +53,11 @@ SHARES: Mapping[float, Budget] = {
 }
 _FLOAT_BYTES = 4
 
+EXITS_BUDGET = 1.25
+"""The step of a net with an exit behind every stage over that of the same net with the last one."""
+
+_STAGES = {"channels": (16, 32, 64, 128), "blocks": (1, 1, 1, 1), "norm": "instance"}
+
 
 def rows() -> list[Row]:
     """Measure what each share of every net costs in steps, memory and upload."""
@@ -65,13 +74,38 @@ def rows() -> list[Row]:
                 table += net.rows()
             # Batch norms would let what a frozen layer returns depend on the batch.
             table.append(_kept_row(replace(case, arch=case.arch + BY_SAMPLE)))
+        table.append(exits_row())
     return table
+
+
+def exits_row() -> Row:
+    """Measure the step of a net that trains all its exits beside that of only its last exit."""
+    every = Case("exit_resnet", batch=16, settings=_STAGES, recipe=Recipe(loss=AllExitsTeach()))
+    last = Case("preresnet18", batch=16, settings=_STAGES)
+    with tempfile.TemporaryDirectory() as folder:
+        steps = {
+            "every": Subjects(every, Path(folder) / "every").device(),
+            "last": Subjects(last, Path(folder) / "last").device(),
+        }
+        turns = turns_of(steps)
+    ratios: list[float] = []
+    for every_seconds, last_seconds in zip(turns["every"], turns["last"], strict=True):
+        ratios.append(every_seconds / last_seconds)
+    every_ms = statistics.median(turns["every"]) * 1e3
+    last_ms = statistics.median(turns["last"]) * 1e3
+    return Row.from_values(
+        f"share, step of every exit/last exit, {every.arch}",
+        ratios,
+        "ratio, processor",
+        EXITS_BUDGET,
+        note=f"{every_ms:.2f} / {last_ms:.2f} ms",
+    )
 
 
 def _kept_row(case: Case) -> Row:
     """Measure the second pass over samples whose outputs of the frozen layers are kept."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = Subjects(case, Path(folder) / "whole").steps()["device"]
+        whole = Subjects(case, Path(folder) / "whole").device()
         head = Subjects(replace(case, trained=HEAD_SHARE), Path(folder) / "head")
         with head.kept() as step:
             turns = turns_of({"whole": whole, "kept": step})
@@ -106,7 +140,7 @@ class _Net:
         """Measure steps in turns, then memory and upload."""
         steps: dict[str, Step] = {}
         whole = Subjects(self.case, self.folder / "whole")
-        steps["whole"] = whole.steps()["device"]
+        steps["whole"] = whole.device()
         sent: dict[str, int] = {"whole": _sent_bytes(whole)}
         for share, budget in SHARES.items():
             name = budget.name

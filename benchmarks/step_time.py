@@ -79,6 +79,7 @@ class Case:
     label: str = ""  # if the settings differ from the architecture's
     settings: Mapping[str, Any] = field(default_factory=dict)
     trained: float = WHOLE_SHARE  # share of the blocks
+    recipe: Recipe = field(default_factory=Recipe)
 
     @property
     def name(self) -> str:
@@ -244,9 +245,10 @@ class Subjects:
 
     def __init__(self, case: Case, folder: Path) -> None:
         self._folder = folder
+        self._recipe = case.recipe
         arch = case.architecture
         layout = infer_layout(arch, dict(case.settings) or None)
-        export = Export(arch, layout, Recipe())
+        export = Export(arch, layout, case.recipe)
         tier = layout.tier(case.width, None, case.trained)
         self._module = export.module(tier)
         self._signature = export.signature_of(tier, self._module)
@@ -275,13 +277,13 @@ class Subjects:
     def steps(self) -> dict[str, Step]:
         """Return a step of each way: device, static, eager, fused, and others if installed."""
         eager = partial(
-            Reference(self._module, Recipe(), base=self._signature.base).step,
+            Reference(self._module, self._recipe, base=self._signature.base).step,
             self._x,
             Answer(self._y, self._mask),
             self._noise,
         )
         runs: dict[str, Step] = {
-            "device": self._device("onnx"),
+            "device": self.device("onnx"),
             "static": self._static(),
             "eager": eager,
         }
@@ -289,7 +291,7 @@ class Subjects:
         if shutil.which("c++") is not None:
             runs["compiled"] = self._fused(torch.compile)
         if ort_training.is_installed():
-            runs["ort-training"] = self._device("ort-training")
+            runs["ort-training"] = self.device("ort-training")
         return runs
 
     def _fused(
@@ -300,7 +302,7 @@ class Subjects:
         answer = Answer(self._y, self._mask)
         numbers = [value for value in module.parameters() if value.requires_grad]
         optimizer = torch.optim.SGD(numbers, 0.01, momentum=0.9, weight_decay=5e-4, fused=True)
-        loss = made(lambda: Recipe().loss.pytorch(module(self._x), answer))
+        loss = made(lambda: self._recipe.loss.pytorch(module(self._x), answer))
 
         def step() -> None:
             feed_noise(module, self._noise)
@@ -314,7 +316,8 @@ class Subjects:
     def _graph(self, backend: str) -> Path:
         return self._folder / self.manifest.graphs[str(step_graph_key(backend, self.manifest))].path
 
-    def _device(self, backend: str) -> Step:
+    def device(self, backend: str = "onnx") -> Step:
+        """Return the step of a board."""
         session = TrainSession(self.manifest, self._graph(backend))
         session.load(self._parameters())
         noise = {layer: value.numpy() for layer, value in self._noise.items()}

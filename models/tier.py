@@ -67,6 +67,11 @@ class Tier:
                 " between 0 and 1 has places, from 0 at the top"
             )
 
+    @property
+    def is_assignable(self) -> bool:
+        """Return whether devices are assigned to it; plans choose among places below the top."""
+        return self.place == 0
+
     @cached_property
     def id(self) -> str:
         """Return the tier's name in paths and messages.

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from fleet_protocol.byte_counts import ByteCount
 from fleet_protocol.frozen import FrozenModel
 from simulation.clock_settings import Width
 
@@ -18,6 +19,8 @@ class DeviceGroup(FrozenModel):
             entries without a count.
         max_width: width of the largest sub-model that these devices can train.
         max_depth: depth of the largest sub-model that these devices can train; None for any depth.
+        memory: free memory of these devices, such as ``"512 MB"`` or a number of bytes; training
+            may use the share ``tiers.memory_share`` of it. 0 for no limit.
         dropout: probability that a device of this kind goes offline during a round; it then stays
             offline until the round ends.
     """
@@ -27,6 +30,7 @@ class DeviceGroup(FrozenModel):
     count: int | None = Field(default=None, ge=0)
     max_width: Width = 1.0
     max_depth: int | None = Field(default=None, ge=1)
+    memory: ByteCount = 0
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 

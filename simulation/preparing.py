@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from broker_server.settings.private import kept_of
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.data.dataset import check_sample_sizes
 from fleet_protocol.errors import ConfigError
@@ -111,7 +112,7 @@ def prepare(config: SimulationConfig, stage: Stage = _no_progress) -> Prepared:
     place = Place(cache, stage)
     artifacts = export_tiers(model, config.model, place, registry.own)
     _require_fitting_data(config, data, artifacts)
-    private_parts = () if config.private is None else config.private.parts
+    private_parts = kept_of(config.private).parts
     pairs = []
     for own in config.own_models.models if config.own_models is not None else ():
         own_model = ChosenArchitecture.from_data(

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from broker_server.settings.combinations import yielding_defaults
 from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
 from broker_server.settings.fleet import FleetConfig, ModelConfig, RunKeys
+from broker_server.settings.private import kept_of
 from broker_server.settings.rounds import RoundConfig, RoundKeys
 from broker_server.store.queries.views import SIMULATED_FLEET
 from fleet_protocol.data import NpzData
@@ -130,7 +131,7 @@ class SimulationConfig(RunKeys):
     @property
     def devices_judge(self) -> bool:
         """Return whether devices evaluate their models, because only they have them."""
-        return self.own_models is not None or self.private is not None
+        return self.own_models is not None or kept_of(self.private).keeps_values
 
     @property
     def _global_is_judged(self) -> bool:
@@ -141,7 +142,7 @@ class SimulationConfig(RunKeys):
         own_models = () if self.own_models is None else self.own_models.models
         if any(model.labels is not None for model in own_models):
             return False
-        return self.private is None or not self.private.parts
+        return not kept_of(self.private).parts
 
     def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:
         """Return the configuration of the simulated fleet."""

@@ -25,6 +25,7 @@ class VirtualBoard:
         max_width: width of the largest tier that it can train.
         max_depth: depth of the largest tier that it can train; None for any.
         dropout: probability that it leaves during a round.
+        free_bytes: its free memory; 0 for no limit.
     """
 
     id: str
@@ -33,6 +34,7 @@ class VirtualBoard:
     max_width: float
     max_depth: int | None
     dropout: float = 0.0
+    free_bytes: int = 0
 
     def leaving_share(self, seed: int, number: int) -> float | None:
         """Return the share of its time until it leaves a round, in [0, 1); None if it stays."""
@@ -49,8 +51,8 @@ class VirtualBoard:
             arch="virtual",
             system="simulation",
             cores=1,
-            ram_bytes=0,
-            free_ram_bytes=0,
+            ram_bytes=self.free_bytes,
+            free_ram_bytes=self.free_bytes,
             backends={"onnx": installed_backends().get("onnx", "simulated")},
             runtime_version=runtime_version(),
             python="",
@@ -94,6 +96,14 @@ class VirtualFleet:
         for name, kind, count in zip(table.ids, table.kinds, examples, strict=True):
             index = len(boards)
             boards.append(
-                VirtualBoard(name, index, count, kind.max_width, kind.max_depth, kind.dropout)
+                VirtualBoard(
+                    name,
+                    index,
+                    count,
+                    kind.max_width,
+                    kind.max_depth,
+                    kind.dropout,
+                    kind.memory,
+                )
             )
         return cls(tuple(boards), BoardTimes(clock, table.kinds, layout, seed))

@@ -58,6 +58,7 @@ from fleet_protocol.messages import (
 from fleet_protocol.secure_sum import Member
 from fleet_protocol.topics import Topics
 from fleet_protocol.weights import encode_weights
+from tests import private_fuzz
 from tests.device_runtime.test_graph_check import GOOD
 from tests.device_runtime.tiny_set import write_tiny_set
 from tests.fleet_protocol.test_bounds import PROFILE
@@ -228,7 +229,10 @@ def targets() -> Iterator[list[Target]]:  # noqa: C901, PLR0915  (a target after
             (TOPICS.reply("pi"), device, DEVICE[3].to_bytes()),
         ]
         envelopes = tuple(Signer(member, 1).seal(topic, payload) for topic, member, payload in said)
-        manifest = write_tiny_set(folder / "set").manifest.to_bytes()
+        tiny = write_tiny_set(folder / "set").manifest
+        window = tiny.model_copy(
+            update={"tier": private_fuzz.WINDOW, "frozen": (tiny.parameters[0].name,)}
+        )
         store = BlobStore(folder / "updates", durable=False)
         partial = stack.enter_context(contextlib.closing(PartialUploads(store, store)))
 
@@ -302,12 +306,12 @@ def targets() -> Iterator[list[Target]]:  # noqa: C901, PLR0915  (a target after
 
         sealed = seal(blob, public_key(server.sealing[0]), "there")
         yield [
-            messages("messages to a device", parse_server_message, SERVER),
-            messages("messages of a device", parse_device_message, DEVICE),
+            messages("messages to a device", parse_server_message, [*SERVER, *private_fuzz.OFFERS]),
+            messages("messages of a device", parse_device_message, [*DEVICE, private_fuzz.DONE]),
             messages("words of presence", parse_presence, presence),
             messages("events of a run", control.parse_run_event, events),
             messages("requests", requests.parse_request, asked),
-            messages_of_manifest(manifest),
+            messages_of_manifests(tiny.to_bytes(), window.to_bytes()),
             only("envelopes", envelopes, opened, list(envelopes)),
             only("chunks", frames, collected, [blob] * 3),
             only(
@@ -318,6 +322,9 @@ def targets() -> Iterator[list[Target]]:  # noqa: C901, PLR0915  (a target after
             member_of_a_sum(),
             Target("tensors", weights, tensors),
             Target("graphs", (GOOD,), lambda _, data: check_structure(memoryview(data)) and None),
+            Target("settings of routines", *private_fuzz.offers()),
+            Target("files kept by a board", *private_fuzz.kept_files(folder)),
+            Target("updates without private parts", *private_fuzz.updates(tiny)),
         ]
 
 
@@ -364,7 +371,7 @@ def member_of_a_sum() -> Target:
     return Target("steps of a secure sum", tuple(step.to_bytes() for step in steps), read)
 
 
-def messages_of_manifest(manifest: bytes) -> Target:
+def messages_of_manifests(*manifests: bytes) -> Target:
     """Manifests have a version of their own and are no messages."""
 
     def read(_: int, data: bytes) -> None:
@@ -374,7 +381,7 @@ def messages_of_manifest(manifest: bytes) -> Target:
         if parse_manifest(found).to_bytes() != found:
             raise Corruption("a manifest says something else when it is read again")
 
-    return Target("manifests", (manifest,), read)
+    return Target("manifests", manifests, read)
 
 
 def fuzz(count: int, seconds: float, seed: int) -> Findings:

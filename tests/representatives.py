@@ -45,6 +45,7 @@ SLOW = {
     "tests/device_runtime/test_hindrances.py": "test_a_certificate_that_is_not_valid_yet",
     "tests/device_runtime/test_inputs.py": "test_a_set_lists_its_noise",
     "tests/device_runtime/test_killed.py": "test_the_status_names_the_states_that_last",
+    "tests/device_runtime/test_killed_with_state.py": "test_a_board_goes_on_with_all_that_it_keeps[parts]",
     "tests/device_runtime/test_memory.py": "test_an_agent_that_the_kernel_kills_comes_back_smaller",
     "tests/device_runtime/test_predicting.py": "test_the_personal_model",
     "tests/device_runtime/test_refusing_broker.py": "test_an_hour_of_a_board_whose_broker_refuses_its"
@@ -65,6 +66,7 @@ SLOW = {
     "tests/fleet/test_mutual.py": "test_an_adaptor_stays_on_its_device",
     "tests/fleet/test_mutual_shapes.py": "test_boards_of_ten_and_of_a_hundred_classes_share_a_trunk",
     "tests/fleet/test_predictions.py": "test_a_stranger_asks_nothing",
+    "tests/fleet/test_private_wire.py": "test_no_private_value_passes_the_broker[int8]",
     "tests/fleet/test_rollout.py": "test_a_release_whose_onnxruntime_does_not_train_is_never_tried",
     "tests/fleet/test_rollout_bundle.py": "test_a_bundle_is_replaced_over_the_air_and_a_broken_one_takes_itself_back",
     "tests/fleet/test_rollout_sets.py": "test_sets_of_another_model_are_not_begun",

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
+from device_runtime.training import own_model_files
 from fleet_protocol.identity import papers
 from fleet_protocol.identity.chunks import ChunkVerifier
 from fleet_protocol.identity.envelope import OpenedMessage, Verifier
 from tests import fuzz as fuzzing
+from tests import private_fuzz
 
 
 @pytest.mark.slow
@@ -21,7 +23,7 @@ def test_half_a_minute_of_changed_bytes():
     print(f"seed {seed}")
     found = fuzzing.fuzz(10**9, 30.0, seed)
     assert found.count > 1000
-    assert len(found.refused) == 14
+    assert len(found.refused) == 17
 
 
 def believing(_verifier, _topic, envelope, **_):
@@ -46,6 +48,8 @@ def believing(_verifier, _topic, envelope, **_):
         ),
         (fuzzing, "unseal", lambda data, *_: data, fuzzing.Corruption),
         (fuzzing, "tensors_in", lambda data: data[10**6], IndexError),
+        (private_fuzz, "check_tensors", lambda *_: None, AssertionError),
+        (own_model_files, "tensors_in", lambda data: data[10**6], IndexError),
     ],
     ids=[
         "an envelope is believed",
@@ -53,6 +57,8 @@ def believing(_verifier, _topic, envelope, **_):
         "papers are believed",
         "a seal is believed",
         "a reader crashes",
+        "a private part is taken",
+        "a reader of kept files crashes",
     ],
 )
 def test_the_fuzz_sees_a_reader_that_is_broken(monkeypatch, where, name, broken, seen):

@@ -39,6 +39,7 @@ from trainer_export.check import calm_torch
 from trainer_export.exported import Export
 from trainer_export.formats import executorch, ort_training
 from trainer_export.formats.files import SetFile
+from trainer_export.memory_bound import NO_BOUND
 from trainer_export.packages.stored_names import current_names
 from trainer_export.parallel import run_jobs
 from trainer_export.progress import Counter, Progress
@@ -75,6 +76,8 @@ class ExportRequest:
         start: initial weights of the global model, including frozen tensors; None to draw them.
         layout: what `infer_layout` returns for the architecture and settings, for a caller that
             has it, so that it is not proved twice; None to infer it.
+        memory: largest peak memory of a tier's training step in bytes, for batches of 32; a step
+            above it recomputes activations.
     """
 
     arch: Architecture
@@ -85,6 +88,7 @@ class ExportRequest:
     seed: int = 0
     start: InitialWeights | None = None
     layout: Layout | None = None
+    memory: float = NO_BOUND
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,8 @@ def export_architecture(
             not installed, a head for a tier that is not exported, or existing tiers that would be
             removed.
         PlanError: the model does not support one of the tiers or heads.
-        ExportError: an operator cannot be exported, or a graph differs from PyTorch; nothing is
-            published.
+        ExportError: an operator cannot be exported, a graph differs from PyTorch, or a step needs
+            more memory than it may; nothing is published.
         StorageError: a file cannot be written; the previously published set is unchanged.
     """
     require_known_torch()
@@ -154,7 +158,7 @@ def export_architecture(
         with calm_torch(), replacing(out / arch.name) as folder:
             write_file(folder / "layout.json", layout.to_json().encode())
             bases = _write_weights(export, request, selection.tiers, folder)
-            sets = TierSets(export, options.written, bases, folder)
+            sets = TierSets(export, options.written, bases, folder, request.memory)
             reused = _reuse_published(sets, selection, out / arch.name)
             todo = [sets.job(tier) for tier in selection.tiers if tier not in reused]
             # A tier is traced once, and each of its formats is written and checked.

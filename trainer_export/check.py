@@ -36,6 +36,7 @@ _TRIES = 5
 # If a ReLU or a maximum decides differently, a few entries of a tensor deviate. They differ from
 # batch to batch; those of a bug do not.
 _EDGE_SHARE = 1e-2  # share of the entries of a tensor, at least one
+_PIECE = 1_000_000  # entries of a tensor that are compared at once
 _EDGE_LARGEST = 0.1  # how much they may deviate
 
 Arrays = dict[str, NDArray[Any]]
@@ -68,11 +69,32 @@ def _largest(value: NDArray[Any]) -> float:
     return float(np.maximum(value.max(), -value.min())) if value.size else 0.0
 
 
+def _differences(
+    value: NDArray[Any], reference: NDArray[Any]
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield the differences of two tensors piece by piece, and where each piece lies.
+
+    Those of a whole embedding would take as much memory as the rest of a check.
+    """
+    flat = value.reshape(-1)
+    flat_reference = reference.reshape(-1)
+    for first in range(0, flat.size, _PIECE):
+        piece = slice(first, first + _PIECE)
+        # The difference of two infinite values is not a number.
+        with np.errstate(invalid="ignore"):
+            difference = flat[piece] - flat_reference[piece]
+        yield piece, difference
+
+
 def _deviation(value: NDArray[Any], reference: NDArray[Any]) -> float:
     """Return the largest difference; infinite if any entry is NaN."""
-    with np.errstate(invalid="ignore"):
-        deviation = _largest(value - reference)
-    return deviation if np.isfinite(deviation) else float("inf")
+    deviation = 0.0
+    for _piece, difference in _differences(value, reference):
+        largest = _largest(difference)
+        if not np.isfinite(largest):
+            return float("inf")
+        deviation = max(deviation, largest)
+    return deviation
 
 
 @dataclass
@@ -118,9 +140,7 @@ class WorstDeviation:
             allowed = LIMIT
             if exact is not None:
                 allowed = _limit_by_rounding(_deviation(expected[name], reference) / scale)
-            # The difference of two infinite values is not a number, and counts as a deviation.
-            with np.errstate(invalid="ignore"):
-                self._note_entries(kind + name, outputs[name] - reference, scale, allowed)
+            self._note_entries(kind + name, outputs[name], reference, (scale, allowed))
             self.absolute = max(self.absolute, absolute)
             # Not divided where it is infinite: the scale may be infinite, or not a number.
             relative = absolute / scale if np.isfinite(absolute) else absolute
@@ -130,15 +150,24 @@ class WorstDeviation:
                 self.tensor = kind + name
 
     def _note_entries(
-        self, tensor: str, difference: NDArray[Any], scale: float, allowed: float
+        self, tensor: str, value: NDArray[Any], reference: NDArray[Any], limit: tuple[float, float]
     ) -> None:
-        """Note which entries of a tensor deviate, and how far the others do."""
-        relative = np.abs(np.asarray(difference)) / scale
-        is_beyond = ~(relative <= allowed)  # what is not a number is beyond
-        if is_beyond.any() or tensor in self.beyond:
-            before = self.beyond.get(tensor, np.zeros_like(is_beyond))
-            self.beyond[tensor] = before | is_beyond
-        self.others = max(self.others, float(relative.max(initial=0.0, where=~is_beyond)))
+        """Note which entries of a tensor deviate, and how far the others do.
+
+        Args:
+            tensor: its name.
+            value: the tensor of the graph.
+            reference: the expected tensor.
+            limit: scale of its entries, and the largest relative deviation.
+        """
+        scale, allowed = limit
+        for piece, difference in _differences(value, reference):
+            relative = np.abs(difference) / scale
+            is_beyond = ~(relative <= allowed)  # what is not a number is beyond
+            if is_beyond.any():
+                mask = self.beyond.setdefault(tensor, np.zeros(reference.shape, np.bool_))
+                mask.reshape(-1)[piece] |= is_beyond
+            self.others = max(self.others, float(relative.max(initial=0.0, where=~is_beyond)))
 
     @property
     def has_few_beyond(self) -> bool:
@@ -342,13 +371,14 @@ def run_session(session: Session, feed: Mapping[str, NDArray[Any]]) -> Arrays:
     for port in session.get_inputs():
         inputs[port.name] = feed[port.name]
     names = [port.name for port in session.get_outputs()]
+    release_freed_memory()
     outputs = session.run(names, inputs)
-    _release_freed_memory()
+    release_freed_memory()
     return dict(zip(names, outputs, strict=True))
 
 
-def _release_freed_memory() -> None:
-    """Return freed memory to the system, because PyTorch's step needs as much again.
+def release_freed_memory() -> None:
+    """Return freed memory to the system: a graph's run needs as much as PyTorch's step before it.
 
     Otherwise the C library would keep it.
     """

@@ -1,173 +1,177 @@
-"""Recomputes cheap values instead of keeping them, if that lowers a graph's peak memory.
+"""Recomputes values instead of keeping them, if that lowers a graph's peak memory.
 
-While this lowers a significant peak, a value that waits for a late consumer is dropped and
-recomputed just before that consumer from values that are alive there anyway (for example, both
-halves of a max pooling from the normalised map).
+A value that waits for a late consumer is dropped and recomputed just before that consumer from
+values that are alive there anyway (for example, both halves of a max pooling from the normalised
+map). The nodes that recompute a value are copies of those that computed it, so it has the same
+bits. By default, this recomputes only cheap values, while it lowers a significant peak. If a bound
+asks for less memory, it also recomputes others (Chen et al., "Training deep nets with sublinear
+memory cost", https://arxiv.org/abs/1604.06174).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Protocol
 
 import onnx
 from onnx import helper
+from typing_extensions import override
 
-from trainer_export.graph import values_read
+from trainer_export.schedule import Facts, Schedule
 from trainer_export.sized_graph import VIEWS, SizedGraph, attribute
 
 _SMALL_BYTES = 64 * 1024  # values below this size are never recomputed
 _LITTLE_BYTES = 8 * 1024 * 1024  # a small peak beside the 100 MB of a process
-_WORK_FACTOR = 8  # largest number of recomputed bytes per saved byte
+_HIGH = 0.95  # share of the peak from which on a moment is high
 _THIN_COLUMNS = 16  # a product over so few columns costs little more than its result
 
 _COMMUTATIVE = frozenset({"Add", "Max", "Min", "Mul"})
 _CHEAP = VIEWS | _COMMUTATIVE | {"HardSigmoid", "Pad", "Relu", "Slice", "Split", "Sub", "Transpose"}
+_POINTWISE = _CHEAP | {
+    "Abs",
+    "Cast",
+    "Concat",
+    "Div",
+    "Erf",
+    "Exp",
+    "Expand",
+    "Gather",
+    "Neg",
+    "Pow",
+    "Reciprocal",
+    "ReduceMean",
+    "ReduceSum",
+    "Sigmoid",
+    "Softmax",
+    "Sqrt",
+    "Tanh",
+    "Where",
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """The nodes that may run again.
+
+    Attributes:
+        operators: their operators; None for all except those with an inner graph.
+        work: largest number of recomputed bytes per saved byte.
+        nodes: largest number of nodes that run again for one value.
+    """
+
+    operators: frozenset[str] | None
+    work: int
+    nodes: int
+
+    def allows(self, node: onnx.NodeProto) -> bool:
+        """Return whether a node may run again."""
+        if self.operators is not None:
+            return node.op_type in self.operators
+        return all(entry.type != onnx.AttributeProto.GRAPH for entry in node.attribute)
+
+
+CHEAP = Effort(_CHEAP, work=8, nodes=400)
+"""Views, and operators that only move, add or multiply numbers."""
+
+EFFORTS = (
+    CHEAP,
+    Effort(_POINTWISE, work=16, nodes=200),
+    Effort(None, work=64, nodes=200),
+)
+"""From the least effort to the most: cheap operators, then norms and activations, then all."""
+
+
+class Goal(Protocol):
+    """The peak that a schedule should have."""
+
+    def is_reached(self, schedule: Schedule) -> bool:
+        """Return whether a schedule needs no further change."""
+
+    def better_than(self, schedule: Schedule) -> Callable[[Schedule], bool]:
+        """Return a test of whether another schedule is nearer to the goal."""
+
+
+class SmallPeak(Goal):
+    """A peak that is small, or as low as possible."""
+
+    @override
+    def is_reached(self, schedule: Schedule) -> bool:
+        return schedule.peak.nbytes <= _LITTLE_BYTES
+
+    @override
+    def better_than(self, schedule: Schedule) -> Callable[[Schedule], bool]:
+        return lambda candidate: candidate.has_peak_below(schedule.peak.nbytes)
+
+
+@dataclass(frozen=True)
+class PeakWithin(Goal):
+    """A peak within a bound.
+
+    A schedule is nearer to it if its peak stays or falls and its high moments have fewer bytes in
+    total. Two equal blocks have equal peaks: recomputing a value of one of them does not lower the
+    highest peak, but is a step towards it.
+
+    Attributes:
+        nbytes: the bound.
+        nodes: largest number of nodes; near the least possible peak, each value saves little.
+    """
+
+    nbytes: int
+    nodes: int
+
+    @override
+    def is_reached(self, schedule: Schedule) -> bool:
+        return schedule.peak.nbytes <= self.nbytes
+
+    @override
+    def better_than(self, schedule: Schedule) -> Callable[[Schedule], bool]:
+        peak = schedule.peak.nbytes
+        # A bound far below would count moments that matter only later.
+        level = max(self.nbytes, int(_HIGH * peak))
+        excess = schedule.excess(level)
+
+        def is_better(candidate: Schedule) -> bool:
+            if len(candidate.nodes) > self.nodes or not candidate.has_peak_below(peak + 1):
+                return False
+            return candidate.excess(level) < excess
+
+        return is_better
 
 
 class _TooExpensiveError(Exception):
     """Recomputing a value is too expensive."""
 
 
-@dataclass(frozen=True)
-class _Peak:
-    """The moment of peak memory of a run."""
-
-    nbytes: int  # bytes of live values, without inputs, outputs and constants
-    index: int  # index of the node that runs then
-    alive: frozenset[str]  # values (not views) that are in memory then
+def compute_again(graph: SizedGraph) -> None:
+    """Drop and recompute cheap values, until the peak is small or cannot be lowered further."""
+    lower_peak(graph, SmallPeak(), (CHEAP,))
 
 
-@dataclass(frozen=True)
-class _NodeFacts:
-    """The facts about a node that a schedule needs; reading them from the node takes longer."""
-
-    is_view: bool
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    reads: frozenset[str]  # including those of its inner graphs
-
-
-class _Facts:
-    """Caches the facts of nodes; schedules that differ in a few nodes share it."""
-
-    def __init__(self) -> None:
-        # The node is kept with its facts, so that no other object gets its id.
-        self._by_node: dict[int, tuple[onnx.NodeProto, _NodeFacts]] = {}
-
-    def of(self, node: onnx.NodeProto) -> _NodeFacts:
-        """Return the facts of a node."""
-        entry = self._by_node.get(id(node))
-        if entry is None:
-            facts = _NodeFacts(
-                node.op_type in VIEWS,
-                tuple(node.input),
-                tuple(node.output),
-                frozenset(values_read(node)),
-            )
-            entry = (node, facts)
-            self._by_node[id(node)] = entry
-        return entry[1]
-
-
-class _Schedule:
-    """An order of nodes, and the lifetime of each value in it.
+def lower_peak(graph: SizedGraph, goal: Goal, efforts: Sequence[Effort]) -> int:
+    """Drop and recompute values, one after the other, until a goal is reached.
 
     Args:
-        nodes: the nodes in the order in which they run.
-        sizes: sizes of values in bytes.
-        fixed: values that live outside a run: inputs, outputs, constants.
-        facts: of the nodes.
+        graph: the graph, whose nodes are replaced.
+        goal: when the peak is low enough.
+        efforts: tried in order for each value; the next one only if those before lower nothing.
+
+    Returns:
+        The peak in bytes, without inputs, outputs and constants.
     """
-
-    def __init__(
-        self,
-        nodes: Sequence[onnx.NodeProto],
-        sizes: Mapping[str, int],
-        fixed: frozenset[str],
-        facts: _Facts,
-    ) -> None:
-        self.nodes = list(nodes)
-        self.sizes = dict(sizes)
-        self.fixed = fixed
-        self.facts = facts
-        self._by_index = [facts.of(node) for node in self.nodes]
-        # The values whose memory each node reads.
-        self._read_roots: list[set[str]] = []
-        self.owner: dict[str, str] = {}
-        self.uses: dict[str, list[int]] = {}
-        self.producer: dict[str, onnx.NodeProto] = {}
-        for index, node in enumerate(self.nodes):
-            of_node = self._by_index[index]
-            if of_node.is_view:
-                self.owner[of_node.outputs[0]] = self.root(of_node.inputs[0])
-            for name in of_node.outputs:
-                self.producer[name] = node
-            roots = {self.root(name) for name in of_node.reads}
-            self._read_roots.append(roots)
-            for name in roots:
-                self.uses.setdefault(name, []).append(index)
-        self.outside = fixed | {self.root(name) for name in fixed}
-
-    def root(self, name: str) -> str:
-        """Return the value that owns the memory of a name."""
-        return self.owner.get(name, name)
-
-    @cached_property
-    def peak(self) -> _Peak:
-        """Return the moment of peak memory."""
-        nbytes = 0
-        peak = 0
-        for index, live in enumerate(self._live_bytes()):
-            if live > nbytes:
-                nbytes = live
-                peak = index
-        return _Peak(nbytes, peak, self._alive_at(peak))
-
-    def has_peak_below(self, nbytes: int) -> bool:
-        """Return whether fewer bytes are live at every moment."""
-        return all(live < nbytes for live in self._live_bytes())
-
-    def _live_bytes(self) -> Iterator[int]:
-        """Yield the bytes of live values while each node runs."""
-        live = 0
-        alive: set[str] = set()
-        for index, facts in enumerate(self._by_index):
-            new = []
-            for name in facts.outputs:
-                if self._has_memory(name):
-                    new.append(name)
-            alive.update(new)
-            live += sum(self.sizes.get(name, 0) for name in new)
-            yield live
-            for name in self._read_roots[index].union(new):
-                if name in alive and self._last_use(name, index) <= index:
-                    alive.discard(name)
-                    live -= self.sizes.get(name, 0)
-
-    def _alive_at(self, moment: int) -> frozenset[str]:
-        """Return the values that are in memory while a node runs."""
-        alive = set()
-        for index, facts in enumerate(self._by_index[: moment + 1]):
-            for name in facts.outputs:
-                if self._has_memory(name) and self._last_use(name, index) >= moment:
-                    alive.add(name)
-        return frozenset(alive)
-
-    def _last_use(self, name: str, index: int) -> int:
-        """Return the index of the last node that reads a value; if none does, the given one."""
-        uses = self.uses.get(name)
-        return uses[-1] if uses else index
-
-    def _has_memory(self, name: str) -> bool:
-        """Return whether the run allocates memory for an output of a node."""
-        return bool(name) and name not in self.owner and name not in self.outside
+    schedule = schedule_of(graph)
+    while not goal.is_reached(schedule):
+        for effort in efforts:
+            better = _improved(graph, schedule, goal, effort)
+            if better is not None:
+                break
+        if better is None:
+            break
+        schedule = better
+    graph.replace(schedule.nodes)
+    return schedule.peak.nbytes
 
 
-def compute_again(graph: SizedGraph) -> None:
-    """Drop and recompute values, one after the other.
-
-    It ends when the peak is small or cannot be lowered further.
-    """
+def schedule_of(graph: SizedGraph) -> Schedule:
+    """Return the order in which the nodes of a graph run now."""
     fixed = set()
     for value in (*graph.proto.input, *graph.proto.output):
         fixed.add(value.name)
@@ -175,27 +179,17 @@ def compute_again(graph: SizedGraph) -> None:
     # Sizes of the current graph, which was rewritten since the last measurement.
     model = helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])
     sizes = SizedGraph(model).sizes
-    schedule = _Schedule(graph.proto.node, sizes, frozenset(fixed), _Facts())
-    peak = schedule.peak
-    while peak.nbytes > _LITTLE_BYTES:
-        better = _improved(graph, schedule, peak)
-        if better is None:
-            break
-        schedule = better
-        peak = schedule.peak
-    graph.replace(schedule.nodes)
+    return Schedule(graph.proto.node, sizes, frozenset(fixed), Facts())
 
 
-def _improved(
-    graph: SizedGraph,
-    schedule: _Schedule,
-    peak: _Peak,
-) -> _Schedule | None:
-    """Return the schedule with one value recomputed so that its peak is lower.
+def _improved(graph: SizedGraph, schedule: Schedule, goal: Goal, effort: Effort) -> Schedule | None:
+    """Return the schedule with one value recomputed so that it is nearer to the goal.
 
     The largest such value is chosen first, and among equals the first by name, so that the result
     does not depend on the order of a set.
     """
+    peak = schedule.peak
+    is_better = goal.better_than(schedule)
     waiting = []
     for name in peak.alive:
         if schedule.sizes.get(name, 0) >= _SMALL_BYTES:
@@ -206,32 +200,46 @@ def _improved(
         if late is None or peak.index in uses:
             continue
         try:
-            candidate = _recomputed(graph, schedule, name, late)
+            candidate = _recomputed(graph, schedule, _Target(name, late, effort))
         except _TooExpensiveError:
             continue
-        if candidate.has_peak_below(peak.nbytes):
+        if is_better(candidate):
             return candidate
     return None
 
 
+@dataclass(frozen=True)
+class _Target:
+    """A value to recompute.
+
+    Attributes:
+        name: its name.
+        late: index of the first consumer that reads the copy.
+        effort: the nodes that may run again.
+    """
+
+    name: str
+    late: int
+    effort: Effort
+
+
 def _recomputed(
     graph: SizedGraph,
-    schedule: _Schedule,
-    target: str,
-    late: int,
-) -> _Schedule:
+    schedule: Schedule,
+    target: _Target,
+) -> Schedule:
     """Return the schedule in which a value is recomputed before a late consumer.
 
     Args:
         graph: gives names, and shapes.
         schedule: the order of nodes so far.
         target: the value.
-        late: index of the first consumer that reads the copy.
 
     Raises:
-        _TooDear: recomputing costs too much.
+        _TooExpensiveError: recomputing costs too much.
     """
-    copies = _Copies(graph, schedule, target, late)
+    copies = _Copies(graph, schedule, target)
+    late = target.late
     tail = []
     for node in schedule.nodes[late:]:
         read = schedule.facts.of(node).inputs
@@ -245,10 +253,10 @@ def _recomputed(
         copy = _copied(node)
         copy.input.extend(inputs)
         tail.append(copy)
-    if copies.work() > _WORK_FACTOR * schedule.sizes[target]:
+    if copies.work() > target.effort.work * schedule.sizes[target.name]:
         raise _TooExpensiveError
     nodes = [*schedule.nodes[:late], *copies.nodes, *tail]
-    return _Schedule(nodes, copies.sizes, schedule.fixed, schedule.facts)
+    return Schedule(nodes, copies.sizes, schedule.fixed, schedule.facts)
 
 
 class _Copies:
@@ -257,16 +265,17 @@ class _Copies:
     def __init__(
         self,
         graph: SizedGraph,
-        schedule: _Schedule,
-        target: str,
-        late: int,
+        schedule: Schedule,
+        target: _Target,
     ) -> None:
-        self.targets = set(schedule.producer[target].output)
+        self.targets = set(schedule.producer[target.name].output)
         self.nodes: list[onnx.NodeProto] = []
         self.sizes = dict(schedule.sizes)
         self._graph = graph
         self._schedule = schedule
-        self._late = late
+        self._late = target.late
+        self._effort = target.effort
+        self._begun = 0  # nodes, including those whose inputs are still missing
         self._renamed: dict[str, str] = {}
 
     def copy_of(self, name: str) -> str:
@@ -292,7 +301,10 @@ class _Copies:
 
     def _copy(self, node: onnx.NodeProto) -> None:
         thin = _is_thin(self._graph, node)
-        if node.op_type not in _CHEAP and not thin:
+        if not thin and not self._effort.allows(node):
+            raise _TooExpensiveError
+        self._begun += 1
+        if self._begun > self._effort.nodes:
             raise _TooExpensiveError
         inputs = [self.copy_of(name) for name in node.input]
         if node.op_type in _COMMUTATIVE and inputs == list(node.input):
@@ -344,7 +356,7 @@ def _set_unlike(node: onnx.NodeProto) -> None:
     node.attribute.extend([*kept, helper.make_attribute("beta", number)])
 
 
-def _stays(schedule: _Schedule, root: str, late: int) -> bool:
+def _stays(schedule: Schedule, root: str, late: int) -> bool:
     """Return whether a value is alive at a node anyway, or is small enough to keep."""
     if root in schedule.outside or schedule.sizes.get(root, 0) < _SMALL_BYTES:
         return True

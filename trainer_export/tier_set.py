@@ -29,6 +29,7 @@ from trainer_export.formats import onnx as portable
 from trainer_export.formats.files import SetFile, UnavailableError
 from trainer_export.loss import Answer
 from trainer_export.manifests import SubModelFacts, manifest_of
+from trainer_export.memory_bound import NO_BOUND, within_memory
 from trainer_export.model_inputs import (
     Signature,
     check_output,
@@ -80,12 +81,14 @@ class TierSets:
     Attributes:
         bases: files of frozen parameters by width.
         folder: folder of the new set.
+        memory: largest peak memory of a training step in bytes.
     """
 
     export: Export
     formats: tuple[Format, ...]
     bases: Mapping[float, SetFile]
     folder: Path
+    memory: float = NO_BOUND
 
     def reuse(self, tier: Tier, earlier: Path) -> bool:
         """Copy a tier's files from an earlier export if they are up to date.
@@ -126,7 +129,8 @@ class TierSets:
     def _facts(self, tier: Tier, module: nn.Module) -> dict[str, Any]:
         base = self.bases.get(tier.width)
         return facts_of(self.export, tier, module, self.formats) | {
-            "base": base and digest_of(base.data)
+            "base": base and digest_of(base.data),
+            "memory": str(self.memory),
         }
 
     def _write(self, tier: Tier, report: ReportStage) -> None:
@@ -201,6 +205,7 @@ class TierSets:
         report("tracing")
         with _collection_paused():
             graphs = portable.write_graphs(model.module, model.signature, recipe)
+            graphs = within_memory(graphs, self.memory, tier.id)
         report("comparing with PyTorch")
         # The bytes that boards run are checked, after all rewrites.
         checks = list(portable.check_graphs(graphs, model.module, recipe, model.batches))

@@ -13,6 +13,7 @@ from broker_server.rounds.tier_assignment import require_levels, usable_tiers
 from broker_server.settings.combinations import features_of, method_settings, require_together
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method_features import Method, method_features
+from broker_server.settings.private import kept_of
 from broker_server.stages.hiding import hiding_of
 from broker_server.store.privacy_spent import require_accountant
 from broker_server.strategies.private_parts import keep_private
@@ -94,11 +95,8 @@ class RunMethod:
     @property
     def pulls(self) -> Mapping[str, float]:
         """Return the strengths of the proximal terms that devices train with, by their settings."""
-        pulls = {"proximal_mu": self.instructions("train", 0).train.proximal_mu}
-        private = self.config.private
-        if private is not None and private.copy_model:
-            pulls["private.mu"] = private.kept.mu
-        return pulls
+        pull = self.instructions("train", 0).train.proximal_mu
+        return {"proximal_mu": pull, **kept_of(self.config.private).pulls}
 
     def _train_settings(self, kind: str, closed_rounds: int) -> TrainSettings:
         train = self.config.train
@@ -169,8 +167,7 @@ def build_method(config: FleetConfig, layout: Layout, tiers: Sequence[Tier]) -> 
     allowed = usable_tiers(tiers, config.tiers)
     strategy = build_strategy(method_settings(config), layout, allowed, config.server_optimizer)
     strategy = move_windows(strategy, layout, config.strategy.window, tiers)
-    if config.private is not None:
-        strategy = keep_private(strategy, layout, config.private.kept)
+    strategy = keep_private(strategy, layout, kept_of(config.private))
     # A method may train fewer tiers than are allowed.
     in_use = tuple(tier for tier in allowed if tier in strategy.tiers)
     require_levels(in_use, config.tiers)

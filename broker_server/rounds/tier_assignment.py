@@ -31,7 +31,7 @@ def usable_tiers(tiers: Sequence[Tier], config: TiersConfig) -> tuple[Tier, ...]
         ConfigError: it names a tier that is not exported.
     """
     if config.allowed is None:
-        return tuple(tier for tier in tiers if tier.place == 0)
+        return tuple(tier for tier in tiers if tier.is_assignable)
     names = [tier.id for tier in tiers]
     for name in config.allowed:
         if name not in names:

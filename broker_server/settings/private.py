@@ -65,3 +65,8 @@ class PrivateConfig(FrozenModel):
         return PrivateModel(
             self.parts, self.private_epochs, self.copy_model, mu, self.adapt_epochs, self.compare
         )
+
+
+def kept_of(table: PrivateConfig | None) -> PrivateModel:
+    """Return what devices keep for themselves: nothing without the table."""
+    return PrivateModel() if table is None else table.kept

@@ -70,6 +70,16 @@ class PrivateModel:
     compare: bool = False
 
     @property
+    def keeps_values(self) -> bool:
+        """Return whether devices keep any values private."""
+        return bool(self.parts) or self.copy_model
+
+    @property
+    def pulls(self) -> dict[str, float]:
+        """Return the strength of the proximal term of a copy, by its setting."""
+        return {"private.mu": self.mu} if self.copy_model else {}
+
+    @property
     def settings(self) -> dict[str, FiniteJson]:
         """Return the settings of the routine."""
         settings: dict[str, FiniteJson] = {
@@ -88,12 +98,15 @@ class PrivateModel:
 def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Strategy:
     """Return a strategy whose devices keep something for themselves.
 
-    A method whose devices train by a routine of their own decides how they train what stays.
+    A method whose devices train by a routine of their own decides how they train what stays. If
+    nothing is kept, the strategy is the same.
 
     Raises:
         PlanError: the model lacks a part, nothing would be left to merge, or the method already
             decides how devices train.
     """
+    if not kept.keeps_values:
+        return strategy
     # The method may leave parameters on the devices, too.
     stays = parameters_in(layout, {*strategy.stays, *kept.parts})
     if len(stays) == len(layout.parameters):

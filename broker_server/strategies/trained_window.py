@@ -78,7 +78,7 @@ def move_windows(
     windows: dict[Tier, tuple[Tier, ...]] = {}
     for tier in strategy.tiers:
         places = tiers_of_window(layout, tier)
-        if tier.place == 0 and len(places) > 1:
+        if tier.is_assignable and len(places) > 1:
             windows[tier] = places
     _require_exported(kind, windows, exported)
 

@@ -26,7 +26,7 @@ from device_runtime.training.measuring import (
     measure,
 )
 from device_runtime.training.own_model import OwnModel
-from device_runtime.training.own_model_files import OwnModelFiles
+from device_runtime.training.own_model_files import OwnModelFiles, sub_model_of
 from device_runtime.training.routines.private import FILES
 from device_runtime.training.schedule import TrainingSchedule, holdout_split
 from device_runtime.training.task import base_tensors
@@ -110,7 +110,7 @@ def _with_private_parts(config: DeviceConfig, model: StoredModel) -> StoredModel
     """Put the board's private parts, as its last round of the run left them, into a model."""
     about = model.about
     tiers = private_files(config).load_tiers(str(about["run"]), sys.maxsize)
-    own = tiers.get(str(about["tier"]), {})
+    own = tiers.get(sub_model_of(str(about["tier"])), {})
     if not own:
         return model
     for name, value in own.items():

@@ -22,6 +22,8 @@ from fleet_protocol.manifest import Manifest
 from fleet_protocol.targets import Targets, counted
 
 _SELF_TEST_SAMPLES = 2
+_DRAWN_AT_ONCE = 65_536
+"""Synthetic numbers, in float64 before they are rounded."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +155,14 @@ def made_up_steps(session: TrainSession, manifest: Manifest, count: int) -> Iter
         count: samples of a step.
     """
     draw = np.random.Generator(np.random.PCG64(0))
-    weights: dict[str, NDArray[np.float32]] = {}
+    # In place and in pieces: a second copy of the model could exceed the memory of a board.
+    buffers = session.reset()
     for parameter in manifest.parameters:
-        weights[parameter.name] = draw.normal(0, 0.05, parameter.shape).astype(np.float32)
-    session.load(weights)
+        numbers = buffers[parameter.name].reshape(-1)
+        for start in range(0, numbers.size, _DRAWN_AT_ONCE):
+            piece = numbers[start : start + _DRAWN_AT_ONCE]
+            piece[...] = draw.normal(0, 0.05, piece.size)
+    session.anchor(0.0)
     shape = (count, *manifest.input_shape)
     places = (count, *manifest.label_shape)
     x: NDArray[Any] = np.zeros(shape, np.int64)  # token 0 exists in every vocabulary

@@ -26,6 +26,19 @@ KEPT_RUNS = 3
 _SUFFIX = ".safetensors"
 
 
+def sub_model_of(tier: str) -> str:
+    """Return the id of a tier without its trained share and the place of its window.
+
+    Tiers of one width and depth hold the same parameters, whichever of these they train, so a
+    board has one set of private values for all of them.
+
+    Example:
+        >>> sub_model_of("w1.00-d4-t0.50-p1")
+        'w1.00-d4'
+    """
+    return "-".join(tier.split("-")[:2])
+
+
 @dataclass(frozen=True)
 class KeptRound:
     """The file of a round, and its content."""

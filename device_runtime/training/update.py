@@ -203,8 +203,7 @@ def _encode_with_feedback(task: Task, files: OwnModelFiles, change: NewTensors) 
 def _metrics(task: Task, setup: DeviceSetup, result: Result) -> TaskMetrics:
     """Return the metrics that the server receives beside the update."""
     instructions = task.instructions
-    # If a part of the model stays, the board may define what its labels mean.
-    labels = () if instructions.stays else _present_labels(task, setup)
+    labels = () if instructions.board_defines_labels else _present_labels(task, setup)
     metrics = TaskMetrics(
         examples=setup.examples,
         batches=result.batches,

@@ -171,6 +171,14 @@ class Instructions(FrozenModel):
     upload: Upload = Upload()
     contract: DataContract | None = None
 
+    @property
+    def board_defines_labels(self) -> bool:
+        """Return whether a board may define what its labels mean.
+
+        It may if a part of the model stays on it: this part may be the head.
+        """
+        return bool(self.stays)
+
 
 class TierChoice(FrozenModel):
     """A sub-model that a device may train.

@@ -80,10 +80,10 @@ def _kinds(kinds: Sequence[Mapping[str, Any]]) -> str:
         # A kind without a count has all devices that other kinds leave.
         count = str(kind["count"] or "the rest")
         words = [count, kind["type"], "at", _text(kind["link"])]
-        for key in ("max_width", "max_depth"):
+        for key in ("max_width", "max_depth", "memory"):
             limit = kind[key]
             # Other limits do not bind.
-            if limit not in (None, 1.0):
+            if limit not in (None, 1.0, 0):
                 words.append(f"{key} {_text(limit)}")
         descriptions.append(" ".join(words))
     return "; ".join(descriptions)

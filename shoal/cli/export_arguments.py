@@ -218,6 +218,15 @@ class ExportArguments:
             rich_help_panel="Output",
         ),
     ] = None
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Largest peak training memory of a tier in MB, for batches of 32; a step above it"
+            " recomputes activations, which takes longer.",
+            rich_help_panel="Tiers",
+        ),
+    ] = None
     start: Annotated[
         Path | None,
         typer.Option(

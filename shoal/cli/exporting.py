@@ -23,6 +23,7 @@ from shoal.cli.recipe_options import recipe_of
 from shoal.cli.starting import read_start_option
 from shoal.cli.tier_options import TierShares, read_tiers
 from trainer_export import artifact_set
+from trainer_export.memory_bound import NO_BOUND
 from trainer_export.recipe import Recipe
 
 Completion = Callable[[Architecture, Registry], Mapping[str, Any]]
@@ -81,6 +82,7 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
                     as_json=options.as_json,
                 ),
                 layout=layout,
+                memory=NO_BOUND if options.memory is None else options.memory * 1e6,
             ),
             options.out,
             artifact_set.ExportOptions(

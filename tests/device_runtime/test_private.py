@@ -83,6 +83,20 @@ def test_later_rounds_start_from_the_part_that_the_board_kept(tiny, board):
     np.testing.assert_array_equal(kept(board, 2)[PRIVATE], expected[PRIVATE])
 
 
+def test_all_shares_of_a_width_and_depth_have_the_same_private_part(tiny, board):
+    """A window that moves, or another share, goes on with the part of the round before."""
+    whole = [task(tiny, number) for number in (1, 2, 3)]
+    expected = [update_of(one, board) for one in whole]
+    moved = replace(board, folder=board.folder / "moved")
+    moved.folder.mkdir()
+    tiers = ("w1.00-d1-t0.50", "w1.00-d1-t0.50-p1", "w1.00-d1-head")
+    for one, tier, update in zip(whole, tiers, expected, strict=True):
+        found = update_of(replace(one, tier=tier), moved)
+        for name in SHARED:
+            np.testing.assert_array_equal(found[name], update[name])
+    np.testing.assert_array_equal(kept(moved, 3)[PRIVATE], kept(board, 3)[PRIVATE])
+
+
 def test_a_round_that_is_computed_twice_gives_the_same_bits(tiny, board):
     """A board that was killed after it wrote its file starts again from the round before."""
     update_of(task(tiny, 1), board)

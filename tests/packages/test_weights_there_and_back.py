@@ -71,8 +71,8 @@ def start_of(packaged: Packaged, folder: Path) -> Start:
     config_name, class_name, fields = packaged.config
     torch.manual_seed(3)
     config = getattr(transformers, config_name)(**fields)
-    config.id2label = {0: "calm", 1: "loud"}
-    config.label2id = {"calm": 0, "loud": 1}
+    config.id2label = label_names(packaged)
+    config.label2id = {name: index for index, name in config.id2label.items()}
     model = getattr(transformers, class_name)(config).eval()
     spread_out(model)
     model.save_pretrained(folder)
@@ -81,6 +81,11 @@ def start_of(packaged: Packaged, folder: Path) -> Start:
     else:
         samples = torch.randint(3, config.vocab_size, _TEXTS)
     return Start(folder, model, samples)
+
+
+def label_names(packaged: Packaged) -> dict[int, str]:
+    """Name each label of the gallery's model; without `num_labels` a model of transformers has two."""
+    return {index: f"label {index}" for index in range(packaged.arguments.get("num_labels", 2))}
 
 
 def spread_out(model: nn.Module) -> None:
@@ -125,7 +130,7 @@ def test_a_folder_comes_back(
     expected = logits_of(start.model, start.samples)
     assert (logits_of(whole, start.samples) - expected).abs().max() <= _TOLERANCE
     if "Classification" in type(whole).__name__:
-        assert whole.config.id2label == {0: "calm", 1: "loud"}
+        assert whole.config.id2label == label_names(packaged)
 
     tier = next(path.name for path in (tmp_path / "artifacts" / arch).glob("w0.50*"))
     options = ["--tier", tier, "--format", "transformers", "--out", "half"]

@@ -1,5 +1,6 @@
 """A simulation that takes seconds, for the tests of this folder."""
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -65,10 +66,15 @@ def tensors(folder: Path, run: str) -> list[dict[str, Any]]:
 
 
 def as_a_fleet(
-    config: SimulationConfig, folder: Path, holdout: float = 0.0, cache: int = 0
+    config: SimulationConfig,
+    folder: Path,
+    holdout: float = 0.0,
+    cache: int = 0,
+    broker_url: str | None = None,
 ) -> control.RunFinished:
     """What a simulation does, by agents and a server over a real broker; the store is in
-    ``<folder>/fleet``. Agents may keep this many bytes of the outputs of frozen layers.
+    ``<folder>/fleet``. Agents may keep this many bytes of the outputs of frozen layers. Without the
+    URL of a broker, the fleet has its own.
     """
     prepared = prepare(config)
     x = np.load(prepared.data / "train_x.npy")
@@ -85,8 +91,10 @@ def as_a_fleet(
     fleet = config.fleet(
         artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set
     )
-    with embedded_broker(folder / "broker") as broker:
-        at = BrokerConfig(url=broker.url)
+    with contextlib.ExitStack() as stack:
+        if broker_url is None:
+            broker_url = stack.enter_context(embedded_broker(folder / "broker")).url
+        at = BrokerConfig(url=broker_url)
         rounds = fleet.round.model_copy(update={"deadline_seconds": 240.0})
         fleet = fleet.model_copy(
             update={"store": folder / "fleet" / "store", "broker": at, "round": rounds}
@@ -94,7 +102,7 @@ def as_a_fleet(
         agents = LocalFleet(
             folder / "devices",
             fleet=fleet.fleet,
-            broker=broker.url,
+            broker=broker_url,
             devices=devices,
             holdout=holdout,
         )

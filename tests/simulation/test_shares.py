@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from broker_server.rounds.artifacts import load_artifacts
 from broker_server.store import Store
 from device_runtime.training.kept_outputs import FOLDER as KEPT
 from models import Tier
 from models.tier import HEAD_SHARE
 from simulation.model_tables import ModelTable
+from simulation.preparing import prepare
 from simulation.runner import simulate
 from tests.marking import mostly_slow
 from tests.simulation.simulations import as_a_fleet, settings, tensors
@@ -122,3 +124,25 @@ def test_a_fleet_that_keeps_outputs_ends_where_its_simulation_does(cache, tmp_pa
     for own, theirs in zip(simulated_versions, fleet_versions, strict=True):
         for name, value in own.items():
             np.testing.assert_array_equal(value, theirs[name])
+
+
+def test_a_device_with_little_memory_trains_a_share(cache, tmp_path):
+    """The largest tier that fits the memory of its kind, as on a board."""
+    config = settings(tmp_path / "free", cache, **TABLES)
+    artifacts = load_artifacts(prepare(config).artifacts, "mlp", chunk_bytes=1024)
+    needs = {tier: artifacts.tiers[tier].memory_bytes for tier in TIERS}
+    assert needs[TIERS[0]] > needs[TIERS[1]] > needs[TIERS[2]]
+    kinds = [{"count": 2, "memory": needs[tier]} for tier in TIERS[1:]]
+    tables = {
+        **TABLES,
+        "devices": {"count": 6, "types": [{"count": 2}, *kinds]},
+        "tiers": {**TABLES["tiers"], "memory_share": 1.0, "allowed": TIERS},
+        "round": {"rounds": 1, "fraction": 1.0},
+    }
+    result = simulate(settings(tmp_path / "limited", cache, **tables))
+    store = Store(result.folder / "store", read_only=True)
+    try:
+        taken = {task.device: task.tier for task in store.tasks(result.run, 1)}
+    finally:
+        store.close()
+    assert [taken[device] for device in sorted(taken)] == [tier for tier in TIERS for _ in range(2)]

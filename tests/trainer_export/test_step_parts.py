@@ -3,12 +3,15 @@
 The export compares both with PyTorch, and with the step as a whole.
 """
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from device_runtime.training.backends import Sessions
 from device_runtime.training.backends.lower_part import LowerGraph
+from device_runtime.training.epochs import self_test
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.graph_parts import ABOVE, BELOW
 from fleet_protocol.graphs.check import check_graph
@@ -117,3 +120,18 @@ def test_a_step_that_returns_kept_values_is_refused():
     graph = Graph(9, {}, (node,), frozenset(), {}, (port,), (output,))
     batch = [port.name for port in graph.inputs if is_sample_input(port.name)]
     assert exposed_outputs(graph, batch) == ("next.param.w",)
+
+
+def test_a_self_test_holds_no_second_copy_of_the_model(tmp_path):
+    """The board may have just enough memory for the model and a step."""
+    artifacts = export("mlp", tmp_path, hidden=(1024, 512))
+    item = next(iter(artifacts.tiers.values()))
+    opened = session(artifacts, item, in_parts=False)
+    weights = sum(value.nbytes for value in opened.parameters().values())
+    tracemalloc.start()
+    try:
+        self_test(opened, item.manifest)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < weights / 2

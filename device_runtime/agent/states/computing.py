@@ -67,7 +67,7 @@ class _Computing(DeviceState):
         load = ctx.services.memory.measure(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
             agreed = ctx.services.agreement.apply(setup.data, task.offer)
-            if not task.offer.stays:  # otherwise the board may define its own labels
+            if not task.offer.board_defines_labels:
                 check_own_labels(agreed.samples, manifest)
             # First on disk: if the computation kills the agent, the restart knows what was too
             # large.

@@ -3,7 +3,7 @@
 Parts that stay on the board (FedPer, FedRep, FedBN), or a copy of the whole model that is pulled
 towards the weights of the fleet (Ditto); the papers are cited in
 `broker_server.strategies.private_parts`, and specification 6 has the steps. A board keeps its
-private values for each tier, in files between rounds, and no update contains them.
+private values for each width and depth, in files between rounds, and no update contains them.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from pydantic import Field
 from device_runtime.training.backends import TrainSession
 from device_runtime.training.epochs import TrainResult, train
 from device_runtime.training.hooks import Hooks
+from device_runtime.training.own_model_files import sub_model_of
 from device_runtime.training.own_settings import read_settings
 from device_runtime.training.routines.routine import Result, Routine
 from device_runtime.training.routines.train import (
@@ -121,7 +122,8 @@ def _train_with_parts(
     files = setup.files(FILES)
     kept = files.load_tiers(task.run, task.round)
     # Before the optimizer's states, which belong to these values.
-    _put_own(session, kept.get(task.tier), stays, task)
+    sub_model = sub_model_of(task.tier)
+    _put_own(session, kept.get(sub_model), stays, task)
     schedule = task.schedule(setup)
     if settings.private_epochs is not None:
         # First the private parts against fixed shared ones, then the reverse (FedRep).
@@ -135,8 +137,8 @@ def _train_with_parts(
     result = train(session, task.manifest, schedule, hooks)
     keep_states(task, setup, states | {task.tier: session.states()})
     own = _copies(session)
-    # By tier: a board that gets another tier next time has values of other shapes there.
-    kept[task.tier] = {name: own[name] for name in stays}
+    # A board that gets another width next time has values of other shapes there.
+    kept[sub_model] = {name: own[name] for name in stays}
     files.save_tiers(task.run, task.round, kept)
     # The only place where an update is made: private parts cannot enter it.
     update = {name: own[name] for name in shared}
@@ -161,10 +163,11 @@ def _train_with_copy(
     # The pull is towards the weights of the fleet, and not towards the update that was just
     # trained.
     session.load(sent_weights, settings.mu)
-    _put_own(session, kept.get(task.tier), list(sent_weights), task)
+    sub_model = sub_model_of(task.tier)
+    _put_own(session, kept.get(sub_model), list(sent_weights), task)
     train(session, task.manifest, schedule, hooks)
     own = _copies(session)
-    kept[task.tier] = own
+    kept[sub_model] = own
     files.save_tiers(task.run, task.round, kept)
     judged = _adapted(task, session, schedule, settings, hooks)
     return _TrainedModels(update, judged or own, update, result)

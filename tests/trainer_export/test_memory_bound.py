@@ -1,0 +1,86 @@
+"""A training step within a bound of memory recomputes activations, and has the same bits."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from fleet_protocol.errors import ExportError
+from fleet_protocol.manifest import parse_manifest
+from models import Tier
+from tests.trainer_export.helpers import ZOO
+from tests.trainer_export.test_memory import feeds_of, graph_of
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
+from trainer_export.footprint import peak_memory
+from trainer_export.formats.onnx import fit_into_memory
+from trainer_export.memory_bound import bounded_step
+from trainer_export.recipe import Recipe
+from trainer_export.recomputing import schedule_of
+from trainer_export.sized_graph import SizedGraph
+
+
+def step_of(name: str, width: float) -> onnx.ModelProto:
+    return fit_into_memory(graph_of(name, width, "train"))
+
+
+def activations_of(step: onnx.ModelProto) -> int:
+    """Peak bytes of the values between inputs and outputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(step)
+    return schedule_of(SizedGraph(copy)).peak.nbytes
+
+
+def outputs_of(step: onnx.ModelProto, batch: int) -> list[np.ndarray]:
+    """Outputs of a step that runs as boards run it: as written, in the order of the file."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    session = onnxruntime.InferenceSession(
+        step.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds_of(step, batch)))
+
+
+@pytest.mark.parametrize(("name", "share"), [("conv", 0.75), ("text_encoder", 0.7)])
+def test_a_step_within_its_bound_has_the_same_bits(name, share):
+    """The peak is within the bound, the interface is unchanged, and every output has the same bits
+    for batches of any size.
+    """
+    step = step_of(name, 0.25)
+    activations = activations_of(step)
+    bound = peak_memory(step) - activations + int(share * activations)
+    bounded = bounded_step(step, bound, "w0.25-d1")
+    onnx.checker.check_model(bounded)
+    assert peak_memory(bounded) <= bound
+    assert len(bounded.graph.node) > len(step.graph.node)
+    for attribute in ("input", "output"):
+        assert getattr(bounded.graph, attribute) == getattr(step.graph, attribute)
+    for batch in (1, 7):
+        for found, expected in zip(
+            outputs_of(bounded, batch), outputs_of(step, batch), strict=True
+        ):
+            assert found.tobytes() == expected.tobytes()
+
+
+def test_a_bound_that_no_recomputing_reaches_is_refused():
+    """The error names the tier, the least memory that its step needs, and the option."""
+    with pytest.raises(ExportError, match=r"of w0.25-d1 needs [0-9.]+ MB even if .*1.0 MB; raise"):
+        bounded_step(step_of("conv", 0.25), 1e6, "w0.25-d1")
+
+
+def test_an_export_within_a_bound_agrees_with_pytorch(tmp_path):
+    """The published step is the one that was compared, and its memory is within the bound."""
+    settings = {"channels": [16, 32], "input_shape": [1, 16, 16]}
+    peaks = {}
+    for memory in (100e6, 3.5e6):
+        request = ExportRequest(ZOO.get("conv"), settings, [Tier(1.0, 1)], Recipe(), memory=memory)
+        out = tmp_path / str(memory)
+        (report,) = export_architecture(request, out, ExportOptions(formats=("onnx",)))
+        folder = out / "conv" / report.tier.id
+        manifest = parse_manifest((folder / "manifest.json").read_bytes())
+        peaks[memory] = manifest.peak_memory_bytes
+        assert {check.graph for check in manifest.checks} >= {"onnx/train"}
+        assert report.worst_deviation < 1e-4
+        assert peak_memory(onnx.load(str(folder / "train.onnx"))) == manifest.peak_memory_bytes
+    assert peaks[3.5e6] <= 3.5e6 < peaks[100e6]

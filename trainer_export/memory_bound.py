@@ -1,0 +1,71 @@
+"""Fits the training steps of a tier into a bound of memory, by recomputing activations.
+
+A step that is above the bound keeps fewer values from the forward to the backward pass. It runs the
+same operators, some of them twice, so its results have the same bits. The bound counts what
+`trainer_export.footprint.peak_memory` counts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import onnx
+
+from fleet_protocol.errors import ExportError
+from fleet_protocol.graph_parts import ABOVE
+from trainer_export.footprint import peak_memory
+from trainer_export.formats.files import GraphFile
+from trainer_export.formats.model_bytes import model_bytes
+from trainer_export.recomputing import EFFORTS, PeakWithin, lower_peak, schedule_of
+from trainer_export.sized_graph import SizedGraph
+
+_STEPS = frozenset({"onnx/train", ABOVE})
+_GROWTH = 2  # a step with more than this multiple of its nodes would take too long
+_MB = 1_000_000
+
+NO_BOUND = math.inf
+"""The bound of a tier that may need any memory."""
+
+
+def within_memory(graphs: Sequence[GraphFile], nbytes: float, tier: str) -> tuple[GraphFile, ...]:
+    """Return the graphs of a tier with training steps whose peak memory is within a bound.
+
+    Args:
+        graphs: the portable graphs; those within the bound, and all except training steps, stay as
+            they are.
+        nbytes: largest peak memory of a step in bytes, for batches of 32; `NO_BOUND` for any.
+        tier: id of the tier, for the error.
+
+    Raises:
+        ExportError: a step needs more, even if it recomputes all it can.
+    """
+    bounded: list[GraphFile] = []
+    for graph in graphs:
+        if graph.key in _STEPS and peak_memory(graph.model) > nbytes:
+            model = bounded_step(graph.model, nbytes, tier)
+            bounded.append(replace(graph, data=model_bytes(model), model=model))
+        else:
+            bounded.append(graph)
+    return tuple(bounded)
+
+
+def bounded_step(model: onnx.ModelProto, nbytes: float, tier: str) -> onnx.ModelProto:
+    """Return a copy of a step whose peak memory is within a bound.
+
+    Arguments and errors as for :func:`within_memory`.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = SizedGraph(result)
+    # Parameters, states and constants, which no recomputing makes smaller.
+    kept = peak_memory(model) - schedule_of(graph).peak.nbytes
+    goal = PeakWithin(int(nbytes) - kept, _GROWTH * len(model.graph.node))
+    lower_peak(graph, goal, EFFORTS)
+    least = peak_memory(result)
+    if least > nbytes:
+        raise ExportError(
+            f"a training step of {tier} needs {least / _MB:.1f} MB even if it recomputes its"
+            f" activations, and the bound is {nbytes / _MB:.1f} MB; raise --memory, or export"
+            " smaller tiers"
+        )
+    return result

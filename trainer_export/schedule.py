@@ -1,0 +1,149 @@
+"""An order in which the nodes of a graph run, and the memory that it needs at each moment."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx
+
+from trainer_export.graph import values_read
+from trainer_export.sized_graph import VIEWS
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of peak memory of a run."""
+
+    nbytes: int  # bytes of live values, without inputs, outputs and constants
+    index: int  # index of the node that runs then
+    alive: frozenset[str]  # values (not views) that are in memory then
+
+
+@dataclass(frozen=True)
+class _NodeFacts:
+    """The facts about a node that a schedule needs; reading them from the node takes longer."""
+
+    is_view: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reads: frozenset[str]  # including those of its inner graphs
+
+
+class Facts:
+    """Caches the facts of nodes; schedules that differ in a few nodes share it."""
+
+    def __init__(self) -> None:
+        # The node is kept with its facts, so that no other object gets its id.
+        self._by_node: dict[int, tuple[onnx.NodeProto, _NodeFacts]] = {}
+
+    def of(self, node: onnx.NodeProto) -> _NodeFacts:
+        """Return the facts of a node."""
+        entry = self._by_node.get(id(node))
+        if entry is None:
+            facts = _NodeFacts(
+                node.op_type in VIEWS,
+                tuple(node.input),
+                tuple(node.output),
+                frozenset(values_read(node)),
+            )
+            entry = (node, facts)
+            self._by_node[id(node)] = entry
+        return entry[1]
+
+
+class Schedule:
+    """An order of nodes, and the lifetime of each value in it.
+
+    Args:
+        nodes: the nodes in the order in which they run.
+        sizes: sizes of values in bytes.
+        fixed: values that live outside a run: inputs, outputs, constants.
+        facts: of the nodes.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        sizes: Mapping[str, int],
+        fixed: frozenset[str],
+        facts: Facts,
+    ) -> None:
+        self.nodes = list(nodes)
+        self.sizes = dict(sizes)
+        self.fixed = fixed
+        self.facts = facts
+        self._by_index = [facts.of(node) for node in self.nodes]
+        # The values whose memory each node reads.
+        self._read_roots: list[set[str]] = []
+        self.owner: dict[str, str] = {}
+        self.uses: dict[str, list[int]] = {}
+        self.producer: dict[str, onnx.NodeProto] = {}
+        for index, node in enumerate(self.nodes):
+            of_node = self._by_index[index]
+            if of_node.is_view:
+                self.owner[of_node.outputs[0]] = self.root(of_node.inputs[0])
+            for name in of_node.outputs:
+                self.producer[name] = node
+            roots = {self.root(name) for name in of_node.reads}
+            self._read_roots.append(roots)
+            for name in roots:
+                self.uses.setdefault(name, []).append(index)
+        self.outside = fixed | {self.root(name) for name in fixed}
+
+    def root(self, name: str) -> str:
+        """Return the value that owns the memory of a name."""
+        return self.owner.get(name, name)
+
+    @cached_property
+    def peak(self) -> Peak:
+        """Return the moment of peak memory."""
+        nbytes = 0
+        peak = 0
+        for index, live in enumerate(self.live_bytes()):
+            if live > nbytes:
+                nbytes = live
+                peak = index
+        return Peak(nbytes, peak, self._alive_at(peak))
+
+    def has_peak_below(self, nbytes: int) -> bool:
+        """Return whether fewer bytes are live at every moment."""
+        return all(live < nbytes for live in self.live_bytes())
+
+    def excess(self, nbytes: int) -> int:
+        """Return the live bytes above a bound, summed over all moments."""
+        return sum(max(0, live - nbytes) for live in self.live_bytes())
+
+    def live_bytes(self) -> Iterator[int]:
+        """Yield the bytes of live values while each node runs."""
+        live = 0
+        alive: set[str] = set()
+        for index, facts in enumerate(self._by_index):
+            new = []
+            for name in facts.outputs:
+                if self._has_memory(name):
+                    new.append(name)
+            alive.update(new)
+            live += sum(self.sizes.get(name, 0) for name in new)
+            yield live
+            for name in self._read_roots[index].union(new):
+                if name in alive and self._last_use(name, index) <= index:
+                    alive.discard(name)
+                    live -= self.sizes.get(name, 0)
+
+    def _alive_at(self, moment: int) -> frozenset[str]:
+        """Return the values that are in memory while a node runs."""
+        alive = set()
+        for index, facts in enumerate(self._by_index[: moment + 1]):
+            for name in facts.outputs:
+                if self._has_memory(name) and self._last_use(name, index) >= moment:
+                    alive.add(name)
+        return frozenset(alive)
+
+    def _last_use(self, name: str, index: int) -> int:
+        """Return the index of the last node that reads a value; if none does, the given one."""
+        uses = self.uses.get(name)
+        return uses[-1] if uses else index
+
+    def _has_memory(self, name: str) -> bool:
+        """Return whether the run allocates memory for an output of a node."""
+        return bool(name) and name not in self.owner and name not in self.outside
