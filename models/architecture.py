@@ -82,7 +82,8 @@ class Architecture:
             raise ConfigError(f"architecture {self.name} has no {name} {value!r}; choose {listed}")
         default = self.defaults.get(name)
         # Exactly int: a bool is a number for Python, and other defaults allow several types.
-        if type(default) is int and isinstance(value, str):
+        is_number = type(default) is int
+        if is_number and isinstance(value, str):
             raise ConfigError(
                 f"architecture {self.name}: the setting {name} = {value!r} is not a number, as its"
                 f" default {default} is"
