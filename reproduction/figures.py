@@ -251,8 +251,8 @@ class _Judge:
     def _published(self, claim: Claim, names: Sequence[str]) -> float | None:
         """Compare the published figures of the arms of a claim; None where one is missing."""
         cells = [self.experiment.arm(name).published.get(claim.measure) for name in names]
-        # One number for both arms is no difference between them. A cell is one object, so cells
-        # with equal values are not the same.
+        # Where the paper states one number for both arms, it states no difference. Two cells with
+        # equal values are two objects, so they are compared.
         if len(cells) > 1 and cells[0] is cells[1]:
             return None
         return _compare(claim, [None if cell is None else cell.value for cell in cells])

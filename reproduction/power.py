@@ -39,7 +39,7 @@ class RequiredSeeds:
     Attributes:
         seeds: the number; None if even `MOST_SEEDS` would not suffice.
         seconds: real time of all of them on a machine with two cores.
-        is_least: whether the claim has no deviation of its own, so that more may be needed.
+        is_least: whether the deviation is that of other claims, so that more seeds may be needed.
     """
 
     seeds: int | None
@@ -76,7 +76,7 @@ def required_seeds(
 def least_seeds(
     claim: Claim, deviations: Iterable[float], published: float | None, seconds: float
 ) -> RequiredSeeds | None:
-    """Return the fewest seeds and the least time for a claim that has no deviation of its own.
+    """Return the fewest seeds and the least time for a claim whose deviation was not measured.
 
     Args:
         claim: the claim.

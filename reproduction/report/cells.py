@@ -90,7 +90,7 @@ def _need(result: ClaimResult) -> str:
     need = result.need
     if not result.claim.says:
         return MISSING
-    # Then seeds alone decide nothing, however many there are.
+    # More seeds cannot decide a claim whose runs are too short.
     if result.is_too_short and (need is None or not need.out_of_reach):
         return "longer runs"
     if need is None:

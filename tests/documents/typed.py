@@ -135,6 +135,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/flash.md", "device,files*"): Scene("flash"),
     ("docs/flash.md", "pi-*"): Scene("flash"),
     ("docs/graphs.md", "shoal export-weights*"): Scene("a_store"),
+    ("docs/graphs.md", "shoal export --models*"): Scene("exports"),
     ("docs/howto.md", "shoal *"): _HOWTO,
     ("docs/packages.md", "*"): Elsewhere("tests/packages/test_page.py"),
     ("docs/finetune-pictures.md", "*"): Elsewhere("tests/packages/test_tutorials.py"),
