@@ -1,5 +1,6 @@
 """The sub-models of an export: their settings, weights, inputs and outputs."""
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from trainer_export.progress import Counter
 from trainer_export.recipe import Recipe
 from trainer_export.rewriting import line_of, place_of
 from trainer_export.traced_program import recorded_modules
+
+_LOG = logging.getLogger(__name__)
 
 _REMEDY = (
     "the choice of layers must not depend on cut sizes, because these may be equal in only some"
@@ -318,9 +321,18 @@ class Export:
                 zeros = self.signature.samples(2)
                 whole = self._whole(tier, zeros)
                 refuse_unlike(name, prepared(module, "eval"), whole, shapes, zeros)
+            else:
+                self._warn_of_output(name, module, x)
         for frozen in frozen_parameters(self.layout, tier):
             module.get_parameter(frozen).requires_grad_(False)
         return module
+
+    def _warn_of_output(self, name: str, module: nn.Module, x: Tensor) -> None:
+        """Print what looks wrong in a model's outputs for the loss."""
+        with torch.no_grad():
+            warning = self.recipe.loss.output_warning(prepared(module, "eval")(x))
+        if warning is not None:
+            _LOG.warning("%s: %s", name, warning)
 
     def _returning_one(self, module: nn.Module) -> nn.Module:
         """Let a model return the one tensor that it returns in an object.

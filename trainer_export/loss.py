@@ -110,6 +110,15 @@ class Loss(ABC):
         """The ignored label; boards and server pass it to the graphs as -1."""
         return None
 
+    def output_warning(self, output: Any) -> str | None:  # noqa: ARG002 - some losses read it
+        """Return what looks wrong in a model's output for this loss, with a remedy; else None.
+
+        Args:
+            output: output of the whole model for random samples, float32 [batch, ...]; for a loss
+                that takes several outputs, a tuple or mapping of them.
+        """
+        return None
+
     def __post_init__(self) -> None:
         # Fields carry their ranges, so every loss checks its parameters here.
         check_numbers(self)

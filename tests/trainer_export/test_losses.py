@@ -361,3 +361,25 @@ def test_a_setting_of_another_kind_is_refused(table, message):
     """A text that says no would have been true."""
     with pytest.raises(ConfigError, match=message):
         Recipe.from_table(RecipeTable.model_validate(table), OWN)
+
+
+@pytest.mark.parametrize(
+    ("last", "warned"),
+    [(nn.Softmax(-1), True), (nn.LogSoftmax(-1), False), (nn.Identity(), False)],
+)
+def test_a_softmax_before_a_cross_entropy_is_warned_of(last, warned, tmp_path, caplog):
+    """The loss applies softmax itself; logits and their logarithms are right."""
+
+    @architecture()
+    def ending(cut, *, input_shape=(6,), classes=3):
+        return nn.Sequential(nn.Linear(*input_shape, cut.classes(classes)), last)
+
+    layout = infer_layout(ending)
+    export_architecture(
+        ExportRequest(ending, None, (layout.tier(1.0),), Recipe()),
+        tmp_path,
+        ExportOptions(formats=("onnx",)),
+    )
+    warnings = [message for message in caplog.messages if "returns probabilities" in message]
+    assert bool(warnings) == warned
+    assert all("return the logits, without the softmax" in message for message in warnings)

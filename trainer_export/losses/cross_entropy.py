@@ -21,6 +21,8 @@ from trainer_export.numbers import Range, number
 _TORCH_IGNORES = -100  # the label that PyTorch's cross entropy ignores
 _PIXELS = 4  # dimensions of logits [batch, classes, height, width]
 
+_ROUNDING = 1e-4  # largest deviation from 1 of a sum of probabilities
+
 # The logit of a label with probability zero. It is finite, because minus infinity times the zeros
 # of a one-hot row is not a number; exp of it is exactly 0.
 _IMPOSSIBLE = -1e6
@@ -249,6 +251,19 @@ class MaskedCrossEntropy(Loss):
                 f" {classes} classes"
             )
         return Target("int64", tuple(places))
+
+    def output_warning(self, output: Tensor) -> str | None:
+        """See `Loss.output_warning`: the loss applies softmax, so a model should not."""
+        scores = classes_last(output)
+        sums = scores.sum(-1)
+        add_up_to_one = torch.allclose(sums, torch.ones_like(sums), atol=_ROUNDING)
+        if not add_up_to_one or bool((scores < 0).any()):
+            return None
+        return (
+            f"the model returns probabilities, but the loss {self.name} applies softmax itself, so"
+            " the model would learn slowly or not at all; return the logits, without the softmax"
+            " at the end of forward"
+        )
 
     def value(self, output: Tensor, answer: Answer) -> Tensor:
         """Return the mean over the labels that are not ignored."""
