@@ -83,6 +83,10 @@ class SizedBatches:
         """Return different batches of the same kind; attempt 0 returns these batches."""
         return replace(self, seed=self.seed + attempt)
 
+    def one_step(self, samples: int) -> "SizedBatches":
+        """Return a single step on some samples."""
+        return replace(self, sizes=(samples,), steps=1)
+
     def noise(
         self,
         shapes: Mapping[str, tuple[int, ...]],

@@ -6,12 +6,12 @@ themselves.
 
 A step can be ill-conditioned, for example with layer norms over a few units: PyTorch in float32
 then differs from PyTorch in float64 as much as a graph from either. So if the comparison in float32
-fails, float64 decides (`repeated`).
+fails, float64 decides (`trainer_export.repeated_check`).
 """
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec
 from fleet_protocol.onnx_runtime import check_runtime
-from trainer_export.batches import SizedBatches
 
 LIMIT = 1e-4
 """Largest relative deviation of a tensor from PyTorch in a published graph."""
@@ -32,7 +31,6 @@ _ROUNDINGS = 5  # a tensor may differ from float64 by this multiple of PyTorch's
 _LOOSEST = 1e-2  # but never by more than this
 # Smallest scale of a tensor, as a share of the largest of its kind: zero gradients have no scale.
 _FLOOR = 0.1
-_TRIES = 5
 # If a ReLU or a maximum decides differently, a few entries of a tensor deviate. They differ from
 # batch to batch; those of a bug do not.
 _EDGE_SHARE = 1e-2  # share of the entries of a tensor, at least one
@@ -170,9 +168,14 @@ class WorstDeviation:
             self.others = max(self.others, float(relative.max(initial=0.0, where=~is_beyond)))
 
     @property
+    def is_small(self) -> bool:
+        """Whether no entry deviates by more than a ReLU at its edge explains."""
+        return self.relative <= _EDGE_LARGEST
+
+    @property
     def has_few_beyond(self) -> bool:
         """Whether only a few entries of each tensor deviate, and not by much."""
-        if not self.relative <= _EDGE_LARGEST:
+        if not self.is_small:
             return False
         return all(mask.sum() <= max(1, _EDGE_SHARE * mask.size) for mask in self.beyond.values())
 
@@ -307,54 +310,6 @@ def calm_torch() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def repeated(run: Callable[[SizedBatches, bool], CheckSpec], batches: SizedBatches) -> CheckSpec:
-    """Return the report of the first run within the limit; each run has different batches.
-
-    A rounding difference may flip a ReLU or the choice between two nearly equal maxima, and no
-    limit on a single run can distinguish that from a small bug. So a run that deviates is repeated
-    with other random batches. If all runs deviate, they are repeated and float64 decides. If all of
-    these deviate, too, the graph is right only if a few entries deviate in each run, and none in
-    all: a bug is in the same entries each time. The figures then say how many there were.
-
-    A run ends with the first step that refuses it (`WorstDeviation.is_refused`), so that the
-    refusal of a large model takes a few steps instead of many.
-
-    Args:
-        run: compares on some batches; its second argument tells whether float64 decides.
-        batches: batches of the first run.
-
-    Raises:
-        ExportError: every run deviates, as it does for a bug.
-    """
-    for attempt in range(_TRIES):
-        with contextlib.suppress(ExportError):
-            return run(batches.again(attempt), False)
-    errors: list[ExportError] = []
-    for attempt in range(_TRIES):
-        try:
-            return run(batches.again(attempt), True)
-        except ExportError as error:
-            errors.append(error)
-    deviations = [error for error in errors if isinstance(error, DeviationError)]
-    if len(deviations) == len(errors) and _are_edges([error.worst for error in deviations]):
-        last = deviations[-1]
-        return last.worst.report_others(last.graph, last.steps)
-    raise errors[-1]
-
-
-def _are_edges(runs: Sequence[WorstDeviation]) -> bool:
-    """Return whether few entries deviate in each of some runs, and none in all of them."""
-    if not all(run.has_few_beyond for run in runs):
-        return False
-    for tensor, mask in runs[0].beyond.items():
-        always = mask
-        for run in runs[1:]:
-            always = always & run.beyond.get(tensor, np.zeros_like(mask))
-        if always.any():
-            return False
-    return True
 
 
 def run_session(session: Session, feed: Mapping[str, NDArray[Any]]) -> Arrays:

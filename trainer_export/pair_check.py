@@ -19,11 +19,12 @@ from fleet_protocol.pair_manifest import SIDES, loss_name, side_name
 from models.zoo.layers import set_mode
 from models.zoo.noise_inputs import feed_noise
 from trainer_export.batches import SizedBatches
-from trainer_export.check import WorstDeviation, open_session, repeated, run_session
+from trainer_export.check import WorstDeviation, open_session, run_session
 from trainer_export.model_inputs import model_noise
 from trainer_export.pair_step import PairRoutine
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, TorchOptimizer, in_float64
+from trainer_export.repeated_check import repeated
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -22,6 +22,7 @@ from models.tier import Tier
 from models.user_lines import at_line_of, first_line
 from models.zoo.randomized_model import vocabulary_of
 from trainer_export.batches import SizedBatches
+from trainer_export.check import DeviationError
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import executorch, ort_training
@@ -116,6 +117,8 @@ class TierSets:
         """Export a tier, and name the user's line if the model's own code fails."""
         try:
             self._write(tier, report)
+        except DeviationError as error:
+            raise ExportError(f"{self.export.arch.name}: {tier.id}: {error}") from error
         # These already say what to do; all others come from the model's own code.
         except (ShoalError, OSError, MemoryError):
             raise

@@ -17,11 +17,12 @@ from fleet_protocol.manifest import (
     state_input,
 )
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Session, WorstDeviation, open_session, repeated, run_session
+from trainer_export.check import Session, WorstDeviation, open_session, run_session
 from trainer_export.loss import Answer
 from trainer_export.model_inputs import model_noise
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, MU, Reference, in_float64
+from trainer_export.repeated_check import repeated
 
 Shape = tuple[int, ...]
 

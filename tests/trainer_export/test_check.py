@@ -18,11 +18,12 @@ from models import build
 from tests.trainer_export.helpers import ZOO, batches_for, graphs_of, tiny
 from trainer_export import train_check
 from trainer_export.batches import SizedBatches
-from trainer_export.check import LIMIT, WorstDeviation, calm_torch, repeated
+from trainer_export.check import LIMIT, WorstDeviation, calm_torch
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature, model_noise
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
+from trainer_export.repeated_check import repeated
 from trainer_export.routines.evaluate import check_eval
 from trainer_export.routines.statistics import check_statistics
 from trainer_export.train_check import check_train

@@ -1,11 +1,14 @@
 """A few entries at an edge of a ReLU do not refuse a right graph; the entries of a fault do."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec
-from trainer_export.check import WorstDeviation, repeated
+from trainer_export.check import WorstDeviation
+from trainer_export.repeated_check import repeated
 
 
 def deviating(places_of):
@@ -25,11 +28,17 @@ def deviating(places_of):
     return run
 
 
+@dataclass(frozen=True)
 class Batches:
     """Batches whose numbers do not matter."""
 
+    samples: int = 8
+
     def again(self, attempt):
         return self
+
+    def one_step(self, samples):
+        return replace(self, samples=samples)
 
 
 def test_entries_that_deviate_once_are_edges_and_are_counted():
@@ -52,6 +61,37 @@ def test_entries_that_deviate_once_are_edges_and_are_counted():
 def test_entries_of_a_fault_refuse_the_graph(places_of):
     with pytest.raises(ExportError, match="bug in a lowering"):
         repeated(deviating(places_of), Batches())
+
+
+def channels_that_deviate(samples_without):
+    """Return a run in which a tenth of the entries is off, but not with so many samples."""
+    attempts = []
+
+    def run(batches, exact):
+        found = np.ones(400, np.float32)
+        if batches.samples not in samples_without:
+            first = 40 * (len(attempts) % 10)
+            found[first : first + 40] += 0.02
+        attempts.append(exact)
+        worst = WorstDeviation(sizes=[batches.samples])
+        expected = {"w": np.ones(400, np.float32)}
+        worst.compare({"w": found}, expected, expected)
+        return worst.report("train", 1)
+
+    return run
+
+
+def test_a_right_graph_whose_every_large_batch_has_an_edge_agrees_on_few_samples():
+    """An edge before a batch norm moves a whole channel, which are more than a few entries."""
+    spec = repeated(channels_that_deviate({3, 2}), Batches())
+    assert spec.worst_relative < 1e-4
+    assert (spec.steps, spec.batch_sizes) == (1, (2,))
+
+
+@pytest.mark.parametrize("samples_without", [{3}, {2}, set()])
+def test_a_fault_of_some_batch_size_is_refused(samples_without):
+    with pytest.raises(ExportError, match="bug in a lowering"):
+        repeated(channels_that_deviate(samples_without), Batches())
 
 
 def deviations_at(entries):

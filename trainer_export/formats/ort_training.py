@@ -51,6 +51,7 @@ from trainer_export.model_inputs import (
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, Reference, in_float64
+from trainer_export.repeated_check import repeated
 from trainer_export.routines.train import trace_loss
 from trainer_export.train_check import check_train
 
@@ -137,7 +138,7 @@ def check_artifacts(
 
     return (
         check_train(step.data, module, recipe, batches, graph=STEP),
-        check.repeated(check_official, batches),
+        repeated(check_official, batches),
     )
 
 

@@ -1,0 +1,99 @@
+"""Repeats a comparison with PyTorch on other batches, until one agrees or all deviate.
+
+A rounding difference may flip a ReLU or the choice between two nearly equal maxima, and no limit on
+a single run can distinguish that from a small bug.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fleet_protocol.errors import ExportError
+from fleet_protocol.manifest import CheckSpec
+from trainer_export.batches import SizedBatches
+from trainer_export.check import DeviationError, WorstDeviation
+
+__all__ = ["repeated"]
+
+Run = Callable[[SizedBatches, bool], CheckSpec]
+"""Compares on some batches; the second argument tells whether float64 decides."""
+
+_TRIES = 5
+_FEW_SAMPLES = (3, 2)  # two sizes, since a bug may depend on the size
+_TRIES_ON_FEW = 10
+
+
+def repeated(run: Run, batches: SizedBatches) -> CheckSpec:
+    """Return the report of the first run within the limit; each run has different batches.
+
+    A run that deviates is repeated with other random batches. If all runs deviate, they are
+    repeated and float64 decides. If all of these deviate, too, the graph is right in two cases:
+
+    - A few entries deviate in each run, and none in all: a bug is in the same entries each time.
+      The figures then say how many there were.
+    - Entries deviate by little, and steps on two or three samples agree. A large batch has a ReLU
+      at its edge in almost every step, and after a batch norm each moves a whole channel.
+
+    A run ends with the first step that refuses it (`WorstDeviation.is_refused`), so that the
+    refusal of a large model takes a few steps instead of many.
+
+    Args:
+        run: the comparison.
+        batches: batches of the first run.
+
+    Raises:
+        ExportError: every run deviates, as it does for a bug.
+    """
+    for attempt in range(_TRIES):
+        with contextlib.suppress(ExportError):
+            return run(batches.again(attempt), False)
+    errors: list[ExportError] = []
+    for attempt in range(_TRIES):
+        try:
+            return run(batches.again(attempt), True)
+        except ExportError as error:
+            errors.append(error)
+    deviations = [error for error in errors if isinstance(error, DeviationError)]
+    if len(deviations) < len(errors):
+        raise errors[-1]
+    runs = [error.worst for error in deviations]
+    if _are_edges(runs):
+        last = deviations[-1]
+        return last.worst.report_others(last.graph, last.steps)
+    if all(deviating.is_small for deviating in runs):
+        report = _report_on_few_samples(run, batches)
+        if report is not None:
+            return report
+    raise errors[-1]
+
+
+def _are_edges(runs: Sequence[WorstDeviation]) -> bool:
+    """Return whether few entries deviate in each of some runs, and none in all of them."""
+    if not all(run.has_few_beyond for run in runs):
+        return False
+    for tensor, mask in runs[0].beyond.items():
+        always = mask
+        for run in runs[1:]:
+            always = always & run.beyond.get(tensor, np.zeros_like(mask))
+        if always.any():
+            return False
+    return True
+
+
+def _report_on_few_samples(run: Run, batches: SizedBatches) -> CheckSpec | None:
+    """Return the report of a step on few samples; None if all steps of one size deviate."""
+    report = None
+    for samples in _FEW_SAMPLES:
+        report = _first_report(run, batches.one_step(samples))
+        if report is None:
+            return None
+    return report
+
+
+def _first_report(run: Run, batches: SizedBatches) -> CheckSpec | None:
+    """Return the report of the first run that float64 confirms; None if none is."""
+    for attempt in range(_TRIES_ON_FEW):
+        with contextlib.suppress(DeviationError):
+            return run(batches.again(attempt), True)
+    return None
