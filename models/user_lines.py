@@ -9,8 +9,9 @@ from typing import Any
 _PACKAGES = Path(__file__).parents[1]
 _SHOAL = (str(_PACKAGES / "models"), str(_PACKAGES / "trainer_export"))
 
-# Functions of Shoal that the model calls, and that may call the model.
-_CALLED_BY_MODELS = ("forward", "__torch_function__", "evaluate_expr")
+# Functions of Shoal that the model calls, and that may call the model. `dispatch` is that of fake
+# tensors.
+_CALLED_BY_MODELS = ("forward", "__torch_function__", "evaluate_expr", "dispatch")
 
 
 def at_line_of(error: BaseException) -> str:

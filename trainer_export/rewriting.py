@@ -24,6 +24,8 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = discover("trainer_export.functions
 
 _TORCH = str(Path(torch.__file__).parent)
 _EXPORTER = str(Path(__file__).parent)
+# A rewrite, of the exporter or of a layer, and the exporter's mode of fake tensors.
+_BETWEEN_LINES = ("__torch_function__", "dispatch")
 _LINE = "stack_trace"  # torch.fx copies the value of this key to every node
 
 
@@ -80,8 +82,8 @@ def line_of(frame: FrameType | None) -> str:
     """
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "__torch_function__":
-            pass  # a rewrite, of the exporter or of a layer, stands between two lines of a model
+        if code.co_name in _BETWEEN_LINES:
+            pass  # it stands between two lines of a model
         elif code.co_filename.startswith(_EXPORTER):
             return ""  # anything else of the exporter is above the model
         elif not code.co_filename.startswith((_TORCH, "<")):
