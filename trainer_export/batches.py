@@ -43,6 +43,13 @@ class SizedBatches:
         """
         if flops <= _LARGE_FLOPS:
             return self
+        return self.few()
+
+    def few(self) -> "SizedBatches":
+        """Return two steps of different sizes on few samples.
+
+        Two, because some terms are 0 in the first step, such as the distance from its start.
+        """
         return replace(self, sizes=(3, 2), steps=2)
 
     def draw(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -82,10 +89,6 @@ class SizedBatches:
     def again(self, attempt: int) -> "SizedBatches":
         """Return different batches of the same kind; attempt 0 returns these batches."""
         return replace(self, seed=self.seed + attempt)
-
-    def one_step(self, samples: int) -> "SizedBatches":
-        """Return a single step on some samples."""
-        return replace(self, sizes=(samples,), steps=1)
 
     def noise(
         self,

@@ -20,7 +20,6 @@ Run = Callable[[SizedBatches, bool], CheckSpec]
 """Compares on some batches; the second argument tells whether float64 decides."""
 
 _TRIES = 5
-_FEW_SAMPLES = (3, 2)  # two sizes, since a bug may depend on the size
 _TRIES_ON_FEW = 10
 
 
@@ -32,8 +31,8 @@ def repeated(run: Run, batches: SizedBatches) -> CheckSpec:
 
     - A few entries deviate in each run, and none in all: a bug is in the same entries each time.
       The figures then say how many there were.
-    - Entries deviate by little, and steps on two or three samples agree. A large batch has a ReLU
-      at its edge in almost every step, and after a batch norm each moves a whole channel.
+    - Entries deviate by little, and two steps on few samples agree. A large batch has a ReLU at its
+      edge in almost every step, and before a batch norm each moves a whole channel.
 
     A run ends with the first step that refuses it (`WorstDeviation.is_refused`), so that the
     refusal of a large model takes a few steps instead of many.
@@ -62,7 +61,7 @@ def repeated(run: Run, batches: SizedBatches) -> CheckSpec:
         last = deviations[-1]
         return last.worst.report_others(last.graph, last.steps)
     if all(deviating.is_small for deviating in runs):
-        report = _report_on_few_samples(run, batches)
+        report = _first_report(run, batches.few())
         if report is not None:
             return report
     raise errors[-1]
@@ -79,16 +78,6 @@ def _are_edges(runs: Sequence[WorstDeviation]) -> bool:
         if always.any():
             return False
     return True
-
-
-def _report_on_few_samples(run: Run, batches: SizedBatches) -> CheckSpec | None:
-    """Return the report of a step on few samples; None if all steps of one size deviate."""
-    report = None
-    for samples in _FEW_SAMPLES:
-        report = _first_report(run, batches.one_step(samples))
-        if report is None:
-            return None
-    return report
 
 
 def _first_report(run: Run, batches: SizedBatches) -> CheckSpec | None:
