@@ -47,12 +47,13 @@ class BatchSymbol(ShapeEnv):
 def _is_condition_of_model(frame: FrameType | None) -> bool:
     """Return whether a condition outside PyTorch compares a size."""
     for _ in range(_GUARD_FRAMES):
-        if frame is None or frame.f_code.co_name == "__bool__":
-            break
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "__bool__":
+            caller = frame.f_back
+            return caller is not None and not caller.f_code.co_filename.startswith(_TORCH)
         frame = frame.f_back
-    if frame is None or frame.f_code.co_name != "__bool__" or frame.f_back is None:
-        return False
-    return not frame.f_back.f_code.co_filename.startswith(_TORCH)
+    return False
 
 
 def _sizes_beyond(condition: Any, value: bool) -> set[int]:

@@ -95,7 +95,8 @@ class Folding:
         """
         update = self._opened.get(task)
         if update is None:
-            update = self._opened[task] = self.load(task)
+            update = self.load(task)
+            self._opened[task] = update
         return update
 
     def settle(self, treatments: Mapping[str, Treatment]) -> None:
