@@ -217,13 +217,16 @@ def _settings_of(name: str, builder: Callable[..., Any]) -> list[inspect.Paramet
 
 
 def _check_dtypes(name: str, input_dtype: Dtype | Mapping[str, Dtype]) -> None:
-    dtypes = list(input_dtype.values()) if isinstance(input_dtype, Mapping) else [input_dtype]
+    dtypes: list[str]
+    if isinstance(input_dtype, str):
+        dtypes = [input_dtype]
+    else:
+        dtypes = list(input_dtype.values())
+    allowed = get_args(Dtype)
     for dtype in dtypes:
-        if dtype not in get_args(Dtype):
-            raise ConfigError(
-                f"architecture {name}: input_dtype {dtype!r} is not one of"
-                f" {', '.join(get_args(Dtype))}"
-            )
+        if dtype not in allowed:
+            listed = ", ".join(allowed)
+            raise ConfigError(f"architecture {name}: input_dtype {dtype!r} is not one of {listed}")
 
 
 def build(

@@ -62,7 +62,10 @@ class Row:
     def parts(self, x: Any) -> dict[str, Any]:
         """Split rows [batch, *shape] into inputs, whole numbers as int64."""
         # A row of one number may come without its dimension.
-        flat = x.flatten(1) if x.dim() > 1 else x[:, None]
+        if x.dim() > 1:
+            flat = x.flatten(1)
+        else:
+            flat = x[:, None]
         # All are sliced before any is converted, because a graph keeps this order of operations.
         inputs: dict[str, Any] = {}
         for name, place in self.places():

@@ -103,7 +103,8 @@ class PackageForm(FrozenModel):
                     f" {list(weight.shape)}; run `shoal export` again"
                 )
             # In double precision, so that the sum is rounded once.
-            merged[adapter.weight] = (weight.astype(np.float64) + change).astype(weight.dtype)
+            exact = weight.astype(np.float64) + change
+            merged[adapter.weight] = exact.astype(weight.dtype)
         return self.base_state(merged)
 
     def adapter_config(

@@ -56,7 +56,8 @@ def frozen_parameters(layout: Layout, tier: Tier) -> tuple[str, ...]:
         )
     # A place counts from the top: at place 0 the window ends with the last block.
     end = len(blocks) - tier.place
-    trained = frozenset(blocks[end - _count_trained(blocks, tier) : end])
+    start = end - _count_trained(blocks, tier)
+    trained = frozenset(blocks[start:end])
     counted = _counted_by_parameter(layout, tier)
     frozen: list[str] = []
     for parameter in layout.kept(tier):
@@ -85,7 +86,8 @@ def tiers_of_window(layout: Layout, tier: Tier) -> tuple[Tier, ...]:
     Raises:
         PlanError: the model does not support the tier.
     """
-    places = _count_places(counted_blocks(layout, tier), tier)
+    blocks = counted_blocks(layout, tier)
+    places = _count_places(blocks, tier)
     return tuple(replace(tier, place=place) for place in range(places))
 
 
@@ -97,7 +99,8 @@ def trained_count(layout: Layout, tier: Tier) -> int:
     shapes = layout.shapes(tier)
     for name in frozen_parameters(layout, tier):
         del shapes[name]
-    return sum(math.prod(shape) for shape in shapes.values())
+    counts = [math.prod(shape) for shape in shapes.values()]
+    return sum(counts)
 
 
 def largest_first(layout: Layout, tiers: Sequence[Tier]) -> list[Tier]:
@@ -120,14 +123,16 @@ def _count_trained(blocks: Sequence[str], tier: Tier) -> int:
     if tier.trained == HEAD_SHARE:
         return 0
     # Half a block counts as one, so that half of five blocks is three.
-    return max(1, math.floor(tier.trained * len(blocks) + 0.5))
+    rounded = math.floor(tier.trained * len(blocks) + 0.5)
+    return max(1, rounded)
 
 
 def _count_places(blocks: Sequence[str], tier: Tier) -> int:
     # No window to move: it is empty, or it is everything.
     if tier.trained in {HEAD_SHARE, WHOLE_SHARE}:
         return 1
-    return max(1, len(blocks) - _count_trained(blocks, tier) + 1)
+    trained = _count_trained(blocks, tier)
+    return max(1, len(blocks) - trained + 1)
 
 
 def _counted_by_parameter(layout: Layout, tier: Tier) -> dict[str, str | None]:

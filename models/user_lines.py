@@ -27,9 +27,12 @@ def at_line_of(error: BaseException) -> str:
         if code.co_filename.startswith(_SHOAL):
             if code.co_name not in _CALLED_BY_MODELS:
                 place = ""  # callers of Shoal are not the model
-        elif not code.co_filename.startswith("<") and "torch" not in Path(code.co_filename).parts:
+            continue
+        file = Path(code.co_filename)
+        is_generated = code.co_filename.startswith("<")
+        if not is_generated and "torch" not in file.parts:
             module = _module_of(code, frame.f_locals) or module
-            place = f" at line {number} of {Path(code.co_filename).name}{module}"
+            place = f" at line {number} of {file.name}{module}"
     return place
 
 
