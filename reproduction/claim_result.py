@@ -21,7 +21,7 @@ from reproduction.power import (
 OUT_OF_REACH = "out of reach here"
 """The verdict on a claim whose runs would take too long (`reproduction.power`)."""
 REPEATED = "repeated"
-"""The verdict on an undecided claim that another table states again with other seeds."""
+"""The verdict on an undecided claim that another table states with other or further seeds."""
 VERDICTS = ("holds", "does not hold", "undecided", OUT_OF_REACH, REPEATED, "not run")
 
 BySeed = Mapping[int, float | None]
@@ -46,7 +46,7 @@ class ClaimResult:
             conclusive.
         seconds: real time of one seed of all arms of the claim on two cores; None if unknown.
         comparable: deviations of the table's other claims of the same kind.
-        repeated_in: the table that states the claim again with other seeds; empty for none.
+        repeated_in: the table that states the claim with other or further seeds; empty for none.
     """
 
     claim: Claim
@@ -131,7 +131,7 @@ class ClaimResult:
         if self._decision:
             return self._decision
         # More seeds in this table would let the first ones decide when to stop.
-        if self.repeated_in and self._is_complete:
+        if self.repeated_in and self.by_seed and self.same_data:
             return REPEATED
         need = self.need
         if need is not None and need.out_of_reach:

@@ -137,7 +137,8 @@ class Experiment:
         claims: the claims of the table, stated before it is run.
         notes: differences from the paper at every scale that no configuration shows.
         checked: checks of claims that do not hold, one paragraph or list each.
-        repeated: the table that states a claim again with other seeds, by the claim's sentence.
+        repeated: the table that states a claim with other or further seeds, by the claim's
+            sentence.
     """
 
     table: str

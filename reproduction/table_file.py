@@ -119,7 +119,7 @@ class TableFile(FrozenModel):
         earlier_defaults: tables of ``sim.toml``, as in `Arm`, for all arms.
         axes: their options; the first varies slowest.
         without: combinations of options without an arm.
-        repeated: sentences of claims that another table states again, by the name of that table.
+        repeated: sentences of claims that another table states, too, by the name of that table.
     """
 
     paper: str
@@ -188,7 +188,7 @@ class TableFile(FrozenModel):
         )
 
     def _repeated(self, claims: Sequence[Claim]) -> Mapping[str, str]:
-        """Return the table that states a claim again, by the claim's sentence.
+        """Return the other table that states a claim, by the claim's sentence.
 
         Raises:
             ConfigError: the table has no such claim.

@@ -39,7 +39,7 @@ def in_words(counts: Sequence[Mapping[str, str]]) -> str:
     return (
         f"**{total['holds']} of {claims} claims hold**, {total['does not hold']} do not hold, "
         f"{total['undecided']} are undecided, {total['out of reach here']} are out of reach here, "
-        f"{total['repeated']} are repeated with other seeds, "
+        f"{total['repeated']} are repeated in another table, "
         f"and {total['not run']} have not been tested. A claim is "
         f"undecided if three seeds do not separate two arms, or if a run of reduced length did "
         f"not reach its target. Most runs have a reduced scale (fewer rounds, samples or "

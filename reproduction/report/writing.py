@@ -84,8 +84,8 @@ run ended. `censored`: the best round of a run is its last, so a longer run migh
 best round |
 | `out of reach here` | undecided or not run, and the seeds that would decide it need more than \
 eight hours |
-| `repeated` | undecided, and stated again with other seeds in the table that `needs` names; that \
-table has its own verdict |
+| `repeated` | undecided by this table's seeds; the table that `needs` names makes the same \
+comparison with other or further seeds, and has its own verdict |
 | `not run` | one of the arms has no stored figures, or the arms have no stated \
 seed in common |
 

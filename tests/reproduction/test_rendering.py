@@ -187,7 +187,7 @@ def test_arms_are_compared_on_the_seeds_they_share(rolex):
     # Two seeds: the deviation is the root of 2, and so is the root of their number.
     half = stats.t.ppf(0.975, 1) * math.sqrt(2) / math.sqrt(2)
     assert judged.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
-    assert judged.verdict == "undecided"
+    assert judged.verdict == REPEATED  # in fedrolex-repeat
 
 
 def test_a_best_round_that_is_the_last_says_nothing():
@@ -298,7 +298,7 @@ def test_who_stops_at_the_seed_that_suits_has_decided_nothing():
     ]
     (judged,) = verdicts("fedrolex-3", runs).values()
     assert judged.interval[1] > 0
-    assert (judged.lacking, judged.verdict) == ((3,), "undecided")
+    assert (judged.lacking, judged.verdict) == ((3,), REPEATED)
     assert claim_cells(judged)["by seed"] == "1: +10.00, 2: +10.10, 3: not run"
     runs += [
         result("fedrolex-3", f"{arm}/cifar10-high", 3, [row(150, accuracy)])
@@ -353,7 +353,7 @@ def test_a_model_that_diverged_has_no_figure_at_its_end():
         ((0.10, 0.12, 0.14), "does not hold"),
         # Three seeds that do not decide: another table states the claim again.
         ((0.20, 0.25, 0.22), REPEATED),
-        ((0.30,), "undecided"),
+        ((0.30,), REPEATED),
         ((0.20, 0.22, 0.24), REPEATED),  # equal: nothing is above
     ],
 )
@@ -388,7 +388,7 @@ def test_a_table_has_what_was_run_and_names_the_rest(rolex):
         "69.44 ± 1.50 | 27.00 ± 2.83 | 1: 25.00, 2: 29.00 | 32.00 ± 2.83 | 27.00 ± 2.83" in lines[0]
     )
     assert (
-        "FedRolex is above Federated Dropout, cifar10, high heterogeneity | undecided | > 0 |"
+        "FedRolex is above Federated Dropout, cifar10, high heterogeneity | repeated | > 0 |"
         in text
     )
     assert not any(line.startswith("| heterofl/") for line in text.splitlines())
@@ -519,7 +519,7 @@ def test_comma_separated_values_can_be_read_back(rolex, tmp_path):
 def test_json_has_the_same_figures(rolex):
     values = to_json(*found_in("fedrolex-3", rolex))
     assert values["figures"][1]["mean"] == pytest.approx(27.0)
-    assert [claim["verdict"] for claim in values["claims"] if claim["by_seed"]] == ["undecided"]
+    assert [claim["verdict"] for claim in values["claims"] if claim["by_seed"]] == [REPEATED]
 
 
 def test_files_are_written(rolex, tmp_path):
@@ -818,7 +818,7 @@ def test_the_page_begins_with_how_many_claims_hold(tmp_path):
     }
     assert in_words(counts).startswith(
         "**4 of 13 claims hold**, 2 do not hold, 1 are undecided, 3 are out of reach here, "
-        "1 are repeated with other seeds, and 2 have not been tested."
+        "1 are repeated in another table, and 2 have not been tested."
     )
     widths = re.findall(r'width="([\d.]+)" height="22"', chart(counts))
     assert [float(width) / 9 for width in widths[6:]] == [3, 1, 1, 2, 1, 2, 3]
