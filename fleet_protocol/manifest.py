@@ -227,9 +227,7 @@ class Manifest(ExtendedSpec):
             the optimizer's update.
         peak_memory_bytes: estimated peak memory of one training process, in bytes, for batches of
             32, excluding the runtime itself.
-        recomputed_share: work of the training step that is repeated to save memory, as a share of
-            the step: written bytes of the repeated nodes. Only plans have it
-            (`fleet_protocol.memory_plans`).
+        recomputed_share: share of the step's work that a plan repeats (see `memory_plans`).
         checks: results of comparing the graphs with PyTorch.
         skipped: requested formats that the model does not support, each with the reason.
         versions: packages that exported the set, with their versions.

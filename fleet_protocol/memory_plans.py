@@ -1,7 +1,9 @@
 """Plans of an artifact set: the same training step, with less memory and more work.
 
 A plan is a further manifest in the folder of a set. Its training step recomputes activations
-instead of keeping them, and has the same bits. All other files are those of the set.
+instead of keeping them, and has the same bits. All other files are those of the set. Its
+`recomputed_share` is the number of bytes that the repeated nodes write, divided by the number that
+the step of the set writes.
 """
 
 from fleet_protocol.manifest import Manifest
