@@ -143,9 +143,9 @@ def judge(experiment: Experiment, rows: Rows) -> tuple[ClaimResult, ...]:
 
 
 def _with_comparable(result: ClaimResult, results: Sequence[ClaimResult]) -> ClaimResult:
-    If there are some of the same arms, such as for another target, only these count.
+    """Return a result with the deviations of the other claims that compare the same kind.
 
-    Those of the same arms, such as for another target, count alone if there are any.
+    If there are some of the same arms, such as for another target, only these count.
     """
     of_kind: list[float] = []
     of_arms: list[float] = []
