@@ -150,7 +150,7 @@ def _decode(opened: Any, path: Path, config: ImagesData) -> NDArray[np.uint8]:
     if opened.format != "MPO" and getattr(opened, "n_frames", 1) > 1:
         raise DataError(
             f"{path} has {opened.n_frames} frames, but a sample is one image: save its frames as"
-            " separate images, and leave out those that are no samples"
+            " separate images"
         )
     if opened.mode[0] in "IF":
         raise DataError(
