@@ -9,6 +9,7 @@ name and never by position.
 import hashlib
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -302,7 +303,7 @@ class Manifest(ExtendedSpec):
             inputs = {name: math.prod(shape) for name, shape in shapes.items()}
         return SampleSizes(inputs, self.recipe.loss.parts)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[ParameterSpec, ...]:
         """The parameters that a step changes, and that updates contain, in manifest order."""
         frozen = frozenset(self.frozen)
