@@ -27,7 +27,7 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class TrialTask:
-    """What every provider does in a trial.
+    """The steps that every provider takes in a trial.
 
     Attributes:
         manifest: manifest of the artifact set.
@@ -113,7 +113,7 @@ def _take_steps(
 
     Args:
         session: the session.
-        task: what is done.
+        task: the steps.
         after_first: called with the session after the first step.
     """
     losses: list[float] = []
