@@ -22,7 +22,7 @@ from models.zoo.randomized_model import check_time, noise
 from models.zoo.sliceable import check_sliceable
 
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
-# What packages do after that, such as timm for a truncated normal distribution.
+# Packages adjust filled values, as timm does for a truncated normal distribution.
 _ADJUSTMENTS = frozenset({Tensor.add_, Tensor.clamp_, Tensor.erfinv_, Tensor.mul_})
 
 

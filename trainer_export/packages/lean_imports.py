@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 
 _OPTIONAL = frozenset({"scipy", "torchao"})
-"""What transformers imports if it is installed: for the matching of boxes, and to quantize."""
+"""Transformers imports these if they are installed: to match boxes, and to quantize."""
 
 
 @contextmanager
