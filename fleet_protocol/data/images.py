@@ -321,18 +321,7 @@ def _list_by_table(config: ImagesData, table: Path) -> _Listing:
     count = 0  # numbers of each image
     for line, row in table_rows(table, config.bounds):
         where = f"line {line} of {table}"
-        try:
-            numbers = [parse_number(field) for field in row[1:]]
-        except ValueError:
-            raise DataError(
-                f"{where} has {', '.join(row[1:])[:_SHOWN_CHARACTERS]!r} after the image, expected "
-                "numbers: remove a line with the names of columns, and replace names of labels by "
-                "their numbers, counted from 0, which `labels` in [data] names"
-            ) from None
-        if not numbers:
-            raise DataError(
-                f"{where} has no number after the image; write lines such as 1.png,0, with commas"
-            )
+        numbers = _read_numbers(row[1:], where)
         if images and count != len(numbers):
             raise DataError(f"{where} has {len(numbers)} numbers; all lines need the same count")
         count = len(numbers)
@@ -355,3 +344,19 @@ def _list_by_table(config: ImagesData, table: Path) -> _Listing:
     return _Listing(
         images, SourceFacts(labels, labels_said=bool(labels), labels_nameable=not labels)
     )
+
+
+def _read_numbers(fields: Sequence[str], where: str) -> list[float]:
+    """Return the numbers that a line has after the file name of its image, at least one."""
+    if not fields:
+        raise DataError(
+            f"{where} has no number after the image; write lines such as 1.png,0, with commas"
+        )
+    try:
+        return [parse_number(field) for field in fields]
+    except ValueError:
+        raise DataError(
+            f"{where} has {', '.join(fields)[:_SHOWN_CHARACTERS]!r} after the image, expected "
+            "numbers: remove a line with the names of columns, and replace names of labels by "
+            "their numbers, counted from 0, which `labels` in [data] names"
+        ) from None
