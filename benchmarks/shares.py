@@ -4,7 +4,7 @@ The last row compares a net that trains an exit behind every stage with one that
 
 PyTorch trains with the same parameters frozen. All steps take short turns in one process, as in
 `benchmarks.step_time`; memory is that of a process for each set, less that of one for a tiny set,
-so that the runtime itself does not count.
+so that the runtime itself does not count. Beside PyTorch, memory is that of the whole processes.
 """
 
 import statistics
@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.nets.by_sample import BY_SAMPLE
 from benchmarks.row import Row
 from benchmarks.step_time import Case, Step, Subjects, turns_of
+from benchmarks.torch_peak import torch_peak
 from device_runtime.bench import SMALL, costs
 from models.tier import HEAD_SHARE
 from trainer_export.check import calm_torch
@@ -29,13 +30,14 @@ KEPT_BUDGET = 0.1
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a share's costs relative to the whole tier; the step also relative to PyTorch's."""
+    """Limits of a share's costs relative to the whole tier, and relative to PyTorch."""
 
     name: str
     step: float
     memory: float
     upload: float | None = None
     of_pytorch: float = 0.8
+    memory_of_pytorch: float = 0.35
 
 
 SHARES: Mapping[float, Budget] = {
@@ -154,7 +156,7 @@ class _Net:
         table: list[Row] = []
         for budget in SHARES.values():
             table += self._step_rows(budget, turns)
-            table.append(self._memory_row(budget))
+            table += self._memory_rows(budget)
             table.append(self._upload_row(budget, sent))
         return table
 
@@ -182,18 +184,28 @@ class _Net:
             table.append(row)
         return table
 
-    def _memory_row(self, budget: Budget) -> Row:
-        share_mb = self._session_mb(budget.name)
-        whole_mb = self._session_mb("whole")
-        name = f"share, memory/whole, {self._title(budget)}"
-        note = f"{share_mb:.1f} / {whole_mb:.1f} MB"
-        return Row(
-            name,
-            share_mb / whole_mb,
-            "ratio, session",
-            budget.memory,
-            note=note,
-        )
+    def _memory_rows(self, budget: Budget) -> list[Row]:
+        title = self._title(budget)
+        process_mb = self._process_mb(budget.name)
+        share_mb = process_mb - self.runtime_mb
+        whole_mb = self._process_mb("whole") - self.runtime_mb
+        torch_mb = torch_peak(self.folder / budget.name / "manifest.json", self.case.batch)
+        return [
+            Row(
+                f"share, memory/whole, {title}",
+                share_mb / whole_mb,
+                "ratio, session",
+                budget.memory,
+                note=f"{share_mb:.1f} / {whole_mb:.1f} MB",
+            ),
+            Row(
+                f"share, memory/eager, {title}",
+                process_mb / torch_mb,
+                "ratio, process",
+                budget.memory_of_pytorch,
+                note=f"{process_mb:.0f} / {torch_mb:.0f} MB",
+            ),
+        ]
 
     def _upload_row(self, budget: Budget, sent: Mapping[str, int]) -> Row:
         share_bytes = sent[budget.name]
@@ -208,10 +220,10 @@ class _Net:
             note=note,
         )
 
-    def _session_mb(self, name: str) -> float:
-        """Return the peak memory of training a set, without the runtime."""
+    def _process_mb(self, name: str) -> float:
+        """Return the peak memory of a process that trains a set."""
         (cost,) = costs(self.folder / name, self.case.batch)
-        return cost.peak_mb - self.runtime_mb
+        return cost.peak_mb
 
     def _title(self, budget: Budget) -> str:
         return f"{budget.name} of {self.case.arch}"
