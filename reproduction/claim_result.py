@@ -9,11 +9,20 @@ from scipy import stats
 
 from reproduction.by_seed import present
 from reproduction.experiment import Claim
-from reproduction.power import UPPER_TAIL, RequiredSeeds, deviation, least_seeds, required_seeds
+from reproduction.power import (
+    UPPER_TAIL,
+    RequiredSeeds,
+    deviation,
+    least_seeds,
+    required_seeds,
+    seeds_at_measured_size,
+)
 
 OUT_OF_REACH = "out of reach here"
 """The verdict on a claim whose runs would take too long (`reproduction.power`)."""
-VERDICTS = ("holds", "does not hold", "undecided", OUT_OF_REACH, "not run")
+REPEATED = "repeated"
+"""The verdict on an undecided claim that another table states with other or further seeds."""
+VERDICTS = ("holds", "does not hold", "undecided", OUT_OF_REACH, REPEATED, "not run")
 
 BySeed = Mapping[int, float | None]
 """A figure or a comparison for each seed; None if a target was never reached."""
@@ -37,6 +46,7 @@ class ClaimResult:
             conclusive.
         seconds: real time of one seed of all arms of the claim on two cores; None if unknown.
         comparable: deviations of the table's other claims of the same kind.
+        repeated_in: the table that states the claim with other or further seeds; empty for none.
     """
 
     claim: Claim
@@ -49,12 +59,14 @@ class ClaimResult:
     censored: tuple[int, ...] = ()
     seconds: float | None = None
     comparable: tuple[float, ...] = ()
+    repeated_in: str = ""
 
     @property
     def need(self) -> RequiredSeeds | None:
         """The cost of deciding the claim at its published size; None if that is unknown.
 
-        That of a claim that was not run is the cost of the stated seeds.
+        The measured size counts for an open claim without a published size. The cost of a claim
+        that was not run is that of the stated seeds.
         """
         if self.seconds is None or not self.same_data:
             return None
@@ -65,6 +77,11 @@ class ClaimResult:
         if own is None:
             return least_seeds(self.claim, self.comparable, self.published, self.seconds)
         values = present(self.by_seed.values())
+        if self.published is None:
+            # A decided claim needs no further seeds.
+            if self._decision:
+                return None
+            return seeds_at_measured_size(self.claim, values, self.seconds)
         return required_seeds(self.claim, values, self.published, self.seconds)
 
     @property
@@ -111,9 +128,21 @@ class ClaimResult:
         """Return one of `VERDICTS`; empty without a claim."""
         if not self.claim.says:
             return ""
-        if self.interval is None or self.lacking or self.censored or not self.same_data:
-            # All stated seeds are needed: stopping at a convenient one would decide nothing.
-            return self._open_verdict
+        if self._decision:
+            return self._decision
+        # More seeds in this table would let the first ones decide when to stop.
+        if self.repeated_in and self.by_seed and self.same_data:
+            return REPEATED
+        need = self.need
+        if need is not None and need.out_of_reach:
+            return OUT_OF_REACH
+        return "undecided" if self.by_seed else "not run"
+
+    @property
+    def _decision(self) -> str:
+        """The verdict that the runs give by themselves; empty if they do not decide the claim."""
+        if self.interval is None or not self._is_complete:
+            return ""
         _, low, high = self.interval
         # Every figure meets a bound that is not set.
         least = -math.inf if self.claim.at_least is None else self.claim.at_least
@@ -122,12 +151,12 @@ class ClaimResult:
             return "holds"
         if high < least or low > most:
             return "does not hold"
-        return self._open_verdict
+        return ""
 
     @property
-    def _open_verdict(self) -> str:
-        """The verdict on a claim that the runs do not decide."""
-        need = self.need
-        if need is not None and need.out_of_reach:
-            return OUT_OF_REACH
-        return "undecided" if self.by_seed else "not run"
+    def _is_complete(self) -> bool:
+        """Whether the runs may decide the claim.
+
+        All stated seeds are needed: stopping at a convenient one would decide nothing.
+        """
+        return bool(self.by_seed) and self.same_data and not (self.lacking or self.censored)

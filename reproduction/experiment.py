@@ -137,6 +137,8 @@ class Experiment:
         claims: the claims of the table, stated before it is run.
         notes: differences from the paper at every scale that no configuration shows.
         checked: checks of claims that do not hold, one paragraph or list each.
+        repeated: the table that states a claim with other or further seeds, by the claim's
+            sentence.
     """
 
     table: str
@@ -151,6 +153,7 @@ class Experiment:
     claims: tuple[Claim, ...]
     notes: tuple[str, ...]
     checked: tuple[str, ...]
+    repeated: Mapping[str, str] = field(default_factory=dict)
 
     def arm(self, name: str) -> Arm:
         """Return an arm by its name.

@@ -208,6 +208,7 @@ class _Judge:
                 self.same_data,
                 lacking=tuple(self.stated),
                 seconds=self._cost(names),
+                repeated_in=self.experiment.repeated.get(claim.says, ""),
             )
         seeds = _shared_seeds(sides)
         # Both arms must use the same deciding figure.
@@ -233,6 +234,7 @@ class _Judge:
             lacking=tuple(lacking),
             censored=tuple(censored),
             seconds=sum(map(_quickest, sides)),
+            repeated_in=self.experiment.repeated.get(claim.says, ""),
         )
 
     def _cost(self, names: Sequence[str]) -> float | None:

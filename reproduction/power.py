@@ -3,7 +3,8 @@
 The test is the one that judges claims: Student's 95 % interval over paired seeds must be beyond the
 claim's bound. The number of seeds is the smallest with which it does so in 80 % of repetitions of
 the whole table. The power is exact, by the noncentral t distribution, for a difference as large as
-published. Ratios are counted by their logarithms.
+published. Where the paper gives no figures, the difference is as large as measured.
+Ratios are counted by their logarithms.
 
 A deviation of three seeds is uncertain: with the number of seeds that follows from it, only two of
 five such tables would have a power of 80 %. So the deviation is the upper end of its one-sided
@@ -15,7 +16,7 @@ in Medicine 14 (1995). For three seeds it is 2.12 s. Then four of five tables ha
 import math
 import statistics
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy import stats
 
@@ -40,11 +41,13 @@ class RequiredSeeds:
         seeds: the number; None if even `MOST_SEEDS` would not suffice.
         seconds: real time of all of them on a machine with two cores.
         is_least: whether the deviation is that of other claims, so that more seeds may be needed.
+        is_measured: whether the difference is as large as measured, because none was published.
     """
 
     seeds: int | None
     seconds: float
     is_least: bool = False
+    is_measured: bool = False
 
     @property
     def out_of_reach(self) -> bool:
@@ -70,7 +73,37 @@ def required_seeds(
     measured = deviation(claim, values)
     if measured is None:
         return None
-    return _required(claim, _upper(measured, len(values)), published, seconds, is_least=False)
+    if published is None:
+        return None
+    return _required(_upper(measured, len(values)), _effect(claim, published), seconds)
+
+
+def seeds_at_measured_size(
+    claim: Claim, values: Collection[float], seconds: float
+) -> RequiredSeeds | None:
+    """Return the seeds and the time that decide a claim if the measured difference is the true one.
+
+    The claim is decided on either side of its bound.
+
+    Args:
+        claim: the claim.
+        values: as in `required_seeds`.
+        seconds: as in `required_seeds`.
+
+    Returns:
+        None as in `required_seeds`, but without published figures.
+    """
+    measured = deviation(claim, values)
+    if measured is None:
+        return None
+    effect = _effect(claim, _centre(claim, values))
+    if effect is None:
+        return None
+    need = _required(_upper(measured, len(values)), abs(effect), seconds)
+    if need is None:
+        # A difference at the bound itself is not decided by any number of seeds.
+        need = RequiredSeeds(None, seconds * MOST_SEEDS)
+    return replace(need, is_measured=True)
 
 
 def least_seeds(
@@ -91,7 +124,10 @@ def least_seeds(
     smallest = min(deviations, default=None)
     if smallest is None:
         return None
-    return _required(claim, smallest, published, seconds, is_least=True)
+    if published is None:
+        return None
+    need = _required(smallest, _effect(claim, published), seconds)
+    return None if need is None else replace(need, is_least=True)
 
 
 def deviation(claim: Claim, values: Collection[float]) -> float | None:
@@ -113,28 +149,25 @@ def _upper(measured: float, count: int) -> float:
     return measured * math.sqrt(freedom / quantile)
 
 
-def _required(
-    claim: Claim,
-    assumed: float,
-    published: float | None,
-    seconds: float,
-    *,
-    is_least: bool,
-) -> RequiredSeeds | None:
-    """Return the seeds and the time for a deviation."""
-    if published is None:
-        return None
-    effect = _effect(claim, published)
+def _centre(claim: Claim, values: Collection[float]) -> float:
+    """Return the mean of differences, or the geometric mean of ratios."""
+    if claim.how == "over":
+        return statistics.geometric_mean(values)
+    return statistics.fmean(values)
+
+
+def _required(assumed: float, effect: float | None, seconds: float) -> RequiredSeeds | None:
+    """Return the seeds and the time for a deviation and a distance from the bound."""
     if effect is None or effect <= 0:
         return None
     seeds = _seeds(assumed / effect)
-    return RequiredSeeds(seeds, seconds * (seeds or MOST_SEEDS), is_least)
+    return RequiredSeeds(seeds, seconds * (seeds or MOST_SEEDS))
 
 
-def _effect(claim: Claim, published: float) -> float | None:
-    """Return how far a published figure is beyond the nearer bound; None without a bound."""
+def _effect(claim: Claim, figure: float) -> float | None:
+    """Return how far a figure is beyond the nearer bound; None without a bound."""
     is_ratio = claim.how == "over"
-    if is_ratio and published <= 0:
+    if is_ratio and figure <= 0:
         return None
 
     def scaled(value: float) -> float:
@@ -142,9 +175,9 @@ def _effect(claim: Claim, published: float) -> float | None:
 
     distances = []
     if claim.at_least is not None and (claim.at_least > 0 or not is_ratio):
-        distances.append(scaled(published) - scaled(claim.at_least))
+        distances.append(scaled(figure) - scaled(claim.at_least))
     if claim.at_most is not None and (claim.at_most > 0 or not is_ratio):
-        distances.append(scaled(claim.at_most) - scaled(published))
+        distances.append(scaled(claim.at_most) - scaled(figure))
     # If a claim has two bounds, the nearer one is harder to stay away from.
     return min(distances, default=None)
 

@@ -119,6 +119,7 @@ class TableFile(FrozenModel):
         earlier_defaults: tables of ``sim.toml``, as in `Arm`, for all arms.
         axes: their options; the first varies slowest.
         without: combinations of options without an arm.
+        repeated: sentences of claims that another table states, too, by the name of that table.
     """
 
     paper: str
@@ -142,6 +143,7 @@ class TableFile(FrozenModel):
     claims: tuple[ClaimLines, ...]
     notes: tuple[str, ...]
     checked: tuple[str, ...] = ()
+    repeated: Mapping[str, tuple[str, ...]] = {}
 
     @model_validator(mode="after")
     def _axes_are_known(self) -> Self:
@@ -182,7 +184,24 @@ class TableFile(FrozenModel):
             claims=tuple(claims),
             notes=self.notes,
             checked=self.checked,
+            repeated=self._repeated(claims),
         )
+
+    def _repeated(self, claims: Sequence[Claim]) -> Mapping[str, str]:
+        """Return the other table that states a claim, by the claim's sentence.
+
+        Raises:
+            ConfigError: the table has no such claim.
+        """
+        sentences = [claim.says for claim in claims]
+        tables: dict[str, str] = {}
+        for table, repeated in self.repeated.items():
+            for sentence in repeated:
+                # A misspelt sentence would leave its claim undecided, and nothing would show it.
+                if sentence not in sentences:
+                    raise ConfigError(f"repeated.{table}: no claim says {sentence!r}")
+                tables[sentence] = table
+        return tables
 
     def _has_arm(self, options: Words) -> bool:
         """Return whether there is an arm of some options."""

@@ -5,7 +5,8 @@ convolutions, two per multiply-add. Element-wise work is not counted, as in the 
 Memory is computed from the exported graph: the sizes of all values are inferred, the nodes are
 visited in the runtime's order, each value lives from its producer to its last consumer, and the
 result is the peak of the sum. It includes two sets of parameters and states (a step reads one and
-writes the other), but not the runtime itself, the unused part of its arena, or the data set.
+writes the other) unless the step may overwrite them, but not the runtime itself, the unused part of
+its arena, or the data set.
 """
 
 import math
@@ -20,6 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from fleet_protocol.manifest import next_name
 from models.zoo.layers import set_mode
 from trainer_export.graph import values_read
 from trainer_export.model_inputs import Signature
@@ -138,10 +140,20 @@ def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
     return one_way // batch, (one_way + backward.get_total_flops()) // batch
 
 
-def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
+def peak_memory(
+    model: onnx.ModelProto,
+    batch: int = MEMORY_BATCH,
+    in_place: tuple[str, ...] = (),
+) -> int:
     """Return the peak number of bytes of all live values during a run.
 
     The docstring of this module describes the calculation.
+
+    Args:
+        model: the graph.
+        batch: samples of a run.
+        in_place: prefixes of the inputs whose next values are written into their memory
+            (`trainer_export.in_place`).
     """
     graph = sized(model, batch)
     sizes = {}
@@ -149,7 +161,18 @@ def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
         sizes[value.name] = _value_bytes(value.type.tensor_type)
     for tensor in graph.initializer:
         sizes[tensor.name] = math.prod(tensor.dims) * _NUMBER_BYTES[tensor.data_type]
+    for name in _overwritten(graph, in_place):
+        sizes[next_name(name)] = 0
     return _peak(graph, sizes)
+
+
+def _overwritten(graph: onnx.GraphProto, prefixes: tuple[str, ...]) -> list[str]:
+    """Return the inputs with one of some prefixes."""
+    names = []
+    for value in graph.input:
+        if value.name.startswith(prefixes):
+            names.append(value.name)
+    return names
 
 
 def _value_bytes(tensor: onnx.TypeProto.Tensor) -> int:

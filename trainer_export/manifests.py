@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import onnx
-
 from fleet_protocol.errors import ExportError, RefusedError
 from fleet_protocol.graph_parts import stays_on_board
 from fleet_protocol.graphs.check import check_graph
@@ -23,7 +21,6 @@ from fleet_protocol.manifest import (
     StatisticSpec,
     TensorSpec,
     digest_of,
-    next_name,
 )
 from models.layout import Layout
 from models.shares import frozen_parameters
@@ -31,11 +28,10 @@ from models.tier import Tier
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint
 from trainer_export.formats.files import SetFile
-from trainer_export.graph import Port, values_read
+from trainer_export.graph import Port
+from trainer_export.in_place import PARAMETERS, STATES, overwritten
 from trainer_export.model_inputs import Signature
-from trainer_export.sized_graph import VIEWS
 
-_STEP_GRAPHS = ("onnx/train", "ort-training/step")
 # Files for devices with other runtimes, and files that servers and users run.
 _NOT_FOR_BOARDS = (
     "onnx/infer",
@@ -50,75 +46,6 @@ _VERSIONED = (
     "executorch",
     "numpy",
 )
-_ENTRYWISE = frozenset({"Add", "Mul", "Sub"})
-
-
-def in_place(model: onnx.ModelProto, prefix: str) -> bool:
-    """Return whether inputs of a step graph may share memory with their next values.
-
-    These are the inputs with a prefix, ``param.`` or ``state.``; the next value is ``next.<name>``.
-    True if there are none. Sharing is safe if, by the data flow, every reader of the old value
-    precedes the writer of the new one in any order of execution.
-    """
-    flow = _Flow.read(model.graph)
-    names = []
-    for value in model.graph.input:
-        if value.name.startswith(prefix):
-            names.append(value.name)
-    return all(flow.may_overwrite(name) for name in names)
-
-
-@dataclass(frozen=True)
-class _Flow:
-    """The flow of data through a graph, its nodes by number.
-
-    Attributes:
-        readers: readers of each value.
-        producers: the node that produces each value.
-        ancestors: for each node, the nodes that must run before it, as bits of a number.
-    """
-
-    nodes: Sequence[onnx.NodeProto]
-    readers: Mapping[str, Sequence[int]]
-    producers: Mapping[str, int]
-    ancestors: Sequence[int]
-
-    @classmethod
-    def read(cls, graph: onnx.GraphProto) -> "_Flow":
-        """Return the flow of a graph."""
-        readers: dict[str, list[int]] = {}
-        producers: dict[str, int] = {}
-        ancestors: list[int] = []
-        for index, node in enumerate(graph.node):
-            before = 0
-            for name in values_read(node):
-                readers.setdefault(name, []).append(index)
-                producer = producers.get(name)
-                # Inputs of the graph and constants have no producer.
-                if producer is not None:
-                    # ONNX lists nodes after those whose results they read.
-                    # Bits of one number: sets would hold half of the square of all nodes.
-                    before |= ancestors[producer] | 1 << producer
-            ancestors.append(before)
-            producers.update(dict.fromkeys(node.output, index))
-        return cls(graph.node, readers, producers, ancestors)
-
-    def may_overwrite(self, old: str) -> bool:
-        """Return whether the next value of an input may be written into its memory."""
-        writer = self.producers.get(next_name(old))
-        if writer is None:
-            return True  # frozen: there is no next value
-        same_memory = [old]
-        for name in same_memory:  # grows by the views of its values
-            for index in self.readers.get(name, ()):
-                node = self.nodes[index]
-                if node.op_type in VIEWS:
-                    same_memory.extend(node.output)
-                # An element-wise writer reads each entry before it writes it.
-                writes_entries = index == writer and node.op_type in _ENTRYWISE
-                if not writes_entries and not self.ancestors[writer] >> index & 1:
-                    return False
-        return True
 
 
 @dataclass(frozen=True)
@@ -154,10 +81,7 @@ def manifest_of(
     for spec in parameters:
         if spec.name not in not_trained:
             shapes[spec.name] = spec.shape
-    steps = []
-    for file in files:
-        if file.key in _STEP_GRAPHS:
-            steps.append(onnx.load_model_from_string(file.data))
+    in_place = overwritten(files)
     base = []
     for name, shape in layout.base_of(tier).items():
         base.append(TensorSpec(name=name, dtype="float32", shape=shape))
@@ -177,9 +101,8 @@ def manifest_of(
         recipe=recipe.spec(output, facts.signature.outputs(1)),
         parameters=parameters,
         states=recipe.state_specs(shapes),
-        # A tier has one manifest for both runtimes, so each of its step graphs must allow it.
-        states_in_place=all(in_place(step, "state.") for step in steps),
-        parameters_in_place=all(in_place(step, "param.") for step in steps),
+        states_in_place=STATES in in_place,
+        parameters_in_place=PARAMETERS in in_place,
         statistics=_statistic_specs(layout, tier),
         graphs={file.key: graph_spec(file) for file in files if file.is_graph},
         files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},

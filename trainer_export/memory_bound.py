@@ -16,6 +16,7 @@ from fleet_protocol.graph_parts import ABOVE
 from trainer_export.footprint import peak_memory
 from trainer_export.formats.files import GraphFile
 from trainer_export.formats.model_bytes import model_bytes
+from trainer_export.in_place import prefixes_in_place
 from trainer_export.recomputing import EFFORTS, PeakWithin, lower_peak, schedule_of
 from trainer_export.sized_graph import SizedGraph
 
@@ -41,7 +42,7 @@ def within_memory(graphs: Sequence[GraphFile], nbytes: float, tier: str) -> tupl
     """
     bounded: list[GraphFile] = []
     for graph in graphs:
-        if graph.key in _STEPS and peak_memory(graph.model) > nbytes:
+        if graph.key in _STEPS and peak_of_step(graph.model) > nbytes:
             model = bounded_step(graph.model, nbytes, tier)
             bounded.append(replace(graph, data=model_bytes(model), model=model))
         else:
@@ -54,18 +55,39 @@ def bounded_step(model: onnx.ModelProto, nbytes: float, tier: str) -> onnx.Model
 
     Arguments and errors as for :func:`within_memory`.
     """
+    allowed = prefixes_in_place((model,))
+    # A recomputation may read a parameter that the step would otherwise have overwritten. The
+    # second attempt reserves memory for both.
+    for in_place in dict.fromkeys((allowed, ())):
+        result = _lowered(model, int(nbytes), in_place)
+        least = peak_of_step(result)
+        if least <= nbytes:
+            return result
+    raise ExportError(
+        f"a training step of {tier} needs {least / _MB:.1f} MB even if it recomputes its"
+        f" activations, and the bound is {nbytes / _MB:.1f} MB; raise --memory, or export"
+        " smaller tiers"
+    )
+
+
+def peak_of_step(model: onnx.ModelProto) -> int:
+    """Return the peak memory of a step that overwrites what it may, in bytes."""
+    return peak_memory(model, in_place=prefixes_in_place((model,)))
+
+
+def _lowered(model: onnx.ModelProto, nbytes: int, in_place: tuple[str, ...]) -> onnx.ModelProto:
+    """Return a copy of a step with its peak lowered to a bound, or as far as possible.
+
+    Args:
+        model: the step.
+        nbytes: the bound.
+        in_place: prefixes of the inputs that are overwritten.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = SizedGraph(result)
     # Parameters, states and constants, which no recomputing makes smaller.
-    kept = peak_memory(model) - schedule_of(graph).peak.nbytes
-    goal = PeakWithin(int(nbytes) - kept, _GROWTH * len(model.graph.node))
+    kept = peak_memory(model, in_place=in_place) - schedule_of(graph).peak.nbytes
+    goal = PeakWithin(nbytes - kept, _GROWTH * len(model.graph.node))
     lower_peak(graph, goal, EFFORTS)
-    least = peak_memory(result)
-    if least > nbytes:
-        raise ExportError(
-            f"a training step of {tier} needs {least / _MB:.1f} MB even if it recomputes its"
-            f" activations, and the bound is {nbytes / _MB:.1f} MB; raise --memory, or export"
-            " smaller tiers"
-        )
     return result

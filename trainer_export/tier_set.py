@@ -27,7 +27,8 @@ from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import executorch, ort_training
 from trainer_export.formats import onnx as portable
-from trainer_export.formats.files import SetFile, UnavailableError
+from trainer_export.formats.files import GraphFile, SetFile, UnavailableError
+from trainer_export.in_place import overwritten
 from trainer_export.loss import Answer
 from trainer_export.manifests import SubModelFacts, manifest_of
 from trainer_export.memory_bound import NO_BOUND, within_memory
@@ -68,11 +69,27 @@ class _SubModel:
 
 @dataclass(frozen=True)
 class _Written:
-    """The results of the formats for one tier; each format adds to it in turn."""
+    """The results of the formats for one tier; each format adds to it in turn.
 
-    files: list[SetFile]
+    Attributes:
+        graphs: the portable graphs, the training step first.
+        others: all other files.
+    """
+
+    graphs: tuple[GraphFile, ...]
+    others: list[SetFile]
     checks: list[CheckSpec]
     skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[SetFile, ...]:
+        """Every file except the manifest."""
+        return (*self.graphs, *self.others)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak memory of the training step, which overwrites what all formats may overwrite."""
+        return peak_memory(self.graphs[0].model, in_place=overwritten(self.files))
 
 
 @dataclass(frozen=True)
@@ -146,7 +163,7 @@ class TierSets:
         self._try_out(model)
 
         # First, because every board can run this format; other formats add files to it.
-        written, footprint = self._write_portable(tier, model, report)
+        written = self._write_portable(tier, model, report)
         if "ort-training" in self.formats:
             self._add_ort_training(written, model, report)
         if "executorch" in self.formats:
@@ -158,11 +175,12 @@ class TierSets:
             write_file(folder / file.path, file.data)
         if head:
             write_file(folder / "head.safetensors", encode_weights(head))
+        parameters = self.export.layout.parameter_count(tier)
         facts = SubModelFacts(
             model.signature,
             model.signature.noise or {},
             tuple(written.checks),
-            footprint,
+            Footprint(parameters, *model.flops, written.peak_memory_bytes),
             written.skipped,
         )
         manifest = manifest_of(self.export, tier, written.files, facts)
@@ -202,8 +220,8 @@ class TierSets:
         tier: Tier,
         model: _SubModel,
         report: ReportStage,
-    ) -> tuple[_Written, Footprint]:
-        """Return the graphs with the file of frozen tensors, and their cost on a device."""
+    ) -> _Written:
+        """Return the graphs with the file of frozen tensors."""
         recipe = self.export.recipe
         report("tracing")
         with _collection_paused():
@@ -218,13 +236,9 @@ class TierSets:
         except NotKeptError as error:
             skipped[BELOW] = str(error)
             graphs = without_parts(graphs)
-        files: list[SetFile] = list(graphs)
         base = self.bases.get(tier.width)
-        if base is not None:
-            files.append(base)
-        parameters = self.export.layout.parameter_count(tier)
-        footprint = Footprint(parameters, *model.flops, peak_memory(graphs[0].model))
-        return _Written(files, checks, skipped), footprint
+        others = [] if base is None else [base]
+        return _Written(graphs, others, checks, skipped)
 
     def _add_ort_training(
         self,
@@ -246,7 +260,7 @@ class TierSets:
             written.checks.extend(
                 ort_training.check_artifacts(artifacts, model.module, recipe, model.batches)
             )
-        written.files.extend(artifacts)
+        written.others.extend(artifacts)
 
     def _add_executorch(
         self,
@@ -265,7 +279,7 @@ class TierSets:
         written.checks.extend(
             executorch.check_programs(programs, model.module, recipe, model.batches)
         )
-        written.files.extend(programs)
+        written.others.extend(programs)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from reproduction.by_seed import mean_and_spread
-from reproduction.claim_result import ClaimResult
+from reproduction.claim_result import REPEATED, ClaimResult
 from reproduction.experiment import Claim
 from reproduction.figures import Figure
 from reproduction.measures import measure_named
@@ -86,19 +86,22 @@ def claim_cells(result: ClaimResult) -> dict[str, str]:
 
 
 def _need(result: ClaimResult) -> str:
-    """Write how many seeds would decide a claim at its published size, and their time."""
+    """Write how many seeds would decide a claim, and their time."""
     need = result.need
     if not result.claim.says:
         return MISSING
+    if result.verdict == REPEATED:
+        return f"see `{result.repeated_in}`"
     # More seeds cannot decide a claim whose runs are too short.
     if result.is_too_short and (need is None or not need.out_of_reach):
         return "longer runs"
     if need is None:
         return MISSING
+    size = " at the measured size" if need.is_measured else ""
     if need.seeds is None:
-        return f"more than {MOST_SEEDS:,} seeds"
+        return f"more than {MOST_SEEDS:,} seeds{size}"
     least = "at least " if need.is_least else ""
-    return f"{least}{need.seeds} seeds, {duration_text(need.seconds)}"
+    return f"{least}{need.seeds} seeds, {duration_text(need.seconds)}{size}"
 
 
 def size_cells(rows: Iterable[Row]) -> list[dict[str, str]]:

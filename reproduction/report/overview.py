@@ -13,6 +13,7 @@ _COLOURS = {
     "does not hold": "#d55e00",
     "undecided": "#c8c8c8",
     "out of reach here": "#a8a8c0",
+    "repeated": "#56b4e9",
     "not run": "#eeeeee",
 }
 _UNIT = 9  # width of one claim
@@ -38,6 +39,7 @@ def in_words(counts: Sequence[Mapping[str, str]]) -> str:
     return (
         f"**{total['holds']} of {claims} claims hold**, {total['does not hold']} do not hold, "
         f"{total['undecided']} are undecided, {total['out of reach here']} are out of reach here, "
+        f"{total['repeated']} are repeated in another table, "
         f"and {total['not run']} have not been tested. A claim is "
         f"undecided if three seeds do not separate two arms, or if a run of reduced length did "
         f"not reach its target. Most runs have a reduced scale (fewer rounds, samples or "

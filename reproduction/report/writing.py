@@ -65,8 +65,13 @@ of each arm on two cores.
 comparable claims is used.
 - `longer runs`: an arm ended before its target, or at its best round, so no number of seeds \
 decides the claim.
+- `at the measured size`: nothing was published for this claim, so the difference is assumed to be \
+as large as measured. \
+This is a weaker reason than a published size, because the seeds that left the claim open also \
+give the difference.
 - For a claim that was not run, `needs` states the seeds of its table and their estimated time.
-- `-`: nothing was published for this claim, or the claim does not hold for the published figures.
+- `-`: the claim does not hold for the published figures, was decided without any, has only one \
+seed, or the time of its runs is unknown.
 
 | verdict | meaning |
 | --- | --- |
@@ -79,6 +84,8 @@ run ended. `censored`: the best round of a run is its last, so a longer run migh
 best round |
 | `out of reach here` | undecided or not run, and the seeds that would decide it need more than \
 eight hours |
+| `repeated` | undecided by this table's seeds; the table that `needs` names makes the same \
+comparison with other or further seeds, and has its own verdict |
 | `not run` | one of the arms has no stored figures, or the arms have no stated \
 seed in common |
 

@@ -5,7 +5,13 @@ import pytest
 from scipy import stats
 
 from reproduction.experiment import Claim
-from reproduction.power import REACH_SECONDS, RequiredSeeds, least_seeds, required_seeds
+from reproduction.power import (
+    REACH_SECONDS,
+    RequiredSeeds,
+    least_seeds,
+    required_seeds,
+    seeds_at_measured_size,
+)
 
 
 def claim(how="minus", at_least=None, at_most=None) -> Claim:
@@ -68,6 +74,26 @@ def test_a_small_difference_needs_many_seeds():
     assert required_seeds(ABOVE, values, 1e-6, 1.0).seeds is None
     assert required_seeds(ABOVE, values, 1e-6, 1.0).out_of_reach
     assert required_seeds(ABOVE, values, -0.5, 1.0) is None
+
+
+@pytest.mark.parametrize("values", [[1.0, 3.0, 2.0], [-1.0, -3.0, -2.0]])
+def test_a_measured_size_decides_on_either_side_of_the_bound(values):
+    """Its seeds are those of a published difference of 2; at the bound itself none suffice."""
+    need = seeds_at_measured_size(ABOVE, values, 60.0)
+    published = required_seeds(ABOVE, [1.0, 3.0, 2.0], 2.0, 60.0)
+    assert (need.seeds, need.seconds) == (published.seeds, published.seconds)
+    assert (need.is_measured, published.is_measured) == (True, False)
+    assert seeds_at_measured_size(ABOVE, [1.0], 60.0) is None
+    at_the_bound = seeds_at_measured_size(ABOVE, [-1.0, 1.0], 60.0)
+    assert (at_the_bound.seeds, at_the_bound.out_of_reach) == (None, True)
+
+
+def test_the_measured_size_of_ratios_is_their_geometric_mean():
+    """0.4 and 1.6 have the mean 0.8, which is as far below 1 as 1.25 is above it."""
+    below = claim("over", at_most=1.0)
+    need = seeds_at_measured_size(below, [0.4, 1.6], 1.0)
+    assert need.seeds == required_seeds(below, [0.4, 1.6], 0.8, 1.0).seeds
+    assert need.seeds == seeds_at_measured_size(below, [0.625, 2.5], 1.0).seeds
 
 
 def test_ratios_count_by_their_logarithms():

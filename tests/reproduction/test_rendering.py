@@ -14,7 +14,7 @@ from scipy import stats
 from fleet_protocol.errors import ConfigError, DataError
 from reproduction.by_seed import mean_and_spread
 from reproduction.claim_result import OUT_OF_REACH as REACH
-from reproduction.claim_result import VERDICTS
+from reproduction.claim_result import REPEATED, VERDICTS
 from reproduction.figures import figures, judge
 from reproduction.figures_json import to_json
 from reproduction.measures import measure_named
@@ -187,7 +187,7 @@ def test_arms_are_compared_on_the_seeds_they_share(rolex):
     # Two seeds: the deviation is the root of 2, and so is the root of their number.
     half = stats.t.ppf(0.975, 1) * math.sqrt(2) / math.sqrt(2)
     assert judged.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
-    assert judged.verdict == "undecided"
+    assert judged.verdict == REPEATED  # in fedrolex-repeat
 
 
 def test_a_best_round_that_is_the_last_says_nothing():
@@ -229,6 +229,41 @@ def test_a_claim_that_eight_hours_do_not_decide_is_out_of_reach():
     )
 
 
+def test_a_claim_without_a_published_size_is_planned_at_its_measured_size():
+    """0.1 points beside a spread of 0.3 take longer than 8 hours; what is decided needs no seeds."""
+    runs = []
+    for seed, gain in enumerate((-0.002, 0.001, 0.004), 1):
+        for arm, accuracy in (("fedrolex", 0.2 + gain), ("federated-dropout", 0.2)):
+            slow = [replace(row(150, accuracy), seconds=900.0)]
+            runs.append(result("fedrolex-gamma", f"{arm}/gamma-8", seed, slow))
+    (judged,) = verdicts("fedrolex-gamma", runs).values()
+    assert judged.published is None
+    assert judged.verdict == REACH
+    assert claim_cells(judged)["needs"].endswith(" h at the measured size")
+    decided = []
+    for run in runs:
+        gain = 0.1 if run.arm.name.startswith("fedrolex") else 0.0
+        decided.append(replace(run, rows=(replace(run.rows[0], accuracy=0.2 + gain),)))
+    (judged,) = verdicts("fedrolex-gamma", decided).values()
+    assert (judged.verdict, claim_cells(judged)["needs"]) == ("holds", "-")
+
+
+def test_an_undecided_claim_names_the_table_that_repeats_it():
+    """What its own seeds decide stays decided."""
+
+    def judged(fedrolex):
+        runs = []
+        for seed, accuracy in enumerate((0.20, 0.23, 0.18), 1):
+            for arm, value in (("fedrolex", fedrolex), ("federated-dropout", accuracy)):
+                name = f"{arm}/cifar10-high"
+                runs.append(result("fedrolex-3", name, seed, [row(150, value)]))
+        (judged,) = verdicts("fedrolex-3", runs).values()
+        return judged.verdict, claim_cells(judged)["needs"]
+
+    assert judged(0.22) == (REPEATED, "see `fedrolex-repeat`")
+    assert judged(0.40)[0] == "holds"
+
+
 def test_a_claim_that_was_not_run_states_the_time_of_its_seeds(monkeypatch):
     """Six runs of 1.5 hours are beyond eight hours; without a cost nothing is known."""
     hour = {"fedrolex/cifar10-high": 5400.0, "heterofl/cifar10-high": 5400.0}
@@ -263,7 +298,7 @@ def test_who_stops_at_the_seed_that_suits_has_decided_nothing():
     ]
     (judged,) = verdicts("fedrolex-3", runs).values()
     assert judged.interval[1] > 0
-    assert (judged.lacking, judged.verdict) == ((3,), "undecided")
+    assert (judged.lacking, judged.verdict) == ((3,), REPEATED)
     assert claim_cells(judged)["by seed"] == "1: +10.00, 2: +10.10, 3: not run"
     runs += [
         result("fedrolex-3", f"{arm}/cifar10-high", 3, [row(150, accuracy)])
@@ -316,9 +351,10 @@ def test_a_model_that_diverged_has_no_figure_at_its_end():
     [
         ((0.30, 0.32, 0.34), "holds"),
         ((0.10, 0.12, 0.14), "does not hold"),
-        ((0.20, 0.25, 0.22), "undecided"),
-        ((0.30,), "undecided"),
-        ((0.20, 0.22, 0.24), "undecided"),  # equal: nothing is above
+        # Three seeds that do not decide: another table states the claim again.
+        ((0.20, 0.25, 0.22), REPEATED),
+        ((0.30,), REPEATED),
+        ((0.20, 0.22, 0.24), REPEATED),  # equal: nothing is above
     ],
 )
 def test_a_claim_holds_where_all_of_the_interval_is_beyond_its_bound(left, verdict):
@@ -352,7 +388,7 @@ def test_a_table_has_what_was_run_and_names_the_rest(rolex):
         "69.44 ± 1.50 | 27.00 ± 2.83 | 1: 25.00, 2: 29.00 | 32.00 ± 2.83 | 27.00 ± 2.83" in lines[0]
     )
     assert (
-        "FedRolex is above Federated Dropout, cifar10, high heterogeneity | undecided | > 0 |"
+        "FedRolex is above Federated Dropout, cifar10, high heterogeneity | repeated | > 0 |"
         in text
     )
     assert not any(line.startswith("| heterofl/") for line in text.splitlines())
@@ -483,7 +519,7 @@ def test_comma_separated_values_can_be_read_back(rolex, tmp_path):
 def test_json_has_the_same_figures(rolex):
     values = to_json(*found_in("fedrolex-3", rolex))
     assert values["figures"][1]["mean"] == pytest.approx(27.0)
-    assert [claim["verdict"] for claim in values["claims"] if claim["by_seed"]] == ["undecided"]
+    assert [claim["verdict"] for claim in values["claims"] if claim["by_seed"]] == [REPEATED]
 
 
 def test_files_are_written(rolex, tmp_path):
@@ -759,6 +795,7 @@ def test_the_page_begins_with_how_many_claims_hold(tmp_path):
             "does not hold": "0",
             "undecided": "1",
             REACH: "0",
+            REPEATED: "1",
             "not run": "2",
         },
         {
@@ -767,6 +804,7 @@ def test_the_page_begins_with_how_many_claims_hold(tmp_path):
             "does not hold": "2",
             "undecided": "0",
             REACH: "3",
+            REPEATED: "0",
             "not run": "0",
         },
     ]
@@ -775,13 +813,15 @@ def test_the_page_begins_with_how_many_claims_hold(tmp_path):
         "does not hold": 2,
         "undecided": 1,
         REACH: 3,
+        REPEATED: 1,
         "not run": 2,
     }
     assert in_words(counts).startswith(
-        "**4 of 12 claims hold**, 2 do not hold, 1 are undecided, 3 are out of reach here"
+        "**4 of 13 claims hold**, 2 do not hold, 1 are undecided, 3 are out of reach here, "
+        "1 are repeated in another table, and 2 have not been tested."
     )
     widths = re.findall(r'width="([\d.]+)" height="22"', chart(counts))
-    assert [float(width) / 9 for width in widths[5:]] == [3, 1, 2, 1, 2, 3]
+    assert [float(width) / 9 for width in widths[6:]] == [3, 1, 1, 2, 1, 2, 3]
     page = write_index(tmp_path, {"fedrolex-3": find_experiment("fedrolex-3")}).read_text()
     assert page.index("![Claims by paper and verdict](verdicts.svg)") < page.index("## Verdicts")
     assert (tmp_path / "verdicts.svg").read_text().startswith("<svg")

@@ -12,7 +12,9 @@ from fleet_protocol.manifest import next_name, parameter_input, parse_manifest, 
 from models.registry import Registry, infer_layout
 from tests.marking import mostly_slow
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
-from trainer_export.manifests import in_place
+from trainer_export.footprint import peak_memory
+from trainer_export.in_place import in_place
+from trainer_export.memory_bound import peak_of_step
 from trainer_export.recipe import Recipe
 
 
@@ -84,6 +86,21 @@ def test_a_parameter_may_be_overwritten_only_after_its_last_reader(nodes, safe):
     """
     kept = ("Add", ["state.w", "g"], ["next.state.w"])
     assert in_place(step(kept, *nodes), "param.") is safe
+
+
+def test_the_memory_of_what_is_overwritten_counts_once():
+    """Of the three inputs of 8 bytes, two have next values: the step needs 16 bytes for them and
+    8 for the gradient's square at different moments, or only the latter if it overwrites both.
+    """
+    graph = step(
+        ("Mul", ["g", "g"], ["square"]),
+        ("Add", ["state.w", "square"], ["next.state.w"]),
+        ("Sub", ["param.w", "next.state.w"], ["next.param.w"]),
+    )
+    inputs = 3 * 8
+    assert peak_memory(graph) == inputs + 16
+    assert peak_memory(graph, in_place=("state.",)) == inputs + 8
+    assert peak_of_step(graph) == inputs + 8
 
 
 @pytest.mark.parametrize("name", mostly_slow(["conv", "text_encoder"], lambda name: name == "conv"))

@@ -11,9 +11,8 @@ from models import Tier
 from tests.trainer_export.helpers import ZOO
 from tests.trainer_export.test_memory import feeds_of, graph_of
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
-from trainer_export.footprint import peak_memory
 from trainer_export.formats.onnx import fit_into_memory
-from trainer_export.memory_bound import bounded_step
+from trainer_export.memory_bound import bounded_step, peak_of_step
 from trainer_export.recipe import Recipe
 from trainer_export.recomputing import schedule_of
 from trainer_export.sized_graph import SizedGraph
@@ -49,10 +48,10 @@ def test_a_step_within_its_bound_has_the_same_bits(name, share):
     """
     step = step_of(name, 0.25)
     activations = activations_of(step)
-    bound = peak_memory(step) - activations + int(share * activations)
+    bound = peak_of_step(step) - activations + int(share * activations)
     bounded = bounded_step(step, bound, "w0.25-d1")
     onnx.checker.check_model(bounded)
-    assert peak_memory(bounded) <= bound
+    assert peak_of_step(bounded) <= bound
     assert len(bounded.graph.node) > len(step.graph.node)
     for attribute in ("input", "output"):
         assert getattr(bounded.graph, attribute) == getattr(step.graph, attribute)
@@ -82,5 +81,5 @@ def test_an_export_within_a_bound_agrees_with_pytorch(tmp_path):
         peaks[memory] = manifest.peak_memory_bytes
         assert {check.graph for check in manifest.checks} >= {"onnx/train"}
         assert report.worst_deviation < 1e-4
-        assert peak_memory(onnx.load(str(folder / "train.onnx"))) == manifest.peak_memory_bytes
+        assert peak_of_step(onnx.load(str(folder / "train.onnx"))) == manifest.peak_memory_bytes
     assert peaks[3.5e6] <= 3.5e6 < peaks[100e6]

@@ -224,6 +224,11 @@ def test_unknown_names_get_a_suggestion(call, word):
         ('"{method}/{data}-{spread}"', '"{methd}/{data}"', "nor a layer defines the word 'methd'"),
         ('["global"]', '["globl"]', "unknown measure 'globl'"),
         ("at_least = 0.0", "", "needs both `says` and a bound"),
+        (
+            '  "FedRolex is above HeteroFL, cifar10, low',
+            '  "FedRolex is',
+            "no claim says 'FedRolex is het",
+        ),
     ],
 )
 def test_a_mistake_in_a_tables_file_is_an_error(tmp_path, monkeypatch, before, after, word):
@@ -236,6 +241,23 @@ def test_a_mistake_in_a_tables_file_is_an_error(tmp_path, monkeypatch, before, a
         path.write_text(path.read_text().replace(before, after))
     with pytest.raises(ConfigError, match=word):
         table_file.read_table("fedrolex-3")
+
+
+def test_a_repeated_claim_has_other_or_further_seeds_and_the_same_bounds():
+    """Tables that were stated to repeat others share no seed with them."""
+    repeated = 0
+    for experiment in TABLES.values():
+        for claim in experiment.claims:
+            if claim.says not in experiment.repeated:
+                continue
+            other = find_experiment(experiment.repeated[claim.says])
+            bounds = (claim.measure, claim.how, claim.at_least, claim.at_most)
+            others = {(c.measure, c.how, c.at_least, c.at_most) for c in other.claims if c.says}
+            assert bounds in others
+            shares = set(experiment.seeds["small"]) & set(other.seeds["small"])
+            assert bool(shares) != other.table.endswith("-repeat")
+            repeated += 1
+    assert repeated == 8
 
 
 def test_two_tasks_have_the_labels_of_their_own_sets():
