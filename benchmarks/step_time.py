@@ -52,6 +52,7 @@ from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
 from trainer_export.formats.onnx import write_step_graphs
+from trainer_export.in_place import overwritten
 from trainer_export.loss import Answer
 from trainer_export.manifests import SubModelFacts, manifest_of
 from trainer_export.model_inputs import model_noise
@@ -263,7 +264,8 @@ class Subjects:
             (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
             (folder / file.path).write_bytes(file.data)
         noise = model_noise(self._module, self._signature)
-        footprint = Footprint(layout.parameter_count(tier), 0, 0, peak_memory(graph.model))
+        peak = peak_memory(graph.model, in_place=overwritten(files))
+        footprint = Footprint(layout.parameter_count(tier), 0, 0, peak)
         facts = SubModelFacts(self._signature, noise, (), footprint)
         self.manifest = manifest_of(export, tier, files, facts)
         (folder / "manifest.json").write_bytes(self.manifest.to_bytes())
