@@ -36,10 +36,12 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.foreign_files import path_within, read_within
 from fleet_protocol.manifest import BASE, Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
+from fleet_protocol.memory_plans import PLAN_FILES
 
 SMALL = Path(__file__).parent / "self_test_set"
 """An artifact set that is installed on every board."""
 
+_WHOLE = "manifest.json"
 _SECONDS = 1200.0
 _STEPS = 5
 _MOST_STEPS = 500
@@ -52,7 +54,7 @@ class Cost:
 
     Attributes:
         arch: architecture of the model.
-        tier: tier of the sub-model.
+        tier: tier of the sub-model, with the name of the plan if it is one with less memory.
         batch: samples of a step; they are synthetic.
         step_ms: processor time of a step, the median; its quartiles follow.
         step_low_ms: the lower quartile.
@@ -98,7 +100,7 @@ def costs(folder: Path, batch: int) -> Iterator[Cost]:
         ConfigError: the folder has none, no runtime is installed, or a set cannot be trained.
     """
     choose_backend("auto")
-    manifests = sorted(folder.rglob("manifest.json"))
+    manifests = sorted([*folder.rglob(_WHOLE), *folder.rglob(PLAN_FILES)])
     if not manifests:
         raise ConfigError(
             f"{folder} contains no artifact set: `shoal export` writes them, on a machine with"
@@ -173,7 +175,7 @@ def _measure(path: Path, batch: int, began: float) -> Cost:
     low, middle, high = statistics.quantiles(measured.processor_ms, n=4)
     return Cost(
         arch=manifest.arch,
-        tier=str(manifest.tier),
+        tier=manifest.tier if path.name == _WHOLE else f"{manifest.tier} {path.stem}",
         batch=batch,
         step_ms=middle,
         step_low_ms=low,

@@ -42,7 +42,10 @@ def server_memory() -> Iterator[None]:
     settle_allocator(_SERVER_MMAP_BYTES, _SERVER_KEPT_BYTES)
     before = gc.get_threshold()
     gc.set_threshold(*_SERVER_GC_THRESHOLDS)
+    # Imported modules live as long as the server, and are most of what a collection would visit.
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.set_threshold(*before)

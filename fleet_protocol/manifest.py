@@ -9,6 +9,7 @@ name and never by position.
 import hashlib
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -227,13 +228,14 @@ class Manifest(ExtendedSpec):
             the optimizer's update.
         peak_memory_bytes: estimated peak memory of one training process, in bytes, for batches of
             32, excluding the runtime itself.
+        recomputed_share: share of the step's work that a plan repeats (see `memory_plans`).
         checks: results of comparing the graphs with PyTorch.
         skipped: requested formats that the model does not support, each with the reason.
         versions: packages that exported the set, with their versions.
     """
 
     # Not written if they are empty, so that manifests from before them keep their digests.
-    later: ClassVar[frozenset[str]] = frozenset({"base", "frozen"})
+    later: ClassVar[frozenset[str]] = frozenset({"base", "frozen", "recomputed_share"})
 
     format_version: Literal[2] = 2
     arch: Label
@@ -259,6 +261,7 @@ class Manifest(ExtendedSpec):
     flops_per_sample: int = Field(ge=0)
     flops_per_step_sample: int = Field(ge=0)
     peak_memory_bytes: int = Field(ge=0)
+    recomputed_share: float | None = Field(default=None, ge=0)
     checks: tuple[CheckSpec, ...] = ()
     skipped: Mapping[Label, str] = Field(default_factory=dict)
     versions: Mapping[Label, Label] = Field(default_factory=dict)
@@ -300,7 +303,7 @@ class Manifest(ExtendedSpec):
             inputs = {name: math.prod(shape) for name, shape in shapes.items()}
         return SampleSizes(inputs, self.recipe.loss.parts)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[ParameterSpec, ...]:
         """The parameters that a step changes, and that updates contain, in manifest order."""
         frozen = frozenset(self.frozen)

@@ -45,7 +45,8 @@ class ClaimResult:
         censored: seeds for which an arm's best round is its last, so that its number is not
             conclusive.
         seconds: real time of one seed of all arms of the claim on two cores; None if unknown.
-        comparable: deviations of the table's other claims of the same kind.
+        comparable: deviations of the table's other claims of the same kind, of the same arms if
+            there are any.
         repeated_in: the table that states the claim with other or further seeds; empty for none.
     """
 

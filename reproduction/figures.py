@@ -143,16 +143,26 @@ def judge(experiment: Experiment, rows: Rows) -> tuple[ClaimResult, ...]:
 
 
 def _with_comparable(result: ClaimResult, results: Sequence[ClaimResult]) -> ClaimResult:
-    """Return a result with the deviations of the other claims that compare the same kind."""
-    deviations: list[float] = []
+    """Return a result with the deviations of the other claims that compare the same kind.
+
+    If there are some of the same arms, such as for another target, only these count.
+    """
+    of_kind: list[float] = []
+    of_arms: list[float] = []
     for other in results:
         if other is result or _kind(other.claim) != _kind(result.claim):
             continue
         own = other.deviation
         # Seeds that agree in all digits, such as rounds, show no deviation to plan with.
         if own:
-            deviations.append(own)
-    return replace(result, comparable=tuple(deviations))
+            of_kind.append(own)
+            if _arms(other.claim) == _arms(result.claim):
+                of_arms.append(own)
+    return replace(result, comparable=tuple(of_arms or of_kind))
+
+
+def _arms(claim: Claim) -> tuple[str, str]:
+    return claim.left, claim.right
 
 
 def _kind(claim: Claim) -> tuple[str, str]:

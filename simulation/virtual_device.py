@@ -28,6 +28,7 @@ from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, RefusedError, ShoalError
 from fleet_protocol.foreign_files import read_within
 from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.memory_plans import PLAN_FILES
 from fleet_protocol.noise import seeded
 from simulation.data.held import VirtualData
 from simulation.orders import DeviceTask, Failed, Finished, WorkerSetup, WorkOrder
@@ -119,18 +120,11 @@ class VirtualDevices:
         return [self._compute(task) for task in order.tasks]
 
     def _manifest(self, task: DeviceTask) -> Manifest:
-        """Return the manifest of a task's tier; it must not have changed on disk."""
+        """Return the manifest of a task's tier, or of a plan; it must not have changed on disk."""
         digest = task.artifact_set.digest
         if digest not in self._manifests:
             folder = self._setup.artifacts / self._setup.arch
-            data = read_within(folder, f"{task.tier}/manifest.json")
-            # Orders name sets by digest: a set that was exported again in between has other graphs.
-            if not matches(data, digest):
-                raise BlobError(
-                    f"the manifest of {task.tier} in {folder} has changed; start the simulation "
-                    "again"
-                )
-            self._manifests[digest] = parse_manifest(data)
+            self._manifests[digest] = parse_manifest(_manifest_data(folder, task.tier, digest))
         return self._manifests[digest]
 
     def _device_setup(self, task: DeviceTask) -> DeviceSetup:
@@ -233,6 +227,21 @@ class VirtualDevices:
             outcome = finish(_as_received(task, manifest, self._tested), setup, trained)
             answers.append(Finished(task=task.id, update=outcome.update, metrics=outcome.metrics))
         return answers
+
+
+def _manifest_data(folder: Path, tier: str, digest: str) -> bytes:
+    """Return the manifest of a tier, or of one of its plans, that has a digest.
+
+    Raises:
+        BlobError: none has it.
+    """
+    plans = sorted(path.name for path in (folder / tier).glob(PLAN_FILES))
+    for name in ("manifest.json", *plans):
+        data = read_within(folder, f"{tier}/{name}")
+        if matches(data, digest):
+            return data
+    # Orders name sets by digest: a set that was exported again in between has other graphs.
+    raise BlobError(f"the manifest of {tier} in {folder} has changed; start the simulation again")
 
 
 def _as_received(task: DeviceTask, manifest: Manifest, tested: frozenset[str]) -> Task:

@@ -7,6 +7,7 @@ Each file is stored by its content:
     <out>/<arch>/init.safetensors          initial global weights, in layout order
     <out>/<arch>/<tier>/base.safetensors   frozen tensors, if any: one file for many, or a slice
     <out>/<arch>/<tier>/manifest.json      what a device must know
+    <out>/<arch>/<tier>/plan-*.json        the same with less memory and slower steps
     <out>/<arch>/<tier>/head.safetensors initial weights of the tier's own head, if any
     <out>/<arch>/<tier>/own_class.safetensors how weights fit the user's class; not for boards
     <out>/<arch>/<tier>/*.onnx the portable graphs, hard links into objects
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.manifest import BASE, parse_manifest
+from fleet_protocol.memory_plans import PLAN_FILES
 from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture
 from models.layout import Layout
@@ -39,7 +41,6 @@ from trainer_export.check import calm_torch
 from trainer_export.exported import Export
 from trainer_export.formats import executorch, ort_training
 from trainer_export.formats.files import SetFile
-from trainer_export.memory_bound import NO_BOUND
 from trainer_export.packages.stored_names import current_names
 from trainer_export.parallel import run_jobs
 from trainer_export.progress import Counter, Progress
@@ -76,8 +77,8 @@ class ExportRequest:
         start: initial weights of the global model, including frozen tensors; None to draw them.
         layout: what `infer_layout` returns for the architecture and settings, for a caller that
             has it, so that it is not proved twice; None to infer it.
-        memory: largest peak memory of a tier's training step in bytes, for batches of 32; a step
-            above it recomputes activations.
+        memory: bounds of the peak memory of a training step in bytes, for batches of 32. A tier
+            whose step exceeds a bound gets a further plan, which recomputes activations.
     """
 
     arch: Architecture
@@ -88,7 +89,7 @@ class ExportRequest:
     seed: int = 0
     start: InitialWeights | None = None
     layout: Layout | None = None
-    memory: float = NO_BOUND
+    memory: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ def export_architecture(
             reused = _reuse_published(sets, selection, out / arch.name)
             todo = [sets.job(tier) for tier in selection.tiers if tier not in reused]
             # A tier is traced once, and each of its formats is written and checked.
-            counter = Counter(options.progress, len(todo) * (1 + 2 * len(options.written)))
+            stages = 1 + 2 * len(options.written) + bool(request.memory)
+            counter = Counter(options.progress, len(todo) * stages)
             run_jobs(todo, options.jobs, counter.start)
             # Read before the folder takes its name, so that a set without one is not published.
             reports = _reports(folder, selection.tiers, reused)
@@ -268,5 +270,8 @@ def _reports(
     reports = []
     for tier in tiers:
         manifest = parse_manifest((folder / tier.id / "manifest.json").read_bytes())
-        reports.append(TierReport.from_manifest(tier, manifest, taken=tier in reused))
+        plans = []
+        for path in (folder / tier.id).glob(PLAN_FILES):
+            plans.append(parse_manifest(path.read_bytes()))
+        reports.append(TierReport.from_manifest(tier, manifest, plans, taken=tier in reused))
     return tuple(reports)

@@ -47,6 +47,7 @@ class Footprint:
     flops_per_sample: int  # one forward pass of one sample
     flops_per_step_sample: int  # one training step per sample, without the optimizer's update
     peak_memory_bytes: int  # training at batch size 32, without the runtime itself
+    recomputed_share: float | None = None  # of the step's work; None without a bound of memory
 
 
 class _WholeModel(nullcontext[None]):

@@ -112,6 +112,7 @@ def manifest_of(
         flops_per_sample=facts.footprint.flops_per_sample,
         flops_per_step_sample=facts.footprint.flops_per_step_sample,
         peak_memory_bytes=facts.footprint.peak_memory_bytes,
+        recomputed_share=facts.footprint.recomputed_share,
         checks=facts.checks,
         skipped=facts.skipped,
         versions=versions(),

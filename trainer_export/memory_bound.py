@@ -5,7 +5,6 @@ same operators, some of them twice, so its results have the same bits. The bound
 `trainer_export.footprint.peak_memory` counts.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,9 +23,6 @@ _STEPS = frozenset({"onnx/train", ABOVE})
 _GROWTH = 2  # a step with more than this multiple of its nodes would take too long
 _MB = 1_000_000
 
-NO_BOUND = math.inf
-"""The bound of a tier that may need any memory."""
-
 
 def within_memory(graphs: Sequence[GraphFile], nbytes: float, tier: str) -> tuple[GraphFile, ...]:
     """Return the graphs of a tier with training steps whose peak memory is within a bound.
@@ -34,7 +30,7 @@ def within_memory(graphs: Sequence[GraphFile], nbytes: float, tier: str) -> tupl
     Args:
         graphs: the portable graphs; those within the bound, and all except training steps, stay as
             they are.
-        nbytes: largest peak memory of a step in bytes, for batches of 32; `NO_BOUND` for any.
+        nbytes: largest peak memory of a step in bytes, for batches of 32.
         tier: id of the tier, for the error.
 
     Raises:

@@ -170,6 +170,16 @@ def lower_peak(graph: SizedGraph, goal: Goal, efforts: Sequence[Effort]) -> int:
     return schedule.peak.nbytes
 
 
+def written_bytes(model: onnx.ModelProto) -> int:
+    """Return the bytes that all nodes of a graph write, for batches of 32; views write none."""
+    sizes = SizedGraph(model).sizes
+    total = 0
+    for node in model.graph.node:
+        if node.op_type not in VIEWS:
+            total += sum(sizes.get(name, 0) for name in node.output)
+    return total
+
+
 def schedule_of(graph: SizedGraph) -> Schedule:
     """Return the order in which the nodes of a graph run now."""
     fixed = set()

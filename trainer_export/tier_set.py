@@ -2,19 +2,18 @@
 
 import gc
 import shutil
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 
 from fleet_protocol.errors import ExportError, ShoalError
 from fleet_protocol.graph_parts import BELOW
-from fleet_protocol.manifest import CheckSpec, digest_of
+from fleet_protocol.manifest import CheckSpec, Manifest, digest_of
+from fleet_protocol.memory_plans import plan_file
 from fleet_protocol.weights import encode_weights
 from models.cut import CLASSES
 from models.own_class import OWN_CLASS
@@ -28,22 +27,19 @@ from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import executorch, ort_training
 from trainer_export.formats import onnx as portable
 from trainer_export.formats.files import GraphFile, SetFile, UnavailableError
+from trainer_export.formats.ort_step import STEP
 from trainer_export.in_place import overwritten
-from trainer_export.loss import Answer
 from trainer_export.manifests import SubModelFacts, manifest_of
-from trainer_export.memory_bound import NO_BOUND, within_memory
+from trainer_export.memory_plans import MemoryPlan, plans_within
 from trainer_export.model_inputs import (
     Signature,
-    check_output,
-    heads_of,
     model_noise,
-    prepared,
 )
+from trainer_export.model_trial import refuse_idle, try_own_functions
 from trainer_export.own_class import own_class
 from trainer_export.parallel import Job, ReportStage
 from trainer_export.provenance import MADE_FROM, facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
-from trainer_export.recipe import Recipe
 from trainer_export.step_parts_check import NotKeptError, check_parts, without_parts
 from trainer_export.traced_program import advice_on
 
@@ -74,12 +70,14 @@ class _Written:
     Attributes:
         graphs: the portable graphs, the training step first.
         others: all other files.
+        recomputed_share: share of the step's work that is repeated; None for the tier itself.
     """
 
     graphs: tuple[GraphFile, ...]
     others: list[SetFile]
     checks: list[CheckSpec]
     skipped: dict[str, str] = field(default_factory=dict)
+    recomputed_share: float | None = None
 
     @property
     def files(self) -> tuple[SetFile, ...]:
@@ -99,14 +97,14 @@ class TierSets:
     Attributes:
         bases: files of frozen parameters by width.
         folder: folder of the new set.
-        memory: largest peak memory of a training step in bytes.
+        memory: bounds of the peak memory of a training step in bytes.
     """
 
     export: Export
     formats: tuple[Format, ...]
     bases: Mapping[float, SetFile]
     folder: Path
-    memory: float = NO_BOUND
+    memory: tuple[float, ...] = ()
 
     def reuse(self, tier: Tier, earlier: Path) -> bool:
         """Copy a tier's files from an earlier export if they are up to date.
@@ -150,7 +148,7 @@ class TierSets:
         base = self.bases.get(tier.width)
         return facts_of(self.export, tier, module, self.formats) | {
             "base": base and digest_of(base.data),
-            "memory": str(self.memory),
+            "memory": [str(bound) for bound in self.memory],
         }
 
     def _write(self, tier: Tier, report: ReportStage) -> None:
@@ -169,23 +167,22 @@ class TierSets:
         if "executorch" in self.formats:
             self._add_executorch(written, model, report)
 
+        sets = {"manifest.json": written}
+        if self.memory:
+            report("bounding memory")
+            for plan in plans_within(written.graphs, self.memory, tier.id):
+                sets[plan_file(plan.name)] = self._planned(plan, written, model)
+
         report("writing")
         folder = self.folder / tier.id
-        for file in written.files:
-            write_file(folder / file.path, file.data)
+        for name, files in sets.items():
+            for file in files.files:
+                write_file(folder / file.path, file.data)
+            manifest = self._manifest(tier, model, files)
+            write_file(folder / name, manifest.to_bytes())
         if head:
             write_file(folder / "head.safetensors", encode_weights(head))
-        parameters = self.export.layout.parameter_count(tier)
-        facts = SubModelFacts(
-            model.signature,
-            model.signature.noise or {},
-            tuple(written.checks),
-            Footprint(parameters, *model.flops, written.peak_memory_bytes),
-            written.skipped,
-        )
-        manifest = manifest_of(self.export, tier, written.files, facts)
         write_file(folder / OWN_CLASS, own_class(self.export, tier, module))
-        write_file(folder / "manifest.json", manifest.to_bytes())
         # Last, because it holds the digest of every other file.
         write_file(folder / MADE_FROM, record_of(folder, made_from))
 
@@ -206,14 +203,14 @@ class TierSets:
 
     def _try_out(self, model: _SubModel) -> None:
         """Refuse a model that does not fit the recipe, or that has a head without a gradient."""
-        _try_own_functions(model.module, self.export.recipe, model.batches)
+        try_own_functions(model.module, self.export.recipe, model.batches)
         class_rows = set()
         for parameter in self.export.layout.parameters:
             for dim in parameter.dims:
                 # Rows of labels are the model's head: without a gradient it would never learn.
                 if any(segment.axis == CLASSES for segment in dim.segments):
                     class_rows.add(parameter.name)
-        _refuse_idle(model.module, self.export.recipe, model.batches, class_rows)
+        refuse_idle(model.module, self.export.recipe, model.batches, class_rows)
 
     def _write_portable(
         self,
@@ -226,7 +223,6 @@ class TierSets:
         report("tracing")
         with _collection_paused():
             graphs = portable.write_graphs(model.module, model.signature, recipe)
-            graphs = within_memory(graphs, self.memory, tier.id)
         report("comparing with PyTorch")
         # The bytes that boards run are checked, after all rewrites.
         checks = list(portable.check_graphs(graphs, model.module, recipe, model.batches))
@@ -239,6 +235,41 @@ class TierSets:
         base = self.bases.get(tier.width)
         others = [] if base is None else [base]
         return _Written(graphs, others, checks, skipped)
+
+    def _planned(self, plan: MemoryPlan, whole: _Written, model: _SubModel) -> _Written:
+        """Return the files of a plan, whose changed graphs are compared with PyTorch, too."""
+        recipe = self.export.recipe
+        checks = list(portable.check_graphs(plan.changed, model.module, recipe, model.batches))
+        checks += check_parts(plan.graphs, model.module, recipe, model.batches)
+        # A device would prefer onnxruntime-training's step, which has no bound.
+        replaced = {STEP, *(graph.key for graph in plan.changed)}
+        checks += [check for check in whole.checks if check.graph not in replaced]
+        others = [file for file in whole.others if file.key not in replaced]
+        return replace(
+            whole,
+            graphs=plan.graphs,
+            others=others,
+            checks=checks,
+            recomputed_share=plan.recomputed_share,
+        )
+
+    def _manifest(self, tier: Tier, model: _SubModel, written: _Written) -> Manifest:
+        """Return the manifest of the files of a tier, or of one of its plans."""
+        parameters = self.export.layout.parameter_count(tier)
+        footprint = Footprint(
+            parameters,
+            *model.flops,
+            written.peak_memory_bytes,
+            written.recomputed_share,
+        )
+        facts = SubModelFacts(
+            model.signature,
+            model.signature.noise or {},
+            tuple(written.checks),
+            footprint,
+            written.skipped,
+        )
+        return manifest_of(self.export, tier, written.files, facts)
 
     def _add_ort_training(
         self,
@@ -295,74 +326,3 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
         gc.collect()
         gc.unfreeze()
-
-
-def _try_own_functions(
-    module: nn.Module,
-    recipe: Recipe,
-    batches: SizedBatches,
-) -> None:
-    """Call the user's loss and metrics once on every size of a batch."""
-    recipe.loss.require_outputs(batches.signature.heads)
-    # Shoal's own losses and metrics have tests, and need no try.
-    if not recipe.has_own:
-        return
-    with torch.no_grad():
-        for x, y in batches.draw(len(batches.sizes)):
-            output = prepared(module, "statistics")(x)
-            # The trial also differentiates the loss, which `no_grad` would prevent.
-            with torch.enable_grad():
-                recipe.try_out(output, Answer(y, batches.mask()))
-
-
-def _refuse_idle(
-    module: nn.Module,
-    recipe: Recipe,
-    batches: SizedBatches,
-    class_rows: Container[str],
-) -> None:
-    """Refuse a model with a head that would never be trained.
-
-    Args:
-        module: the sub-model.
-        recipe: its loss must depend on every head.
-        batches: the batches to try.
-        class_rows: names of parameters that have rows for labels.
-
-    Raises:
-        ExportError: the loss does not depend on a head, or on one of these parameters.
-    """
-    model = prepared(module, "train")
-    x, y = next(batches.draw(1))
-    # Dropout draws here, and a set must not depend on whether this check ran.
-    with torch.random.fork_rng(devices=[]):
-        output = model(x)
-    check_output(output, batches.signature)
-    loss = recipe.loss.pytorch(output, Answer(y, batches.mask()))
-    edges = _edges_below(loss)
-    parameters = dict(model.named_parameters())
-    rows = {}
-    for name, parameter in parameters.items():
-        if name in class_rows:
-            rows[name] = parameter
-    for name, value in {**heads_of(output), **rows}.items():
-        if value.requires_grad and get_gradient_edge(value)[:2] not in edges:
-            raise ExportError(
-                f"the loss {recipe.loss.name} does not depend on {name}, which would never be"
-                " trained; use that head in the loss, or remove it from the model"
-            )
-
-
-def _edges_below(loss: torch.Tensor) -> set[Any]:
-    """Return every edge of the graph of gradients that a backward pass from a loss follows."""
-    edges = set[Any]()
-    if not loss.requires_grad:
-        return edges
-    waiting: list[Any] = [get_gradient_edge(loss)[:2]]
-    while waiting:
-        edge = waiting.pop()
-        # None marks a value without a gradient.
-        if edge[0] is not None and edge not in edges:
-            edges.add(edge)
-            waiting += edge[0].next_functions
-    return edges

@@ -8,8 +8,10 @@ from fleet_protocol.errors import ConfigError
 
 FIRST = (2, 11)
 """The oldest minor release that pyproject.toml allows."""
-TESTED = (2, 13)
-"""The minor release with which the tests run."""
+DEFAULT = (2, 13)
+"""The minor release with which all tests run."""
+TESTED = (DEFAULT, (2, 14))
+"""The minor releases with which the tests of the exporter and the models have passed."""
 LAST = (2, 15)
 """The newest minor release that pyproject.toml allows."""
 
@@ -28,9 +30,9 @@ def require_known_torch() -> None:
     if not FIRST <= release <= LAST:
         raise ConfigError(
             f"torch {installed} is installed, but the exporter supports torch {_text(FIRST)} to"
-            f" {_text(LAST)}: pip install 'torch=={_text(TESTED)}.*'"
+            f" {_text(LAST)}: pip install 'torch=={_text(DEFAULT)}.*'"
         )
-    if release != TESTED:
+    if release not in TESTED:
         _warn(installed)
 
 
@@ -41,8 +43,8 @@ def _warn(installed: str) -> None:
         "torch %s is installed, but Shoal was tested only with torch %s; every exported graph is"
         " still compared with PyTorch. If an export fails: pip install 'torch==%s.*'",
         installed,
-        _text(TESTED),
-        _text(TESTED),
+        " and ".join(map(_text, TESTED)),
+        _text(DEFAULT),
     )
 
 

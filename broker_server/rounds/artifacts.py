@@ -21,6 +21,7 @@ from fleet_protocol.foreign_files import name_problem, open_real, path_within, q
 from fleet_protocol.graphs.vocabulary import read_vocabulary
 from fleet_protocol.manifest import BASE, FileSpec, Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
+from fleet_protocol.memory_plans import PLAN_FILES, plan_difference
 from fleet_protocol.messages import BlobRef
 from models.layout import Layout
 from models.shares import frozen_parameters, largest_first
@@ -36,16 +37,35 @@ class TierArtifacts:
     manifest: Manifest
     ref: BlobRef  # of the manifest, which identifies the set
     folder: Path
+    # the same set with less memory and slower steps, the fastest first
+    plans: "tuple[TierArtifacts, ...]" = field(default=(), compare=False)
     # if plans move what the tier trains: the sets at its other places
     places: "tuple[TierArtifacts, ...]" = field(default=(), compare=False)
 
     @property
     def memory_bytes(self) -> int:
-        """Return the estimated peak memory of training, at the place that needs most."""
-        peaks = [self.manifest.peak_memory_bytes]
+        """Return the estimated peak memory of training by the plan that needs least.
+
+        It is that at the place that needs most.
+        """
+        plans = [self.manifest.peak_memory_bytes]
+        for plan in self.plans:
+            plans.append(plan.manifest.peak_memory_bytes)
+        places = [min(plans)]
         for place in self.places:
-            peaks.append(place.manifest.peak_memory_bytes)
-        return max(peaks)
+            places.append(place.memory_bytes)
+        return max(places)
+
+    def within(self, memory: float) -> "TierArtifacts":
+        """Return the fastest plan within some bytes of memory; if none is, the smallest."""
+        smallest = self
+        for plan in (self, *self.plans):
+            peak = plan.manifest.peak_memory_bytes
+            if peak <= memory:
+                return plan
+            if peak < smallest.manifest.peak_memory_bytes:
+                smallest = plan
+        return smallest
 
     def path(self, spec: FileSpec) -> Path:
         """Return the path of a file of the set; raise ConfigError if it is outside the folder."""
@@ -239,15 +259,43 @@ def _load_tier(
             f"{folder}: the parameters of the manifest and of layout.json differ; {_AGAIN}"
         )
     ref = blob_ref(data, chunk_bytes)
-    artifacts = TierArtifacts(tier, manifest, ref, folder)
+    plans = _load_plans(folder, manifest, tier, chunk_bytes)
+    artifacts = TierArtifacts(tier, manifest, ref, folder, tuple(plans.values()))
     # Manifests are served like any other file, by their digest: the digest of a manifest names its
     # set.
     files = {ref.digest: manifest_path}
-    for spec in manifest.all_files:
-        path = artifacts.path(spec)
-        _check_content(path, spec)
-        files[spec.digest] = path
+    for path, plan in plans.items():
+        files[plan.ref.digest] = path
+    for item in (artifacts, *artifacts.plans):
+        for spec in item.manifest.all_files:
+            path = item.path(spec)
+            _check_content(path, spec)
+            files[spec.digest] = path
     return artifacts, files
+
+
+def _load_plans(
+    folder: Path, manifest: Manifest, tier: Tier, chunk_bytes: int
+) -> dict[Path, TierArtifacts]:
+    """Read the plans of a set, the fastest first, by the paths of their manifests."""
+    plans: dict[Path, TierArtifacts] = {}
+    for name in sorted(path.name for path in folder.glob(PLAN_FILES)):
+        path = _path(folder, name)
+        data = _read(folder, name)
+        try:
+            plan = parse_manifest(data)
+        except BlobError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        difference = plan_difference(manifest, plan)
+        if difference:
+            raise ConfigError(f"{path}: {difference} differs from manifest.json; {_AGAIN}")
+        plans[path] = TierArtifacts(tier, plan, blob_ref(data, chunk_bytes), folder)
+
+    def work(item: tuple[Path, TierArtifacts]) -> tuple[float, int]:
+        found = item[1].manifest
+        return found.recomputed_share or 0.0, found.peak_memory_bytes
+
+    return dict(sorted(plans.items(), key=work))
 
 
 def load_artifacts(

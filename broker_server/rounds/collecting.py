@@ -241,8 +241,4 @@ class Collection:
 
 
 def _without_answer(tasks: Iterable[OpenTask]) -> list[OpenTask]:
-    unanswered = []
-    for task in tasks:
-        if not task.record.phase.answered:
-            unanswered.append(task)
-    return unanswered
+    return [task for task in tasks if not task.record.phase.answered]

@@ -75,7 +75,7 @@ def plan_round(
         choices = []
         # More than one tier only if the method lets devices choose.
         for tier in context.strategy.offer(assignment.tier.tier):
-            choices.append(cutting.choice(device, tier))
+            choices.append(cutting.choice(assignment, tier))
         # The first choice is the default; if a device may choose its tier, the others follow.
         task = TaskRecord(
             id=task_id(context.run, number, "train", device),
@@ -124,8 +124,9 @@ class _Cutting:
     blobs: BlobStore
     by_plan: dict[str, _CutPlan]  # by the key of the plan, filled as plans occur
 
-    def choice(self, device: str, tier: Tier) -> Alternative:
+    def choice(self, assignment: Assignment, tier: Tier) -> Alternative:
         """Return what a device may train, and cut its weights if no other device has the plan."""
+        device = assignment.device
         seed = self.context.config.seed
         request = PlanRequest(tier, device, self.version.number, seed)
         planned = self.context.strategy.plan(request)
@@ -135,7 +136,8 @@ class _Cutting:
             self.by_plan[planned.key] = _CutPlan(planned.plan.tier.id, weights)
         cut = self.by_plan[planned.key]
         # Boards of a rollout may get another set of the same tier.
-        artifact_set = self.context.set_of(device, self.context.artifacts.tiers[cut.tier])
+        tier_set = self.context.artifacts.tiers[cut.tier]
+        artifact_set = self.context.set_of(device, tier_set, assignment.memory)
         return alternative(cut.tier, artifact_set, cut.weights.ref, planned.key)
 
 

@@ -1,6 +1,7 @@
 """The fixed settings of a run: name, configuration, artifacts, tiers and strategy, all checked."""
 
 import logging
+import math
 import os
 import secrets
 import time
@@ -92,14 +93,29 @@ class RunContext:
         """Return whether the run has a trait, as far as its settings decide it."""
         return keeps(self.config, trait)
 
-    def set_of(self, device: str, tier_set: TierArtifacts) -> BlobRef:
-        """Return the artifact set that a task of a device names for a tier."""
+    def set_of(
+        self,
+        device: str,
+        tier_set: TierArtifacts,
+        memory: float = math.inf,
+    ) -> BlobRef:
+        """Return the artifact set that a task of a device names for a tier.
+
+        Args:
+            device: the device.
+            tier_set: the run's set of the tier.
+            memory: bytes that training may take on the device; they decide on the plan.
+        """
+        plan = tier_set.within(memory)
         tested = self.sets(device).get(tier_set.tier.id)
         if tested is None:
-            return tier_set.ref
+            return plan.ref
         manifest, ref = tested
+        # A tested set has no plans, so a device with little memory keeps the run's.
+        if manifest.peak_memory_bytes > memory >= plan.manifest.peak_memory_bytes:
+            return plan.ref
         # A set whose updates have another meaning cannot replace the run's.
-        return tier_set.ref if self.set_difference(tier_set, manifest) else ref
+        return plan.ref if self.set_difference(tier_set, manifest) else ref
 
     def set_difference(self, tier_set: TierArtifacts, new: Manifest) -> str:
         """Return why another artifact set cannot replace a tier's in this run.

@@ -1,5 +1,6 @@
 """Decides which devices can train which tiers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,11 @@ _FULL_WIDTH = 1.0
 
 @dataclass(frozen=True)
 class Assignment:
-    """A device with the tier it trains."""
+    """A device with the tier it trains, and the bytes of memory that training may take there."""
 
     device: str
     tier: TierArtifacts
+    memory: float = math.inf
 
 
 def usable_tiers(tiers: Sequence[Tier], config: TiersConfig) -> tuple[Tier, ...]:
@@ -66,24 +68,36 @@ def require_levels(tiers: Sequence[Tier], config: TiersConfig) -> None:
 # Which device can train which tier.
 
 
+def training_memory(profile: Profile, memory_share: float) -> float:
+    """Return the bytes that training may take on a device.
+
+    Args:
+        profile: profile of the device.
+        memory_share: share of the free memory that training may take. A free memory of 0 means that
+            the device could not measure it.
+    """
+    memory = math.inf
+    if profile.free_ram_bytes:
+        memory = memory_share * profile.free_ram_bytes
+    if profile.memory_below is not None:
+        memory = min(memory, profile.memory_below - 1)
+    return memory
+
+
 def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
     """Return whether a device's profile allows it to train a tier.
 
     Args:
         profile: profile of the device.
         tier: the artifact set.
-        memory_share: share of the free memory that training may take. A free memory of 0 means that
-            the device could not measure it.
+        memory_share: see `training_memory`.
     """
     manifest = tier.manifest
     if manifest.width > profile.max_width + _WIDTH_SLACK:
         return False
     if profile.max_depth is not None and manifest.depth > profile.max_depth:
         return False
-    memory = tier.memory_bytes
-    if profile.free_ram_bytes and memory > memory_share * profile.free_ram_bytes:
-        return False
-    return profile.memory_below is None or memory < profile.memory_below
+    return tier.memory_bytes <= training_memory(profile, memory_share)
 
 
 def _fitting_tiers(
@@ -154,7 +168,8 @@ def assign(
     assignments: dict[str, Assignment] = {}
     for device, device_tiers in fitting.items():
         tier = _largest_within(device_tiers, widths.get(device, _FULL_WIDTH))
-        assignments[device] = Assignment(device, tier)
+        memory = training_memory(profiles[device], config.memory_share)
+        assignments[device] = Assignment(device, tier, memory)
     return assignments
 
 

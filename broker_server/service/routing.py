@@ -76,12 +76,14 @@ class Router:
             StopRequested: the server must end.
             StorageError: the server's disk is full.
         """
-        name = event.topic if isinstance(event, Received) else _SOCKET
-        topic = self._topics.parse(event.topic) if isinstance(event, Received) else None
+        name = _SOCKET
+        topic = None
         try:
             if isinstance(event, LocalRequest):
                 self._handlers.request(event)
             else:
+                name = event.topic
+                topic = self._topics.parse(name)
                 self._dispatch(topic, event)
         except RefusedError as error:
             self._refuse(topic, error)

@@ -7,7 +7,7 @@ field cannot have the value.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cache, lru_cache
 from types import NoneType
@@ -53,23 +53,51 @@ _TIMES = (
 )
 
 
+@dataclass(frozen=True)
+class Column:
+    """How a column of the database is read.
+
+    Attributes:
+        read: takes any value but NULL, and that too if the column may not be NULL.
+        is_optional: whether NULL stands for a field without a value.
+    """
+
+    read: Reader
+    is_optional: bool
+
+
 @cache
-def readers_of(kind: type) -> Mapping[str, Reader]:
-    """Return the readers of a kind of record by field, in the order of the fields."""
+def columns_of(kind: type) -> Mapping[str, Column]:
+    """Return the columns of a kind of record by field, in the order of the fields."""
     hints = get_type_hints(kind)
-    readers = {}
+    columns = {}
     for field in fields(kind):
-        readers[field.name] = _reader(kind, field.name, hints[field.name])
-    return readers
+        columns[field.name] = _column(kind, field.name, hints[field.name])
+    return columns
 
 
-def _reader(kind: type, name: str, hint: Any) -> Reader:
+def read_columns(columns: Iterable[Column], row: Iterable[Any]) -> list[Any]:
+    """Return the values of the fields that are stored in a row, of which each has one column.
+
+    Raises:
+        ValueError: a column has a value that its field cannot have.
+    """
+    values: list[Any] = []
+    # A server reads every task of a round twice, so nothing is called for an empty column.
+    for column, value in zip(columns, row, strict=True):
+        if value is None and column.is_optional:
+            values.append(None)
+        else:
+            values.append(column.read(value))
+    return values
+
+
+def _column(kind: type, name: str, hint: Any) -> Column:
     types = get_args(hint)
     if NoneType not in types:
-        return _required_reader(kind, name, hint)
+        return Column(_required_reader(kind, name, hint), is_optional=False)
     (value_type,) = (field_type for field_type in types if field_type is not NoneType)
-    read = _required_reader(kind, name, value_type)
-    return lambda value: None if value is None else read(value)
+    return Column(_required_reader(kind, name, value_type), is_optional=True)
 
 
 def _required_reader(kind: type, name: str, hint: Any) -> Reader:
@@ -117,13 +145,10 @@ def _read_text(value: Any) -> str:
     return value
 
 
-def _read_name(value: Any) -> str:
-    return _checked_name(_read_text(value))
-
-
 # The same few names are in all rows of a run.
 @lru_cache(maxsize=4096)
-def _checked_name(text: str) -> str:
+def _read_name(value: Any) -> str:
+    text = _read_text(value)
     if not is_name(text):
         raise ValueError(
             f"{quoted(text)} is not a valid name: a name has letters, digits, '_', '-' and '.'"
@@ -161,14 +186,10 @@ def _read_time(value: Any) -> float:
     return float(value)
 
 
-def _read_blob_ref(value: Any) -> BlobRef:
-    return _parsed_blob_ref(_read_text(value))
-
-
 # The same few blobs are in all tasks of a round.
 @lru_cache(maxsize=256)
-def _parsed_blob_ref(text: str) -> BlobRef:
-    return BlobRef.model_validate_json(text)
+def _read_blob_ref(value: Any) -> BlobRef:
+    return BlobRef.model_validate_json(_read_text(value))
 
 
 def _shown(value: Any) -> str:

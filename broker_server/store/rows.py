@@ -9,12 +9,13 @@ and commands to copy, and times become dates. A value that its column cannot hav
 import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import NoneType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from broker_server.store import schema
-from broker_server.store.column_readers import readers_of
+from broker_server.store.column_readers import columns_of, read_columns
 from broker_server.store.records import (
     DeviceRecord,
     EventRecord,
@@ -42,6 +43,9 @@ TABLES: Mapping[type, Any] = {
 }
 
 
+_STORED_AS_THEY_ARE = frozenset({str, int, float, bool, NoneType})
+
+
 class DamagedRowError(StorageError):
     """A row of the database has a value that no server can have written."""
 
@@ -52,14 +56,13 @@ def from_row(kind: type[RecordT], row: Sequence[Any]) -> RecordT:
     Raises:
         DamagedRowError: a column has a value that its field cannot have.
     """
-    readers = readers_of(kind)  # type: ignore[arg-type]  # a type is hashable
+    columns = columns_of(kind)  # type: ignore[arg-type]  # a type is hashable
     try:
-        # Each column has the reader of its field.
-        values = [read(value) for value, read in zip(row, readers.values(), strict=True)]
-        return kind(*values)
+        values = read_columns(columns.values(), row)
     # Pydantic's errors are ValueErrors.
     except ValueError as error:
-        raise _damaged(kind, dict(zip(readers, row, strict=True))) from error
+        raise _damaged(kind, dict(zip(columns, row, strict=True))) from error
+    return kind(*values)
 
 
 def values_of(kind: type, names: Sequence[str], row: Sequence[Any]) -> list[Any]:
@@ -68,9 +71,10 @@ def values_of(kind: type, names: Sequence[str], row: Sequence[Any]) -> list[Any]
     Raises:
         DamagedRowError: a column has a value that its field cannot have.
     """
-    readers = readers_of(kind)
+    columns = columns_of(kind)
+    selected = [columns[name] for name in names]
     try:
-        return [readers[name](value) for name, value in zip(names, row, strict=True)]
+        return read_columns(selected, row)
     except ValueError as error:
         raise _damaged(kind, dict(zip(names, row, strict=True))) from error
 
@@ -78,16 +82,22 @@ def values_of(kind: type, names: Sequence[str], row: Sequence[Any]) -> list[Any]
 def to_row(record: object) -> dict[str, Any]:
     """Return the values of a record's row, by column."""
     row = {}
-    for name in readers_of(type(record)):  # type: ignore[arg-type]  # a type is hashable
-        row[name] = _column_value(getattr(record, name))
+    for name in columns_of(type(record)):  # type: ignore[arg-type]  # a type is hashable
+        value = getattr(record, name)
+        # The type itself, because a subclass of str would be stored as its own type.
+        if type(value) in _STORED_AS_THEY_ARE:
+            row[name] = value
+        else:
+            row[name] = _column_value(value)
     return row
 
 
 def _column_value(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump_json()
-    # A subclass of str would be stored as its own type.
-    return str(value.value) if isinstance(value, Enum) else value
+    if isinstance(value, Enum):
+        return str(value.value)
+    return value
 
 
 def config_json(record: RunRecord) -> Any:
@@ -131,10 +141,10 @@ def _damaged(kind: type, values: Mapping[str, Any]) -> DamagedRowError:
     # A row of some columns may lack the keys; then all of its values name it.
     keys = [column.name for column in table.primary_key if column.name in values]
     row = ", ".join(f"{name} {quoted(str(values[name]))}" for name in keys or values)
-    readers = readers_of(kind)
+    columns = columns_of(kind)
     for name, value in values.items():
         try:
-            readers[name](value)
+            read_columns([columns[name]], [value])
         except ValidationError as error:
             return damaged_row(table.name, row, name, problems(error, "the value"))
         except ValueError as error:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.data.facts import shape_remedy
 from fleet_protocol.data.inspection import NAMED, DataFinding, inspect
+from fleet_protocol.data.inverted import is_inverted
 from fleet_protocol.data.pairs import Pair
 from fleet_protocol.data.shifted import is_shifted
 from fleet_protocol.data.summary import DataSummary, are_tokens, summarise
@@ -57,8 +58,8 @@ def compare(
         columns: names of the columns, if any.
 
     Returns:
-        Another shape, scale of all values or type, as the only finding; else columns in another
-        order, columns with another scale, and distant means.
+        Another shape, scale of all values, inverted images or another type, as the only finding;
+        else columns in another order, columns with another scale, and distant means.
     """
     # Figures of samples with another shape cannot be compared.
     if own.shape != fleet.shape:
@@ -72,6 +73,8 @@ def compare(
         return (common_scale,)
     if is_shifted(pair):
         return (_shift(pair),)
+    if is_inverted(pair):
+        return (_inversion(pair),)
     if are_tokens(fleet) and not own.whole:
         return (_dtype(own, fleet),)
     return tuple(_by_group(pair))
@@ -134,6 +137,18 @@ def _shift(pair: Pair) -> DataFinding:
         f"values range from {pair.own.lowest.min():g} to {pair.own.highest.max():g}, but the"
         f" fleet's range from {pair.fleet.lowest.min():g} to {pair.fleet.highest.max():g}, so only"
         f" one of them is standardised or shifted; {_AS_OTHERS}",
+    )
+
+
+def _inversion(pair: Pair) -> DataFinding:
+    own_mean = float(pair.own.mean.mean())
+    fleet_mean = float(pair.fleet.mean.mean())
+    highest = float(pair.fleet.highest.max())
+    return DataFinding(
+        "inverted",
+        "images look inverted, white where the fleet's are black: their mean is"
+        f" {own_mean:.4g}, and the fleet's is {fleet_mean:.4g} with values up to {highest:g};"
+        " invert them as the other boards have them, with a function in `transforms` of [data]",
     )
 
 

@@ -146,6 +146,12 @@ def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
 
 def _decode(opened: Any, path: Path, config: ImagesData) -> NDArray[np.uint8]:
     """Return the pixels of an open image, ``[height, width]`` or ``[height, width, channels]``."""
+    # A camera's MPO has further pictures of the same scene beside the first.
+    if opened.format != "MPO" and getattr(opened, "n_frames", 1) > 1:
+        raise DataError(
+            f"{path} has {opened.n_frames} frames, but a sample is one image: save its frames as"
+            " separate images"
+        )
     if opened.mode[0] in "IF":
         raise DataError(
             f"{path} has more than 8 bits a channel, which would be lost; save its numbers as .npz"

@@ -39,6 +39,7 @@ Kind = Literal[
     "scale",
     "mean",
     "order",
+    "inverted",
 ]
 
 

@@ -111,7 +111,7 @@ def parse_label_number(text: str, where: str) -> float:
         DataError: the label is a text, or missing; the message names the line.
     """
     try:
-        number = float(text)
+        number = parse_number(text)
     except ValueError:
         raise DataError(
             f"{where} has the label {text.strip()[:_SHOWN_CHARACTERS]!r}, expected numbers; if "
@@ -125,6 +125,18 @@ def parse_label_number(text: str, where: str) -> float:
 def is_number(text: str) -> bool:
     """Return whether a text is a number other than NaN."""
     try:
-        return not math.isnan(float(text))
+        return not math.isnan(parse_number(text))
     except ValueError:
         return False
+
+
+def parse_number(text: str) -> float:
+    """Return the number that a field of a table has.
+
+    Raises:
+        ValueError: the text is not a number.
+    """
+    # Python reads 4_3.5 as 43.5, which no program means that writes tables.
+    if "_" in text:
+        raise ValueError(f"{text} is not a number")
+    return float(text)

@@ -1,5 +1,6 @@
 """Reads tables with one sample per line: columns by name, and a rule for missing values."""
 
+import contextlib
 import math
 import re
 from array import array
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 from fleet_protocol.data.facts import SourceFacts, plain_name
 from fleet_protocol.data.files import need, table_rows
 from fleet_protocol.data.sources import CsvData
-from fleet_protocol.data.table_labels import LabelColumn, parse_label_number
+from fleet_protocol.data.table_labels import LabelColumn, parse_label_number, parse_number
 from fleet_protocol.data.table_layout import TableLayout, is_missing, read_layout
 from fleet_protocol.errors import DataError
 
 _SHOWN_CHARACTERS = 40  # of a field in a message
 _FIRST_LINES = 2  # the header and the first sample
-_NUMBER_LIKE = re.compile(r"[-+€$£]?\s?\d[\d.,' \u00a0]*\s?[%€$£°]?")
+_NUMBER_LIKE = re.compile(r"[-+€$£]?\s?\d[\d_.,' \u00a0]*\s?[%€$£°]?")
 
 
 def read_csv(
@@ -119,19 +120,12 @@ def _read_inputs(
 ) -> list[float]:
     """Return a line's inputs for the model, with NaN for a missing value."""
     fields = [row[place] for place in layout.inputs]
-    # Nearly all lines have only numbers, which one call converts much faster.
-    try:
-        return [*map(float, fields)]
-    except ValueError:
-        return [
-            _read_number(
-                layout,
-                line,
-                place,
-                row[place],
-            )
-            for place in layout.inputs
-        ]
+    # Nearly all lines have only numbers, which one call converts much faster. Its digits may have
+    # underscores between them, which are not part of a number here.
+    if "_" not in "".join(fields):
+        with contextlib.suppress(ValueError):
+            return [*map(float, fields)]
+    return [_read_number(layout, line, place, row[place]) for place in layout.inputs]
 
 
 def _read_number(
@@ -143,7 +137,7 @@ def _read_number(
     if is_missing(text):
         return math.nan
     try:
-        return float(text)
+        return parse_number(text)
     except ValueError:
         raise DataError(
             f"line {line} of {layout.path}: {layout.title(place)} contains "

@@ -61,8 +61,8 @@ published and the spread at the upper end of its one-sided 80 % confidence inter
 seeds, that is 2.12 times the spread that they show. The time is that of the quickest stored run \
 of each arm on two cores.
 
-- `at least`: the seeds of this claim show no spread. The smallest spread of the table's \
-comparable claims is used.
+- `at least`: the seeds of this claim show no spread. The smallest spread of other claims about \
+the same arms is used, or that of all comparable claims of the table.
 - `longer runs`: an arm ended before its target, or at its best round, so no number of seeds \
 decides the claim.
 - `at the measured size`: nothing was published for this claim, so the difference is assumed to be \

@@ -219,11 +219,11 @@ class ExportArguments:
         ),
     ] = None
     memory: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=1,
-            help="Largest peak training memory of a tier in MB, for batches of 32; a step above it"
-            " recomputes activations, which takes longer.",
+            help="Bounds of the peak training memory of a tier in MB, for batches of 32, such as"
+            " 96,48. A tier above a bound gets a further plan, which recomputes activations and"
+            " takes longer; each device gets the fastest plan that fits.",
             rich_help_panel="Tiers",
         ),
     ] = None

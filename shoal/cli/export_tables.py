@@ -109,7 +109,9 @@ def print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool)
         records = []
         for report in reports:
             skipped = dict(report.skipped)
-            records.append({**vars(report), "tier": report.tier.id, "skipped": skipped})
+            plans = [vars(plan) for plan in report.plans]
+            named = {"tier": report.tier.id, "skipped": skipped, "plans": plans}
+            records.append({**vars(report), **named})
         print_json(records)
         return
     rows = []
@@ -118,6 +120,8 @@ def print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool)
         # Most exports train all that they hold.
         if all(exported.trained == exported.parameters for exported in reports):
             del row["trained"]
+        if not any(exported.plans for exported in reports):
+            del row["plans (repeated work)"]
         rows.append(row)
     print_rows(title, rows, empty="nothing was exported")
     # Most tiers skip the same graphs for the same reason, so each graph is printed once.
@@ -131,6 +135,9 @@ def print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool)
 
 def _report_row(report: "TierReport") -> dict[str, str]:
     """Return the cells of a tier."""
+    plans = []
+    for plan in report.plans:
+        plans.append(f"{bytes_text(plan.peak_memory_bytes)} ({plan.recomputed_share:.0%})")
     return {
         "tier": report.tier.id,
         "parameters": f"{report.parameters:,}",
@@ -138,6 +145,7 @@ def _report_row(report: "TierReport") -> dict[str, str]:
         "FLOPs/sample": count_text(report.flops_per_sample),
         "graphs": bytes_text(report.graph_bytes),
         "peak training memory": bytes_text(report.peak_memory_bytes),
+        "plans (repeated work)": ", ".join(plans) or "-",
         "largest deviation": f"{report.worst_deviation:.1e}",
         "made": "unchanged, reused" if report.taken else "now",
     }

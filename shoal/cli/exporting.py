@@ -14,6 +14,7 @@ from shoal.cli.export_tables import print_cuts, print_replacements, print_report
 from shoal.cli.options import (
     parse_floats,
     parse_heads,
+    parse_ints,
     parse_names,
     parse_settings,
     read_contract_terms,
@@ -23,7 +24,6 @@ from shoal.cli.recipe_options import recipe_of
 from shoal.cli.starting import read_start_option
 from shoal.cli.tier_options import TierShares, read_tiers
 from trainer_export import artifact_set
-from trainer_export.memory_bound import NO_BOUND
 from trainer_export.recipe import Recipe
 
 Completion = Callable[[Architecture, Registry], Mapping[str, Any]]
@@ -59,6 +59,7 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
         return
     heads = parse_heads("--head", options.heads or [])
     recipe = Recipe.from_table(recipe_of(options), registry.own)
+    bounds = parse_ints("--memory", options.memory) if options.memory else ()
     # The default neither deletes tiers of an earlier export nor keeps them unasked.
     unasked: Literal["add", "replace", "refuse"] = "refuse"
     if options.add:
@@ -82,7 +83,7 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
                     as_json=options.as_json,
                 ),
                 layout=layout,
-                memory=NO_BOUND if options.memory is None else options.memory * 1e6,
+                memory=tuple(1e6 * bound for bound in bounds),
             ),
             options.out,
             artifact_set.ExportOptions(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import TypeAdapter
+from sklearn import datasets
 
 from device_runtime.agent.data_findings import sentences
 from device_runtime.training.agreed_data import SampleRequirements
@@ -93,6 +94,20 @@ class Images:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(path)
         return load(folder, **{"kind": "images", "path": str(seed), "channels": 1, **keys})
+
+
+class Digits(Images):
+    """Handwritten digits, white on black."""
+
+    def read(self, folder, seed, change=None):
+        images = datasets.load_digits().images[40 * seed : 40 * seed + 40]
+        pixels = (images * 255 / 16).astype(np.uint8)
+
+        def changed(written):
+            written["pixels"] = pixels
+            return None if change is None else change(written)
+
+        return super().read(folder, seed, changed)
 
 
 class Tokens:
@@ -205,6 +220,11 @@ FORMS = {
         Images(),
         lambda _: {"scale": 1},
         r"from 0 to 255, but the fleet's range from 0 to 1 .*multiply",
+    ),
+    "negatives": (
+        Digits(),
+        setting(pixels=lambda written: 255 - written["pixels"]),
+        r"images look inverted, .*: their mean is 0\.6\d*, and the fleet's is 0\.3\d* .*transforms",
     ),
     "another unit": (Table(), column(2, lambda x: x * 1000), "column 'weight' ranges from .*units"),
     "another zero": (

@@ -79,6 +79,16 @@ def test_jfif_is_an_image(tmp_path):
     assert load(tmp_path).y.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP"])
+def test_an_image_of_several_frames_is_refused(tmp_path, kind):
+    """Its first frame alone would be read without a word."""
+    write(tmp_path, "cat/1.png", "dog/1.png")
+    frames = [Image.fromarray(PIXELS + shade) for shade in (0, 40, 80)]
+    frames[0].save(tmp_path / "cat/2.gif", kind, save_all=True, append_images=frames[1:])
+    with pytest.raises(DataError, match=r"cat/2\.gif has 3 frames, but a sample is one image"):
+        load(tmp_path)
+
+
 def test_images_are_turned_as_viewers_show_them(tmp_path):
     """A camera says how it was held; damaged notes of it change nothing."""
     for orientation, turns in ((1, 0), (6, 1), (3, 2), (8, 3)):

@@ -78,6 +78,14 @@ def test_a_text_among_numbers_is_named(tmp_path):
         load(tmp_path, "a,b,label\n1,2,0\n", header=False, label_column=2)
 
 
+def test_an_underscore_is_no_part_of_a_number(tmp_path):
+    """Though Python reads 4_3.5 as 43.5, and labels such as 1_0 would be the number 10."""
+    with pytest.raises(DataError, match=r"line 3 of .*: column 'b' contains '4_3.5'.*and a point"):
+        load(tmp_path, "a,b,label\n1,2,0\n1,4_3.5,0\n")
+    labels = load(tmp_path, "a,label\n1,1_0\n2,0_1\n")
+    assert (labels.label_names, labels.y.tolist()) == (("0_1", "1_0"), [1, 0])
+
+
 @pytest.mark.parametrize(
     ("text", "keys"),
     [

@@ -448,6 +448,24 @@ def test_a_target_that_was_not_reached_is_said_to_be_so():
     assert "not reached" in as_markdown(*found_in("whalefl-1", runs))
 
 
+def test_the_spread_of_the_same_arms_counts_before_that_of_others():
+    """Times to 80 and 70 % plan those to 90 %, which no run reached; all classes vary less."""
+    runs = []
+    for seed, factor in ((3, 1.0), (4, 3.0), (5, 0.5)):
+        for arm, total in (("whalefl", 900.0 * factor), ("heterofl", 900.0)):
+            rows = [row(1, 0.85, total=total)]
+            runs.append(result("whalefl-1", f"{arm}/non-iid-2", seed, rows))
+        for arm, total in (("whalefl", 900.0 + factor), ("heterofl", 900.0)):
+            rows = [row(1, 0.91, total=total)]
+            runs.append(result("whalefl-1", f"{arm}/iid", seed, rows))
+    judged = verdicts("whalefl-1", runs)["whalefl/non-iid-2", "heterofl/non-iid-2", "hours-90"]
+    spread = np.std(np.log([1.0, 3.0, 0.5]), ddof=1)
+    assert judged.comparable == pytest.approx((spread, spread))
+    # The published ratio of 0.84 is close to the bound of 0.85.
+    assert judged.need.is_least
+    assert judged.need.seeds is None or judged.need.seeds > 1000
+
+
 def test_seeds_that_were_not_stated_decide_nothing(rolex):
     """Who adds seeds until a claim holds has not tested it; they stand in the table alone."""
     more = [

@@ -1,5 +1,7 @@
 """A training step within a bound of memory recomputes activations, and has the same bits."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -7,6 +9,7 @@ import pytest
 
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import parse_manifest
+from fleet_protocol.memory_plans import PLAN_FILES, plan_difference, plan_file
 from models import Tier
 from tests.trainer_export.helpers import ZOO
 from tests.trainer_export.test_memory import feeds_of, graph_of
@@ -16,6 +19,7 @@ from trainer_export.memory_bound import bounded_step, peak_of_step
 from trainer_export.recipe import Recipe
 from trainer_export.recomputing import schedule_of
 from trainer_export.sized_graph import SizedGraph
+from trainer_export.tier_report import PlanReport
 
 
 def step_of(name: str, width: float) -> onnx.ModelProto:
@@ -68,18 +72,32 @@ def test_a_bound_that_no_recomputing_reaches_is_refused():
         bounded_step(step_of("conv", 0.25), 1e6, "w0.25-d1")
 
 
-def test_an_export_within_a_bound_agrees_with_pytorch(tmp_path):
-    """The published step is the one that was compared, and its memory is within the bound."""
+def test_an_export_has_a_plan_for_each_bound_that_its_step_exceeds(tmp_path):
+    """The set stays as it is without bounds. A plan has the checks of its own step, whose memory is
+    within the bound; a bound that an earlier plan is within adds none.
+    """
     settings = {"channels": [16, 32], "input_shape": [1, 16, 16]}
-    peaks = {}
-    for memory in (100e6, 3.5e6):
-        request = ExportRequest(ZOO.get("conv"), settings, [Tier(1.0, 1)], Recipe(), memory=memory)
-        out = tmp_path / str(memory)
-        (report,) = export_architecture(request, out, ExportOptions(formats=("onnx",)))
-        folder = out / "conv" / report.tier.id
-        manifest = parse_manifest((folder / "manifest.json").read_bytes())
-        peaks[memory] = manifest.peak_memory_bytes
-        assert {check.graph for check in manifest.checks} >= {"onnx/train"}
-        assert report.worst_deviation < 1e-4
-        assert peak_of_step(onnx.load(str(folder / "train.onnx"))) == manifest.peak_memory_bytes
-    assert peaks[3.5e6] <= 3.5e6 < peaks[100e6]
+    request = ExportRequest(ZOO.get("conv"), settings, [Tier(1.0, 1)], Recipe())
+    reports = {}
+    for name, memory in {"without": (), "with": (3.4e6, 100e6, 3.5e6)}.items():
+        (reports[name],) = export_architecture(
+            replace(request, memory=memory), tmp_path / name, ExportOptions(formats=("onnx",))
+        )
+    folder = tmp_path / "with" / "conv" / reports["with"].tier.id
+    same = tmp_path / "without" / "conv" / folder.name
+    data = (folder / "manifest.json").read_bytes()
+    assert data == (same / "manifest.json").read_bytes()
+    (path,) = folder.glob(PLAN_FILES)
+    whole = parse_manifest(data)
+    plan = parse_manifest(path.read_bytes())
+    assert path.name == plan_file("3.5MB")
+    assert plan.peak_memory_bytes <= 3.4e6 < whole.peak_memory_bytes
+    assert plan_difference(whole, plan) == ""
+    assert [check.graph for check in plan.checks] == [check.graph for check in whole.checks]
+    changed = [key for key in whole.graphs if plan.graphs[key] != whole.graphs[key]]
+    assert changed == ["onnx/train"]
+    step = onnx.load(str(folder / plan.graphs["onnx/train"].path))
+    assert peak_of_step(step) == plan.peak_memory_bytes
+    assert 0 < plan.recomputed_share < 1
+    assert reports["without"].plans == ()
+    assert reports["with"].plans == (PlanReport(plan.peak_memory_bytes, plan.recomputed_share),)

@@ -15,6 +15,7 @@ from device_runtime.training.measuring import graphs_of_prediction
 from device_runtime.training.routines import routine_of
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.memory_plans import plan_text
 from fleet_protocol.messages import BlobRef
 
 
@@ -123,6 +124,7 @@ class Fetching(Collecting):
             )
         self._require_memory(task, manifest)
         task.manifest = manifest
+        ctx.services.journal.info(plan_text(manifest))
         self._graphs = self._needed_graphs(task, manifest)
         files = task.files(self._graphs)
         self._collect(*blob_refs(files, choice.artifact_set.chunk_bytes))
