@@ -63,3 +63,47 @@ def test_each_row_is_one_that_was_measured(row):
     for other, cell in zip(("fused", "compiled", "ort-training"), row[5:], strict=True):
         values = [f"{float(entry['value']):.3f}" for entry in known.get((row[0], other), ())]
         assert cell in values or (cell == "-" and not values)
+
+
+SHARE_WAYS = ("step/whole", "step/eager", "memory/whole", "memory/eager", "upload/whole")
+"""What the columns of the table of trained shares compare."""
+
+
+def share_rows():
+    section = (
+        (ROOT / "docs" / "benchmarks" / "steps.md")
+        .read_text()
+        .partition("## Trained shares")[2]
+        .partition("\n## ")[0]
+    )
+    rows = []
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        # The table of kept outputs has fewer columns.
+        if line.startswith(("| half of ", "| head of ")) and len(cells) > len(SHARE_WAYS):
+            rows.append(cells)
+    return rows
+
+
+def share_values():
+    """Values of the stored benchmarks of shares, by the name of the row."""
+    found = {}
+    with (ROOT / "benchmarks" / "history.csv").open(newline="") as file:
+        for entry in csv.DictReader(file):
+            if entry["name"].startswith("share, ") and entry["value"]:
+                values = found.setdefault(entry["name"], [])
+                values.append(f"{float(entry['value']):.3g}")
+    return found
+
+
+def test_every_share_of_every_net_is_in_the_table():
+    names = {f"share, step/whole, {row[0]}" for row in share_rows()}
+    assert names == {name for name in share_values() if name.startswith("share, step/whole")}
+
+
+@pytest.mark.parametrize("row", share_rows(), ids=lambda row: row[0])
+def test_each_share_is_one_that_was_measured(row):
+    """In the order of the columns."""
+    known = share_values()
+    for way, cell in zip(SHARE_WAYS, row[1:], strict=True):
+        assert cell in known[f"share, {way}, {row[0]}"]
