@@ -226,8 +226,7 @@ class Manifest(ExtendedSpec):
         flops_per_sample: floating point operations of one forward pass of one sample.
         flops_per_step_sample: floating point operations of a training step for one sample, without
             the optimizer's update.
-        peak_memory_bytes: estimated peak memory of one training process, in bytes, for batches of
-            32, excluding the runtime itself.
+        peak_memory_bytes: estimated peak memory of training at batch size 32, without the runtime.
         recomputed_share: share of the step's work that a plan repeats (see `memory_plans`).
         checks: results of comparing the graphs with PyTorch.
         skipped: requested formats that the model does not support, each with the reason.

@@ -7,21 +7,17 @@ is wrong, broken or slow, training uses the CPU.
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import RootModel, ValidationError
 
 from device_runtime.training.backends.runtime import CPU, offered
 from device_runtime.training.backends.session import TrainSession
-from device_runtime.training.epochs import made_up_steps
 from device_runtime.training.hooks import ChosenProvider, Hooks, TaskStopped
+from device_runtime.training.trial_steps import ComparedSteps, ReferenceSteps, TrialTask
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import StorageError
 from fleet_protocol.frozen import FrozenModel
@@ -40,7 +36,6 @@ _LOOSE = 3e-1
 _WORTH = 1.25  # least speed compared with the CPU; a smaller gain may be chance on a busy board
 # the same for more threads, which need no copies and compute the same numbers
 _WORTH_OF_THREADS = 1.1
-_STEPS = 5  # the first step is not timed: a provider compiles and chooses kernels in it
 _KEPT = 64
 
 
@@ -119,8 +114,7 @@ class Accelerators:
         Raises:
             TaskStopped: a hook requested it.
         """
-        # Cached, so that the CPU's steps serve all providers that are tried.
-        take_steps = functools.cache(lambda name: _Steps(open_graph(name), manifest, batch, hooks))
+        trials = _Trials(TrialTask(manifest, batch, hooks), open_graph)
         refused: list[str] = []
         present = offered()
         for name in self.names:
@@ -129,21 +123,21 @@ class Accelerators:
                     f"{name} is not a provider of this onnxruntime (it has {', '.join(present)})"
                 )
                 continue
-            trial = self._trial(graph, name, take_steps)
+            trial = self._trial(graph, name, trials)
             if not trial.fault and (self.insist or trial.speed >= _WORTH):
                 return ChosenProvider(name, f"it {trial}")
             refused.append(f"{name} {trial}")
-        settled = self._fastest_threads(graph, take_steps)
+        settled = self._fastest_threads(graph, trials)
         return ChosenProvider(settled.provider, "; ".join([*refused, settled.why]).rstrip("; "))
 
-    def _fastest_threads(self, graph: str, take_steps: Callable[[str], "_Steps"]) -> ChosenProvider:
+    def _fastest_threads(self, graph: str, trials: "_Trials") -> ChosenProvider:
         """Return the CPU with the fastest number of threads; one if more gain too little."""
         settled = ChosenProvider(CPU, "")
         fastest = _WORTH_OF_THREADS
         slower: list[str] = []
         for count in self.threads:
             name = f"{CPU}:{count}"
-            trial = self._trial(graph, name, take_steps)
+            trial = self._trial(graph, name, trials)
             if trial.fault or trial.speed < fastest:
                 slower.append(f"{name} {trial}")
                 continue
@@ -154,28 +148,28 @@ class Accelerators:
             return ChosenProvider(CPU, "; ".join(slower))
         return settled
 
-    def _trial(self, graph: str, name: str, take_steps: Callable[[str], "_Steps"]) -> Trial:
+    def _trial(self, graph: str, name: str, trials: "_Trials") -> Trial:
         """Return the saved trial of a provider, or a new one."""
         key = f"{graph} {name}"
-        return self.known().get(key) or self._try(key, name, take_steps)
+        return self.known().get(key) or self._try(key, name, trials)
 
     def _try(
         self,
         key: str,
         name: str,
-        take_steps: Callable[[str], "_Steps"],
+        trials: "_Trials",
     ) -> Trial:
-        expected = take_steps(CPU)
+        expected = trials.expected
         trial = None
         # Saved first, as the result if the trial takes the process down.
         fatal = f"crashed the agent in a trial; remove {self.path} to try it again"
         self.note(key, Trial(fault=fatal))
         try:
-            steps = take_steps(name)
+            steps = ComparedSteps(trials.open_graph(name), trials.task, expected)
             trial = Trial(
-                fault=expected.deviation_of(steps),
+                fault=_fault(steps, expected),
                 speed=expected.seconds / max(steps.seconds, 1e-9),
-                same_bits=expected.equals(steps),
+                same_bits=steps.same_bits,
             )
         except TaskStopped:
             raise
@@ -186,63 +180,41 @@ class Accelerators:
         return trial
 
 
-class _Steps:
-    """The steps of a trial.
+@dataclass(frozen=True)
+class _Trials:
+    """The trials of one graph.
 
     Attributes:
-        seconds: seconds of the fastest step, excluding the first.
-        rows: losses, states after the first step, parameters after the last, one row each.
-        changes: how much the steps changed each of these.
-        limits: limits of their deviations, as shares of the changes.
+        task: what every provider does.
+        open_graph: opens the graph on a given provider.
     """
 
-    def __init__(
-        self,
-        session: TrainSession,
-        manifest: Manifest,
-        batch: int,
-        hooks: Hooks,
-    ) -> None:
-        losses = [0.0]
-        times = [time.perf_counter()]
-        tensors: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        for loss in islice(made_up_steps(session, manifest, batch), _STEPS):
-            times.append(time.perf_counter())
-            losses.append(loss)
-            if len(losses) in {2, _STEPS + 1}:  # after the first and after the last step
-                tensors.append((_row(session.parameters()), _row(session.states())))
-            hooks.go_on()
-        self.seconds = float(np.diff(times)[1:].min())
-        (first_parameters, first_states), (last_parameters, last_states) = tensors
-        loss_row = np.array(losses)
-        # States while the weights still equal the CPU's to the last bits.
-        self.rows = (loss_row, first_states, last_parameters)
-        self.changes = (loss_row, last_states - first_states, last_parameters - first_parameters)
-        has_states = len(first_states) > 1
-        self.limits = (LIMIT, LIMIT, _LOOSE if has_states else LIMIT)
+    task: TrialTask
+    open_graph: Callable[[str], TrainSession]
 
-    def equals(self, other: "_Steps") -> bool:
-        """Return whether another trial's steps gave the same bits."""
-        return all(map(np.array_equal, self.rows, other.rows))
-
-    def deviation_of(self, other: "_Steps") -> str:
-        """Return the results of another trial that deviate too far; empty if they agree."""
-        names = ("loss", "states", "parameters")
-        for name, change, limit, expected, actual in zip(
-            names, self.changes, self.limits, self.rows, other.rows, strict=True
-        ):
-            size = max(float(np.linalg.norm(change)), 1e-30)
-            off = float(np.linalg.norm(actual - expected)) / size
-            if not off <= limit:  # written so that NaN counts as too far
-                return (
-                    f"computes wrong {name}: the deviation is {off:.1e} of the CPU's change, "
-                    f"and the limit is {limit:.0e}"
-                )
-        return ""
+    @functools.cached_property
+    def expected(self) -> ReferenceSteps:
+        """The CPU's steps, which serve all providers that are tried."""
+        return ReferenceSteps(self.open_graph(CPU), self.task)
 
 
-def _row(tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return a copy of all numbers that come from gradients, without counters."""
-    numbers = [value for value in tensors.values() if value.shape and value.dtype.kind == "f"]
-    # An empty tensor first, so that there is a row even without states.
-    return np.concatenate([np.zeros(1, np.float32), *(value.ravel() for value in numbers)])
+def _fault(steps: ComparedSteps, expected: ReferenceSteps) -> str:
+    """Return the results of a trial that deviate too far; empty if they agree."""
+    has_states = bool(expected.states)
+    changes = (
+        float(np.linalg.norm(expected.losses)),
+        expected.state_change,
+        expected.parameter_change,
+    )
+    limits = (LIMIT, LIMIT, _LOOSE if has_states else LIMIT)
+    names = ("loss", "states", "parameters")
+    for name, change, limit, deviation in zip(
+        names, changes, limits, steps.deviations, strict=True
+    ):
+        off = deviation / max(change, 1e-30)
+        if not off <= limit:  # written so that NaN counts as too far
+            return (
+                f"computes wrong {name}: the deviation is {off:.1e} of the CPU's change, "
+                f"and the limit is {limit:.0e}"
+            )
+    return ""
