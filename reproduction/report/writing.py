@@ -67,8 +67,8 @@ the same arms is used, or that of all comparable claims of the table.
 decides the claim.
 - `at the measured size`: nothing was published for this claim, so the difference is assumed to be \
 as large as measured. \
-This is a weaker reason than a published size, because the seeds that left the claim open also \
-give the difference.
+The seeds that left the claim open also give the difference, so the figure is a hint and makes no \
+claim `out of reach here`.
 - For a claim that was not run, `needs` states the seeds of its table and their estimated time.
 - `-`: the claim does not hold for the published figures, was decided without any, has only one \
 seed, or the time of its runs is unknown.

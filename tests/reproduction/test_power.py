@@ -85,7 +85,14 @@ def test_a_measured_size_decides_on_either_side_of_the_bound(values):
     assert (need.is_measured, published.is_measured) == (True, False)
     assert seeds_at_measured_size(ABOVE, [1.0], 60.0) is None
     at_the_bound = seeds_at_measured_size(ABOVE, [-1.0, 1.0], 60.0)
-    assert (at_the_bound.seeds, at_the_bound.out_of_reach) == (None, True)
+    assert at_the_bound.seeds is None
+
+
+def test_a_measured_size_puts_no_claim_out_of_reach():
+    """The seeds that left it open may be wrong about its size."""
+    need = seeds_at_measured_size(ABOVE, [0.001, -0.002, 0.003], REACH_SECONDS)
+    assert need.seconds > REACH_SECONDS
+    assert not need.out_of_reach
 
 
 def test_the_measured_size_of_ratios_is_their_geometric_mean():

@@ -230,7 +230,7 @@ def test_a_claim_that_eight_hours_do_not_decide_is_out_of_reach():
 
 
 def test_a_claim_without_a_published_size_is_planned_at_its_measured_size():
-    """0.1 points beside a spread of 0.3 take longer than 8 hours; what is decided needs no seeds."""
+    """0.1 points beside a spread of 0.3 leave it undecided; what is decided needs no seeds."""
     runs = []
     for seed, gain in enumerate((-0.002, 0.001, 0.004), 1):
         for arm, accuracy in (("fedrolex", 0.2 + gain), ("federated-dropout", 0.2)):
@@ -238,7 +238,7 @@ def test_a_claim_without_a_published_size_is_planned_at_its_measured_size():
             runs.append(result("fedrolex-gamma", f"{arm}/gamma-8", seed, slow))
     (judged,) = verdicts("fedrolex-gamma", runs).values()
     assert judged.published is None
-    assert judged.verdict == REACH
+    assert judged.verdict == "undecided"
     assert claim_cells(judged)["needs"].endswith(" h at the measured size")
     decided = []
     for run in runs:
