@@ -133,7 +133,14 @@ def _check_arrays(
         raise DataError(f"{source} is empty: it contains no samples to train on")
     is_real = _is_whole(x.dtype) or np.issubdtype(x.dtype, np.floating)
     if not is_real or x.dtype.itemsize > _LARGEST_ITEM_BYTES:
-        raise DataError(f"samples in {source} are {x.dtype}; expected real numbers")
+        raise DataError(
+            f"samples in {source} are {x.dtype}; expected real numbers of at most 64 bits"
+        )
+    if not math.prod(x.shape[1:]):
+        raise DataError(
+            f"samples in {source} have shape {list(x.shape[1:])}, which holds no values; correct "
+            "the code that saves them"
+        )
 
 
 def _make_targets(source: str, y: NDArray[Any]) -> Targets:
@@ -161,7 +168,8 @@ def _make_targets(source: str, y: NDArray[Any]) -> Targets:
 
 
 def _is_whole(dtype: np.dtype[Any]) -> bool:
-    return np.issubdtype(dtype, np.integer) or dtype == np.bool_
+    # By kind, because numpy counts times such as timedelta64 as integers.
+    return dtype.kind in "iub"
 
 
 def _reshape(

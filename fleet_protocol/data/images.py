@@ -17,6 +17,7 @@ from fleet_protocol.data.bounds import MOST_PIXELS
 from fleet_protocol.data.facts import SourceFacts, label_place, plain_name
 from fleet_protocol.data.files import decoding, need, table_rows
 from fleet_protocol.data.sources import ImagesData
+from fleet_protocol.data.table_labels import parse_number
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.foreign_files import name_problem, quoted
 from fleet_protocol.spelling import did_you_mean
@@ -49,6 +50,8 @@ _EMPTY = "folders without images"
 _LINKS = "links to folders below a label"
 _LOOSE = "images outside label folders"
 _NO_IMAGE = "files that are not images"
+_GREATEST_BYTE = 255
+_SHOWN_CHARACTERS = 40  # of a line in a message
 _ORIENTATION = 274  # EXIF tag: how the camera was held
 # How to turn a picture of each orientation of EXIF, by Pillow's names; 1 is upright.
 _TURNS = {
@@ -102,6 +105,13 @@ def read_images(
 def _read_all(paths: Sequence[Path], config: ImagesData) -> NDArray[np.uint8]:
     """Read images of one size, ``[N, channels, height, width]``."""
     config.bounds.check(config.path, "samples", len(paths))
+    # Checked before the first image is enlarged.
+    if config.size is not None and math.prod(config.size) > config.bounds.pixels:
+        raise DataError(
+            f"`size` in [data] makes images of {math.prod(config.size):,} pixels of those in "
+            f"{config.path}, and the limit is {config.bounds.pixels:,}: set a smaller size, or a "
+            "larger bounds.pixels"
+        )
     first = read_image(paths[0], config)
     config.bounds.check_bytes(config.path, first.nbytes * len(paths))
     samples = np.empty((len(paths), *first.shape), np.uint8)
@@ -152,7 +162,7 @@ def _decode(opened: Any, path: Path, config: ImagesData) -> NDArray[np.uint8]:
             f"{path} has {opened.n_frames} frames, but a sample is one image: save its frames as"
             " separate images"
         )
-    if opened.mode[0] in "IF":
+    if opened.mode[0] in "IF" or _has_wide_channels(opened):
         raise DataError(
             f"{path} has more than 8 bits a channel, which would be lost; save its numbers as .npz"
         )
@@ -162,6 +172,18 @@ def _decode(opened: Any, path: Path, config: ImagesData) -> NDArray[np.uint8]:
         height, width = config.size
         picture = picture.resize((width, height))
     return np.asarray(picture, np.uint8)
+
+
+def _has_wide_channels(opened: Any) -> bool:
+    """Return whether the file has 16 bits a channel, of which Pillow would keep 8 in colour."""
+    for tile in opened.tile:
+        arguments = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+        if tile[0] == "ppm":
+            # The greatest value of a pixel.
+            return bool(arguments[1] > _GREATEST_BYTE)
+        if any(isinstance(argument, str) and ";16" in argument for argument in arguments):
+            return True
+    return False
 
 
 def _image_module() -> Any:
@@ -295,14 +317,12 @@ def _list_by_table(config: ImagesData, table: Path) -> _Listing:
     need(table)
     labels = tuple(map(plain_name, config.labels or ()))
     images: list[tuple[Path, Any]] = []
+    lines_of: dict[Path, int] = {}
     count = 0  # numbers of each image
     for line, row in table_rows(table, config.bounds):
         where = f"line {line} of {table}"
-        try:
-            numbers = [float(field) for field in row[1:]]
-        except ValueError as error:
-            raise DataError(f"{where}: {error}; expected numbers") from error
-        if not numbers or (images and count != len(numbers)):
+        numbers = _read_numbers(row[1:], where)
+        if images and count != len(numbers):
             raise DataError(f"{where} has {len(numbers)} numbers; all lines need the same count")
         count = len(numbers)
         problem = name_problem(row[0])
@@ -312,9 +332,31 @@ def _list_by_table(config: ImagesData, table: Path) -> _Listing:
             )
         if count == 1 and labels:
             numbers = [label_place(numbers[0], labels, where)]
-        images.append((config.path / row[0], numbers if count > 1 else numbers[0]))
+        path = config.path / row[0]
+        first_line = lines_of.setdefault(path, line)
+        if first_line != line:
+            raise DataError(
+                f"{where} lists {row[0]} again, which line {first_line} has; keep one of the lines"
+            )
+        images.append((path, numbers if count > 1 else numbers[0]))
     if count > 1:
         return _Listing(images, SourceFacts())
     return _Listing(
         images, SourceFacts(labels, labels_said=bool(labels), labels_nameable=not labels)
     )
+
+
+def _read_numbers(fields: Sequence[str], where: str) -> list[float]:
+    """Return the numbers that a line has after the file name of its image, at least one."""
+    if not fields:
+        raise DataError(
+            f"{where} has no number after the image; write lines such as 1.png,0, with commas"
+        )
+    try:
+        return [parse_number(field) for field in fields]
+    except ValueError:
+        raise DataError(
+            f"{where} has {', '.join(fields)[:_SHOWN_CHARACTERS]!r} after the image, expected "
+            "numbers: remove a line with the names of columns, and replace names of labels by "
+            "their numbers, counted from 0, which `labels` in [data] names"
+        ) from None

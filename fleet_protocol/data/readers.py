@@ -180,6 +180,11 @@ def _read_archive(
     """Read the arrays of an open ``.npz`` file that the configuration names."""
     x_keys = _as_tuple(config.x_key)
     y_keys = _as_tuple(config.y_key) if labelled else ()
+    if any(name.endswith("/data.pkl") for name in archive.files):
+        raise DataError(
+            f"{config.path} is a file of torch.save; save its tensors with "
+            "numpy.savez(path, x=x.numpy(), y=y.numpy())"
+        )
     for key in (*x_keys, *y_keys):
         if key not in archive.files:
             raise DataError(

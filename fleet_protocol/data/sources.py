@@ -32,6 +32,8 @@ Names = Annotated[tuple[str, ...], AfterValidator(_check_different)]
 PerChannel = float | tuple[float, ...]
 Positive = Annotated[float, Field(gt=0)]
 
+_LABEL_COLUMN = "label"
+
 
 class Source(FrozenModel):
     """The settings of every source.
@@ -134,6 +136,18 @@ class NpzData(Source):
     x_key: str | tuple[str, ...] = "x"
     y_key: str | tuple[str, ...] = "y"
 
+    @model_validator(mode="after")
+    def _no_array_is_input_and_target(self) -> Self:
+        inputs = (self.x_key,) if isinstance(self.x_key, str) else self.x_key
+        targets = (self.y_key,) if isinstance(self.y_key, str) else self.y_key
+        for key in targets:
+            if key in inputs and self.y_path is None:
+                raise ValueError(
+                    f"array {key!r} is in x_key and in y_key, so a model would read the answer; "
+                    "name different arrays"
+                )
+        return self
+
 
 class ImagesData(Source):
     """A folder with one folder of images per label; needs the extra ``images``.
@@ -187,7 +201,7 @@ class CsvData(Source):
 
     kind: Literal["csv"] = "csv"
     path: Path
-    label_column: str | int = "label"
+    label_column: str | int = _LABEL_COLUMN
     label_columns: tuple[str | int, ...] | None = Field(default=None, min_length=1)
     columns: tuple[str | int, ...] | None = None
     delimiter: str = Field(default=",", min_length=1, max_length=1)
@@ -210,6 +224,20 @@ class CsvData(Source):
     def _one_column_has_names(self) -> Self:
         if self.labels is not None and self.label_columns is not None:
             raise ValueError("labels applies only to one label_column; label_columns are numbers")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_to_learn_are_listed_once(self) -> Self:
+        if self.label_columns is None:
+            return self
+        # A configuration that was saved lists its defaults too.
+        if self.label_column != _LABEL_COLUMN:
+            raise ValueError(
+                "label_column and label_columns both name columns to learn; remove one of them"
+            )
+        for column, count in Counter(self.label_columns).items():
+            if count > 1:
+                raise ValueError(f"label_columns lists {column!r} {count} times; list it once")
         return self
 
 

@@ -7,13 +7,14 @@ import re
 import struct
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.data import DataConfig, load_data, make_dataset
 from fleet_protocol.data.file_rows import FileRows
@@ -716,3 +717,32 @@ def test_a_path_that_nobody_may_look_at_is_named(tmp_path, monkeypatch, kind):
         DataError, match=r"cannot access .*mine: Permission denied; give the agent's user"
     ):
         load(tmp_path, kind=kind, path="mine")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.ones((2, 3)).astype("m8[s]"), np.zeros(2), r"samples in .*d\.npz are timedelta64"),
+        (np.ones((2, 3)), np.zeros(2).astype("m8[s]"), r"labels in .*d\.npz are timedelta64"),
+        (np.ones((2, 3), np.longdouble), np.zeros(2), "expected real numbers of at most 64 bits"),
+        (np.ones((2, 0)), np.zeros(2), r"have shape \[0\], which holds no values"),
+    ],
+    ids=["times", "times to learn", "long numbers", "no columns"],
+)
+def test_arrays_that_cannot_be_samples_are_refused(tmp_path, x, y, message):
+    """Numpy counts differences of times as integers, and a missing time as the least of them."""
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, kind="npz", path="d.npz")
+
+
+def test_an_array_is_not_both_input_and_target(tmp_path):
+    with pytest.raises(ValidationError, match="array 'x' is in x_key and in y_key"):
+        load(tmp_path, kind="npz", path="d.npz", y_key="x")
+
+
+def test_a_file_of_torch_save_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("d/data.pkl", b"")
+    with pytest.raises(DataError, match=r"is a file of torch\.save; .*numpy\.savez\(path"):
+        load(tmp_path, kind="npz", path="d.npz")

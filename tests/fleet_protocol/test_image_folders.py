@@ -1,5 +1,8 @@
 """Folders of images: which folders are labels, which files are images, and how they are turned."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -87,6 +90,62 @@ def test_an_image_of_several_frames_is_refused(tmp_path, kind):
     frames[0].save(tmp_path / "cat/2.gif", kind, save_all=True, append_images=frames[1:])
     with pytest.raises(DataError, match=r"cat/2\.gif has 3 frames, but a sample is one image"):
         load(tmp_path)
+
+
+def png_of_16_bits(colour, channels):
+    """A PNG of 2 x 2 pixels with 16 bits a channel, as no version of Pillow writes in colour."""
+    rows = (b"\0" + b"\x12\x34" * 2 * channels) * 2
+    head = struct.pack(">IIBBBBB", 2, 2, 16, colour, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n"
+    for name, body in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+        check = struct.pack(">I", zlib.crc32(name + body))
+        data += struct.pack(">I", len(body)) + name + body + check
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png_of_16_bits(0, 1),
+        png_of_16_bits(4, 2),
+        png_of_16_bits(2, 3),
+        png_of_16_bits(6, 4),
+        b"P6 2 2 65535\n" + b"\x12\x34" * 12,
+    ],
+    ids=["grey", "grey with alpha", "colour", "colour with alpha", "PPM"],
+)
+def test_images_of_16_bits_a_channel_are_refused(tmp_path, data):
+    """Pillow keeps the upper half of each number in colour, without a word."""
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1.png").write_bytes(data)
+    with pytest.raises(DataError, match=r"cat/1\.png has more than 8 bits a channel"):
+        load(tmp_path)
+
+
+def test_a_size_beyond_the_bound_of_pixels_is_refused(tmp_path):
+    """Enlarging the first image would fill the memory."""
+    write(tmp_path, "cat/1.png")
+    with pytest.raises(DataError, match=r"`size` .* of 10,000 pixels .* the limit is 9,999"):
+        load(tmp_path, size=[100, 100], bounds={"pixels": 9_999})
+    assert load(tmp_path, size=[100, 100], bounds={"pixels": 10_000}).x.shape == (1, 1, 100, 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1.png,cat\n", "line 1 of .* has 'cat' after the image, expected numbers: .*`labels`"),
+        ("1.png,1_0\n", "line 1 of .* has '1_0' after the image"),
+        ("1.png,0\n2.png,1\n1.png,1\n", "line 3 of .* lists 1.png again, which line 1 has"),
+        ("1.png;0\n", "line 1 of .* has no number after the image; .*with commas"),
+        ("1.png,0\n2.png,0,1\n", "line 2 of .* has 2 numbers; all lines need the same count"),
+    ],
+)
+def test_a_table_of_images_names_the_line_to_correct(tmp_path, text, message):
+    """Names, numbers that Python alone reads, images listed twice, and other delimiters."""
+    write(tmp_path, "1.png", "2.png")
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, targets=tmp_path / "t.csv")
 
 
 def test_images_are_turned_as_viewers_show_them(tmp_path):

@@ -194,3 +194,24 @@ def test_a_table_that_is_no_text_is_named_in_one_line(tmp_path, content):
 def test_a_column_that_is_spelt_otherwise_is_suggested(tmp_path):
     with pytest.raises(DataError, match=r"no column 'Weigth' \(did you mean 'weight'\?\)"):
         load(tmp_path, "weight,label\n1,0\n", columns=["Weigth"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"label_columns": ["b", "b"]}, "label_columns lists 'b' 2 times; list it once"),
+        ({"label_columns": ["b"], "label_column": "c"}, "both name columns to learn; remove one"),
+    ],
+)
+def test_columns_to_learn_are_named_once(tmp_path, keys, message):
+    """The column of label_column would be an input."""
+    with pytest.raises(ValidationError, match=message):
+        load(tmp_path, "a,b,c\n1,2,3\n", **keys)
+
+
+def test_a_saved_configuration_with_columns_to_learn_is_read_again(tmp_path):
+    """It lists the default of label_column."""
+    config = CONFIG.validate_python(
+        {"kind": "csv", "path": tmp_path / "d.csv", "label_columns": ["b"]}
+    )
+    assert CONFIG.validate_json(CONFIG.dump_json(config)) == config
