@@ -15,6 +15,7 @@ shoal/v1/<fleet>/server/events          server -> command line
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from fleet_protocol.errors import ConfigError
@@ -23,6 +24,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 NAME_RULE = "use 1 to 64 letters, digits, '_', '-' or '.', with a letter or digit first"
 
 
+_NAME = re.compile(NAME_PATTERN)
 _RETAINED = frozenset({"status", "profile", "key", "papers"})
 """Channels of devices and servers whose newest message a broker keeps."""
 
@@ -113,7 +115,7 @@ class Topics:
     def __post_init__(self) -> None:
         check_name("fleet", self.fleet)
 
-    @property
+    @cached_property
     def root(self) -> str:
         """Prefix of every topic of the fleet."""
         return f"shoal/v1/{self.fleet}"
@@ -186,7 +188,7 @@ class Topics:
                 name,
                 "status" | "profile" | "task" | "reply" | "key" | "papers" as channel,
             ]:
-                return DeviceTopic(name, channel) if re.fullmatch(NAME_PATTERN, name) else None
+                return DeviceTopic(name, channel) if _NAME.fullmatch(name) else None
             # Digest and index are checked where the chunk is used.
             case ["blobs", digest, index]:
                 return BlobTopic(digest, index)

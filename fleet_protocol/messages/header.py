@@ -40,7 +40,8 @@ class Message(FrozenModel):
         for name, value in known.items():
             if not getattr(self, name, True):
                 missing[name] = value
-        return self.model_copy(update=missing)
+        # A copy takes longer than reading the message.
+        return self.model_copy(update=missing) if missing else self
 
 
 class TaskMessage(Message):
