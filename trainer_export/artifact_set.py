@@ -57,6 +57,7 @@ from trainer_export.tier_selection import (
 )
 from trainer_export.tier_set import Format, TierSets
 from trainer_export.torch_version import require_known_torch
+from trainer_export.traced_program import warm_up
 
 FORMATS: tuple[Format, ...] = ("onnx", "ort-training", "executorch")
 _OPTIONAL = {"ort-training": ort_training, "executorch": executorch}
@@ -165,7 +166,7 @@ def export_architecture(
             # A tier is traced once, and each of its formats is written and checked.
             stages = 1 + 2 * len(options.written) + bool(request.memory)
             counter = Counter(options.progress, len(todo) * stages)
-            run_jobs(todo, options.jobs, counter.start)
+            run_jobs(todo, options.jobs, counter.start, prepare=warm_up)
             # Read before the folder takes its name, so that a set without one is not published.
             reports = _reports(folder, selection.tiers, reused)
     except OSError as error:

@@ -285,6 +285,9 @@ def open_session(model: bytes | Session, threads: int = 1) -> Session:
     # The memory of a run is freed after it.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
+    # The search for memory to reuse takes longer than a run: its time grows with the square of the
+    # nodes. Without it, values are freed after their last use all the same.
+    options.enable_mem_reuse = False
     try:
         session: Session = onnxruntime.InferenceSession(
             model,

@@ -52,6 +52,7 @@ def run_jobs(
     jobs: Sequence[Job],
     workers: int | None,
     report: Callable[[str, str], None],
+    prepare: Callable[[], None] = lambda: None,
 ) -> None:
     """Run all jobs, the largest first.
 
@@ -60,6 +61,7 @@ def run_jobs(
         workers: number of parallel jobs, if the free memory allows it: 1 runs all in this process,
             None runs one per core with at most 1.5 GB.
         report: called with a job's name and stage.
+        prepare: called before processes start, to load what each of them would load.
 
     Raises:
         ShoalError: the error of the first failed job; the other jobs were stopped.
@@ -73,6 +75,7 @@ def run_jobs(
         return
     free = _free_bytes()
     running = _Running(min(free, _BUDGET_BYTES) if workers is None else free, count)
+    prepare()
     try:
         while waiting or running.jobs:
             while waiting and running.has_room(waiting[0]):

@@ -1,6 +1,6 @@
 """An order in which the nodes of a graph run, and the memory that it needs at each moment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,20 +73,19 @@ class Schedule:
         self.fixed = fixed
         self.facts = facts
         self._by_index = [facts.of(node) for node in self.nodes]
-        # The values whose memory each node reads.
-        self._read_roots: list[set[str]] = []
         self.owner: dict[str, str] = {}
         self.uses: dict[str, list[int]] = {}
         self.producer: dict[str, onnx.NodeProto] = {}
+        # Not `root`, because a graph has thousands of nodes and is scheduled a hundred times.
+        owner_of = self.owner.get
         for index, node in enumerate(self.nodes):
             of_node = self._by_index[index]
             if of_node.is_view:
-                self.owner[of_node.outputs[0]] = self.root(of_node.inputs[0])
+                source = of_node.inputs[0]
+                self.owner[of_node.outputs[0]] = owner_of(source, source)
             for name in of_node.outputs:
                 self.producer[name] = node
-            roots = {self.root(name) for name in of_node.reads}
-            self._read_roots.append(roots)
-            for name in roots:
+            for name in {owner_of(name, name) for name in of_node.reads}:
                 self.uses.setdefault(name, []).append(index)
         self.outside = fixed | {self.root(name) for name in fixed}
 
@@ -97,38 +96,36 @@ class Schedule:
     @cached_property
     def peak(self) -> Peak:
         """Return the moment of peak memory."""
-        nbytes = 0
-        peak = 0
-        for index, live in enumerate(self.live_bytes()):
-            if live > nbytes:
-                nbytes = live
-                peak = index
-        return Peak(nbytes, peak, self._alive_at(peak))
+        nbytes = max(self.live_bytes, default=0)
+        index = self.live_bytes.index(nbytes) if nbytes else 0
+        return Peak(nbytes, index, self._alive_at(index))
 
     def has_peak_below(self, nbytes: int) -> bool:
         """Return whether fewer bytes are live at every moment."""
-        return all(live < nbytes for live in self.live_bytes())
+        return max(self.live_bytes, default=0) < nbytes
 
     def excess(self, nbytes: int) -> int:
         """Return the live bytes above a bound, summed over all moments."""
-        return sum(max(0, live - nbytes) for live in self.live_bytes())
+        return sum(max(0, live - nbytes) for live in self.live_bytes)
 
-    def live_bytes(self) -> Iterator[int]:
-        """Yield the bytes of live values while each node runs."""
-        live = 0
-        alive: set[str] = set()
+    @cached_property
+    def live_bytes(self) -> list[int]:
+        """The bytes of live values while each node runs."""
+        begun = [0] * len(self.nodes)
+        ended = [0] * len(self.nodes)
         for index, facts in enumerate(self._by_index):
-            new = []
             for name in facts.outputs:
                 if self._has_memory(name):
-                    new.append(name)
-            alive.update(new)
-            live += sum(self.sizes.get(name, 0) for name in new)
-            yield live
-            for name in self._read_roots[index].union(new):
-                if name in alive and self._last_use(name, index) <= index:
-                    alive.discard(name)
-                    live -= self.sizes.get(name, 0)
+                    nbytes = self.sizes.get(name, 0)
+                    begun[index] += nbytes
+                    ended[self._last_use(name, index)] += nbytes
+        live = 0
+        moments: list[int] = []
+        for new, old in zip(begun, ended, strict=True):
+            live += new
+            moments.append(live)
+            live -= old
+        return moments
 
     def _alive_at(self, moment: int) -> frozenset[str]:
         """Return the values that are in memory while a node runs."""

@@ -113,6 +113,7 @@ def _open_as_written(graph: bytes) -> Session:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
+    options.enable_mem_reuse = False  # as in `trainer_export.check.open_session`
     session: Session = onnxruntime.InferenceSession(
         graph, options, providers=["CPUExecutionProvider"]
     )

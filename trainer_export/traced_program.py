@@ -136,6 +136,12 @@ def trace_program(
     )
 
 
+def warm_up() -> None:
+    """Trace a small program: the first trace of a process loads modules and tables for seconds."""
+    port = Port("x", "float32", (BATCH, 2))
+    trace_program("warm-up", lambda x: [(2 * x).sum(1)], (port,), (port,))
+
+
 @dataclass(frozen=True)
 class _Tracing:
     """A function to trace, with its inputs and outputs."""

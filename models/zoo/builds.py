@@ -22,6 +22,8 @@ from models.zoo.randomized_model import check_time, noise
 from models.zoo.sliceable import check_sliceable
 
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
+# Packages adjust filled values, as timm does for a truncated normal distribution.
+_ADJUSTMENTS = frozenset({Tensor.add_, Tensor.clamp_, Tensor.erfinv_, Tensor.mul_})
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class SkippedInitialization(TorchFunctionMode):
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _ADJUSTMENTS and args[0].is_meta:
+            return args[0]
         if func in _FILLS or getattr(func, "__module__", "") == nn.init.__name__:
             filled = args[0] if args else kwargs.get("tensor")
             # Without memory there is nothing to fill.

@@ -15,6 +15,7 @@ from trainer_export.packages.axis_forms import parse_pins
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.contract_arguments import contract_arguments
 from trainer_export.packages.discovery import discover_axes
+from trainer_export.packages.lean_imports import lean_imports
 from trainer_export.packages.loading import package_model
 from trainer_export.packages.written_builder import write_builder
 
@@ -50,7 +51,8 @@ def read_model_option(choice: ModelChoice, outputs: PackageOutputs) -> Architect
         ConfigError: if the package has no such model, or an option is wrong.
     """
     arguments = dict(choice.arguments)
-    model = package_model(choice.spec, arguments)
+    with lean_imports():
+        model = package_model(choice.spec, arguments)
     if choice.terms is not None:
         decided = contract_arguments(model, choice.terms, arguments)
         if decided:

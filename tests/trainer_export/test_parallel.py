@@ -63,3 +63,18 @@ def test_a_job_does_not_end_the_sessions_of_its_parent(tmp_path):
     assert sorted(stages) == [("a", "collects"), ("b", "collects")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     assert gc.get_freeze_count() == 0
+
+
+def test_what_every_job_loads_is_loaded_once(tmp_path):
+    """Jobs in processes inherit it; a single job loads it itself."""
+    loaded = []
+
+    def write(name, report):
+        (tmp_path / name).write_text(str(len(loaded)))
+
+    jobs = [Job(name, 1, partial(write, name)) for name in ("a", "b")]
+    run_jobs(jobs, 2, lambda job, stage: None, prepare=lambda: loaded.append(1))
+    assert [(tmp_path / name).read_text() for name in ("a", "b")] == ["1", "1"]
+    assert len(loaded) == 1
+    run_jobs(jobs, 1, lambda job, stage: None, prepare=lambda: loaded.append(1))
+    assert len(loaded) == 1
