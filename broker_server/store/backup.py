@@ -111,6 +111,11 @@ def back_up(store: Path, file: Path, signers: Sequence[Signer]) -> int:
     """
     # Raises an error if there is no store, or it is damaged.
     Store(store, read_only=True).close()
+    if file.is_dir():
+        raise StorageError(
+            f"{file} is a folder, but a backup is a file; name a file in it, such as "
+            f"{file / 'store.zip'}"
+        )
     draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         # Private, as the store itself: the file contains the model.

@@ -174,6 +174,18 @@ def test_what_is_no_whole_backup_makes_no_store(kind, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("name", [".", "..", "backups"])
+def test_a_backup_is_not_written_to_a_folder(name, tmp_path, monkeypatch):
+    """The message names a file in it."""
+    (tmp_path / "backups").mkdir()
+    monkeypatch.chdir(tmp_path)
+    Store(tmp_path / "store").close()
+    with pytest.raises(
+        StorageError, match=r"is a folder, .*name a file in it, such as .*store\.zip"
+    ):
+        back_up(tmp_path / "store", Path(name), [user_signer()])
+
+
 @pytest.mark.slow
 def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
     """It could not be restored, and would take the place of one that can; an export names the
