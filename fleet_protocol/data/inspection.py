@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_protocol.data.coarse import coarse_columns, steps_of_float32
 from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.data.far_values import find_far_values
 from fleet_protocol.data.label_names import describe_label_names
@@ -40,6 +41,7 @@ Kind = Literal[
     "mean",
     "order",
     "inverted",
+    "coarse",
 ]
 
 
@@ -87,7 +89,7 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
 
     Returns:
         A finding for each kind: names of labels, repeated samples, the answer, an index, missing
-        values as numbers, constant columns.
+        values as numbers, constant columns, columns too far from zero for float32.
     """
     about_all = []
     names = describe_label_names(data.label_names)
@@ -109,7 +111,7 @@ def inspect(data: DataSet, fleet: DataSummary | None = None) -> tuple[DataFindin
         counting,
         constant,
     )
-    return (*about_all, *findings, *_missing(table, data, fleet))
+    return (*about_all, *findings, *_missing(table, data, fleet), *_coarse(table, data))
 
 
 def _describe(
@@ -174,6 +176,26 @@ def _missing(
             f"{noun} {targets[first].describe(count)}, as if this number marked missing values: "
             "leave such samples out",
         )
+
+
+def _coarse(table: _Table, data: DataSet) -> Iterator[DataFinding]:
+    """Yield a finding about columns that have lost their differences when they were read."""
+    # Other types become float32 only after `mean` in [data] has been subtracted.
+    if data.x.dtype != np.float32 or not table.x.shape[1]:
+        return
+    columns = coarse_columns(table.x)
+    if not columns:
+        return
+    first = columns[0]
+    step = steps_of_float32(table.x[:, [first]])[0]
+    verb = "has" if len(columns) == 1 else "have"
+    yield DataFinding(
+        "coarse",
+        f"{list_columns(columns, table.names)} {verb} values of up to"
+        f" {np.abs(table.x[:, first]).max():.6g} that differ by few units; samples are float32,"
+        f" which has only every {step:g}th number there: subtract the first value in the program"
+        " that writes them, or leave the column out of `columns` in [data]",
+    )
 
 
 def _may_be_tokens(table: _Table, data: DataSet, fleet: DataSummary | None) -> bool:

@@ -203,6 +203,18 @@ def test_large_data_is_drawn_from():
     assert "in all 4096 examined samples" in found[0].text
 
 
+def test_a_clock_whose_seconds_are_lost():
+    """Seconds since 1970 within an hour; those of a month, and float64, keep their differences."""
+    hour = 1.7e9 + RNG.uniform(0, 3600, len(LABELS))
+    text = only(inspect(data_of(with_column(hour), names=NAMES)), "coarse")
+    assert "column 'drift' has values of up to 1.7e+09" in text
+    assert "only every 128th number there" in text
+    month = 1.7e9 + RNG.uniform(0, 30 * 86400, len(LABELS))
+    assert inspect(data_of(with_column(month))) == ()
+    wide = replace(data_of(TABLE), x=with_column(hour).astype(np.float64))
+    assert inspect(wide) == ()
+
+
 # Compared.
 
 FLEET = summarise(data_of(TABLE))
