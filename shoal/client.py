@@ -102,8 +102,13 @@ class Client:
                 " SSL_CERT_FILE must contain the authority that signed its certificate; if the"
                 " page has no TLS, use http://"
             ) from error
+        except OSError as error:
+            raise TransportError(
+                f"{address} cannot be reached: {error.strerror or error}; check that `shoal view`"
+                " or `up --view` of this version runs there, and the address"
+            ) from error
         # ValueError also covers pydantic's errors and broken JSON: another version answers there.
-        except (OSError, HTTPException, ValueError) as error:
+        except (HTTPException, ValueError) as error:
             reason = " ".join(str(error).split())
             raise TransportError(
                 f"{address} gave an invalid answer to {path}: {reason}; check that `shoal view`"

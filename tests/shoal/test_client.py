@@ -144,7 +144,8 @@ def test_what_is_refused_is_an_error_with_the_words_of_the_server(address, tmp_p
         with pytest.raises(StorageError, match="there is no store"):
             client.runs()
     with pytest.raises(
-        TransportError, match="check that `shoal view` or `up --view` of this version runs there"
+        TransportError,
+        match="cannot be reached: .*check that `shoal view` or `up --view` of this version runs",
     ):
         client.runs()
 
