@@ -147,7 +147,7 @@ def _kinds() -> dict[str, Kind]:
         "idx.gz": Kind("d.idx.gz", pair, _packed(idx), idx, _packed),
         "png": Kind("img/cat/1.png", images, png, png, _with_sums),
         "jpeg": Kind("img/cat/1.jpg", images, _saved(_picture().save, "JPEG", exif=_exif())),
-        "list": Kind("list.csv", {**images, "targets": "list.csv"}, b"cat/1.ppm,1\ncat/1.ppm,0\n"),
+        "list": Kind("list.csv", {**images, "targets": "list.csv"}, b"cat/1.ppm,1\ncat/2.ppm,0\n"),
     }
     for name in ("gif", "tiff", "webp", "bmp", "ppm"):
         kinds[name] = Kind(f"img/cat/1.{name}", images, _saved(_picture().save, name.upper()))
@@ -176,7 +176,8 @@ class Ground:
         np.save(folder / "y.npy", np.arange(4) % 2)
         (folder / "y.idx").write_bytes(b"\0\0\x08\x01\0\0\0\x04\0\1\0\1")
         if "targets" in kind.table:
-            (folder / "img/cat/1.ppm").write_bytes(KINDS["ppm"].whole)
+            for name in ("1.ppm", "2.ppm"):
+                (folder / "img/cat" / name).write_bytes(KINDS["ppm"].whole)
         table = {"path": kind.file, **kind.table, "bounds": {"bytes": 2**26}}
         self._config = _CONFIG.validate_python(table).resolved(folder)
         self.path.write_bytes(kind.whole)

@@ -1,5 +1,6 @@
 """Plans of a tier: which of them a device gets, and what the server refuses to read."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -34,9 +35,15 @@ def write_plans(artifacts, **changes):
 
 
 @pytest.fixture
-def loaded(artifacts):
-    write_plans(artifacts)
-    return load_artifacts(artifacts, ARCH, chunk_bytes=1024)
+def copied(artifacts, tmp_path):
+    """A copy of the set that all tests of the session share."""
+    return shutil.copytree(artifacts, tmp_path / "artifacts")
+
+
+@pytest.fixture
+def loaded(copied):
+    write_plans(copied)
+    return load_artifacts(copied, ARCH, chunk_bytes=1024)
 
 
 def given(loaded, tmp_path, **profiles):
@@ -103,8 +110,8 @@ def test_a_device_without_the_memory_for_a_tested_set_keeps_its_plan(loaded, tmp
     ("changes", "says"),
     [({"tier": "w0.50-d1"}, "tier differs"), ({"parameters": ()}, "parameters differs")],
 )
-def test_a_plan_of_another_set_is_not_read(artifacts, changes, says):
+def test_a_plan_of_another_set_is_not_read(copied, changes, says):
     """Its updates could have another meaning."""
-    write_plans(artifacts, **changes)
+    write_plans(copied, **changes)
     with pytest.raises(ConfigError, match=rf"plan-40MB.json: {says} from manifest.json"):
-        load_artifacts(artifacts, ARCH, chunk_bytes=1024)
+        load_artifacts(copied, ARCH, chunk_bytes=1024)

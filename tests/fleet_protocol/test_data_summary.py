@@ -140,6 +140,6 @@ def test_a_scale_that_leaves_float32_stays_finite():
 def test_samples_without_a_value_are_refused():
     """By name."""
     with pytest.raises(
-        DataError, match=r"board.npz contains 3 samples of shape \[0\], which have no value"
+        DataError, match=r"samples in board.npz have shape \[0\], which holds no values"
     ):
-        summarise(data_of(np.zeros((3, 0))))
+        data_of(np.zeros((3, 0)))

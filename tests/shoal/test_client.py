@@ -145,7 +145,7 @@ def test_what_is_refused_is_an_error_with_the_words_of_the_server(address, tmp_p
             client.runs()
     with pytest.raises(
         TransportError,
-        match="cannot be reached: .*check that `shoal view` or `up --view` of this version runs",
+        match=r"cannot be reached: .*check that `shoal view` or `up --view` of this version runs",
     ):
         client.runs()
 
