@@ -62,10 +62,10 @@ def believing(_verifier, _topic, envelope, **_):
     ],
 )
 def test_the_fuzz_sees_a_reader_that_is_broken(monkeypatch, where, name, broken, seen):
-    """Within a thousand readings."""
+    """Nearly always within a thousand readings, which differ with the keys that are drawn."""
     monkeypatch.setattr(where, name, broken)
     with pytest.raises(seen):
-        fuzzing.fuzz(1000, 60.0, 1)
+        fuzzing.fuzz(50_000, 60.0, 1)
 
 
 FAILING = """
