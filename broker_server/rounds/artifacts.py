@@ -266,9 +266,9 @@ def _load_tier(
     files = {ref.digest: manifest_path}
     for path, plan in plans.items():
         files[plan.ref.digest] = path
-    for item in (artifacts, *artifacts.plans):
-        for spec in item.manifest.all_files:
-            path = item.path(spec)
+    for variant in (artifacts, *artifacts.plans):
+        for spec in variant.manifest.all_files:
+            path = variant.path(spec)
             _check_content(path, spec)
             files[spec.digest] = path
     return artifacts, files
@@ -291,9 +291,9 @@ def _load_plans(
             raise ConfigError(f"{path}: {difference} differs from manifest.json; {_AGAIN}")
         plans[path] = TierArtifacts(tier, plan, blob_ref(data, chunk_bytes), folder)
 
-    def work(item: tuple[Path, TierArtifacts]) -> tuple[float, int]:
-        found = item[1].manifest
-        return found.recomputed_share or 0.0, found.peak_memory_bytes
+    def work(entry: tuple[Path, TierArtifacts]) -> tuple[float, int]:
+        plan_manifest = entry[1].manifest
+        return plan_manifest.recomputed_share or 0.0, plan_manifest.peak_memory_bytes
 
     return dict(sorted(plans.items(), key=work))
 

@@ -36,9 +36,6 @@ class LabelOrders:
         if not self._compared:
             return
         before = self._first
-        is_without_order = self._order(device) is None
-        if is_without_order and not before and device not in self._fleet.declined:
-            return
         if not self._order(before):
             self._first = device if self._order(device) else ""
         if device in {before, self._first}:  # the order that applies may have changed
