@@ -14,7 +14,7 @@ from shoal.cli.export_tables import print_cuts, print_replacements, print_report
 from shoal.cli.options import (
     parse_floats,
     parse_heads,
-    parse_ints,
+    parse_memory_bounds,
     parse_names,
     parse_settings,
     read_contract_terms,
@@ -59,7 +59,7 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
         return
     heads = parse_heads("--head", options.heads or [])
     recipe = Recipe.from_table(recipe_of(options), registry.own)
-    bounds = parse_ints("--memory", options.memory) if options.memory else ()
+    bounds = parse_memory_bounds("--memory", options.memory) if options.memory else ()
     # The default neither deletes tiers of an earlier export nor keeps them unasked.
     unasked: Literal["add", "replace", "refuse"] = "refuse"
     if options.add:
@@ -83,7 +83,7 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
                     as_json=options.as_json,
                 ),
                 layout=layout,
-                memory=tuple(1e6 * bound for bound in bounds),
+                memory=bounds,
             ),
             options.out,
             artifact_set.ExportOptions(

@@ -89,6 +89,19 @@ def parse_ints(option: str, text: str) -> tuple[int, ...]:
         ) from error
 
 
+def parse_memory_bounds(option: str, text: str) -> tuple[float, ...]:
+    """Read ``96,48``, in MB, as bytes."""
+    bounds: list[float] = []
+    for megabytes in parse_ints(option, text):
+        if megabytes < 1:
+            raise ConfigError(
+                f"{option}: {megabytes} MB is not a bound of memory; write whole numbers from 1,"
+                " such as 96,48"
+            )
+        bounds.append(1e6 * megabytes)
+    return tuple(bounds)
+
+
 def parse_seconds(option: str, text: str) -> float:
     """Read ``90m`` or ``8h``, or ``30s``, as seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
