@@ -119,7 +119,20 @@ def _result_kind(node: Node, inputs: list[_Kind]) -> _Kind:
         carries_batch = any(kind.bare and not kind.mask for kind in inputs)
         return _Kind(bare=carries_batch, model=model, met=met)
     bare = _keeps_batch(node, inputs)
+    met = met or _looks_up(node, inputs)
     return _Kind(bare=bare, model=model, met=met, mask=bare and _is_mask(node, inputs))
+
+
+def _looks_up(node: Node, inputs: Sequence[_Kind]) -> bool:
+    """Return whether a node takes rows of a parameter by the batch.
+
+    An embedding is the product of its table and of ones at the places of the tokens, and counts as
+    that contraction.
+    """
+    if node.op_type != "Gather":
+        return False
+    table, places = inputs
+    return table.model and not table.bare and (places.bare or places.met)
 
 
 def _has_batch(inputs: Sequence[_Kind]) -> bool:
