@@ -63,6 +63,9 @@ SLOW = {
     "tests/fleet/test_inclusive.py": "test_baselines_run_and_learn[exclusive-2-w1.00-d3-digits]",
     "tests/fleet/test_methods.py": "test_methods_of_equal_devices_learn[fedavg]",
     "tests/fleet/test_minilm.py": "test_two_depths_of_a_pretrained_encoder_are_merged[blocks]",
+    "tests/fleet/test_memory_plans.py": (
+        "test_a_board_whose_step_was_killed_trains_by_a_plan_with_the_same_bits"
+    ),
     "tests/fleet/test_mutual.py": "test_an_adaptor_stays_on_its_device",
     "tests/fleet/test_mutual_shapes.py": "test_boards_of_ten_and_of_a_hundred_classes_share_a_trunk",
     "tests/fleet/test_predictions.py": "test_a_stranger_asks_nothing",

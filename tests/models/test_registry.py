@@ -111,6 +111,7 @@ def test_the_zoo_holds_its_families(zoo):
             "cnn2",
             "conv",
             "exit_resnet",
+            "exit_text_encoder",
             "har_cnn",
             "lenet5",
             "minilm_adapters",

@@ -38,11 +38,13 @@ DECODER = {
     "ffn": 12,
 }
 DECODER = {**DECODER, "blocks": 2}
+TEXT = {"vocab": 50, "input_shape": (7,), "embed": 16, "heads": 2, "ffn": 20}
 SMALL = {
     "cnn1": {"input_shape": (3, 8, 8), "hidden": (10,)},
     "cnn2": {"input_shape": (2, 16, 16), "channels": (8, 6, 9)},
     "conv": {"channels": (8, 16), "input_shape": (1, 8, 8)},
     "exit_resnet": {"channels": (8, 12), "blocks": (1, 2), "input_shape": (3, 8, 8)},
+    "exit_text_encoder": {**TEXT, "blocks": 3},
     "har_cnn": {"channels": (8, 16), "input_shape": (6, 12)},
     "lenet5": {"input_shape": (2, 16, 16)},
     "minilm_adapters": {key: value for key, value in MINILM.items() if key != "dropout"}
@@ -52,14 +54,7 @@ SMALL = {
     "next_word": {**LANGUAGE, "classes": 21, "head_dim": 6},
     "preresnet18": {"channels": (8, 12), "blocks": (1, 2), "input_shape": (3, 8, 8)},
     "smollm": DECODER,
-    "text_encoder": {
-        "vocab": 50,
-        "input_shape": (7,),
-        "embed": 16,
-        "heads": 2,
-        "ffn": 20,
-        "blocks": 3,
-    },
+    "text_encoder": {**TEXT, "blocks": 3},
     "token_classifier": MINILM,
     "transformer_mlm": {**LANGUAGE, "mask_rate": 0.0},
 }

@@ -38,15 +38,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "blocks": (1, 1, 1),
     },
     "conv": {"input_shape": (1, 14, 14), "classes": 5, "channels": (8, 12, 16)},
-    "text_encoder": {
-        "input_shape": (6,),
-        "classes": 3,
-        "vocab": 20,
-        "embed": 8,
-        "heads": 2,
-        "ffn": 12,
-        "blocks": 2,
-    },
+    "text_encoder": _TEXT | {"classes": 3, "vocab": 20},
+    "exit_text_encoder": _TEXT | {"classes": 3, "vocab": 20},
     "cnn1": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6), "hidden": (10,)},
     "cnn2": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6, 8)},
     "har_cnn": {"input_shape": (3, 32), "classes": 4, "channels": (4, 8, 8)},
@@ -71,7 +64,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-LOSS_OF = {"exit_resnet": "all-exits-teach"}
+LOSS_OF = {"exit_resnet": "all-exits-teach", "exit_text_encoder": "all-exits-teach"}
 """The loss of models that have no use for the default one."""
 
 

@@ -141,7 +141,7 @@ def test_a_model_that_it_cannot_hold_is_refused(layer, reason):
 # `minilm_adapters`.
 ALIKE = {
     *("cnn1", "cnn2", "preresnet18", "exit_resnet"),
-    *("minilm_encoder", "text_encoder", "token_classifier"),
+    *("exit_text_encoder", "minilm_encoder", "text_encoder", "token_classifier"),
 }
 
 
