@@ -11,7 +11,13 @@ _SHOAL = (str(_PACKAGES / "models"), str(_PACKAGES / "trainer_export"))
 
 # Functions of Shoal that the model calls, and that may call the model. `dispatch` is that of fake
 # tensors.
-_CALLED_BY_MODELS = ("forward", "__torch_function__", "evaluate_expr", "dispatch")
+_CALLED_BY_MODELS = (
+    "forward",
+    "__torch_function__",
+    "__torch_dispatch__",
+    "evaluate_expr",
+    "dispatch",
+)
 
 
 def at_line_of(error: BaseException) -> str:

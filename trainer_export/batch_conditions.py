@@ -33,6 +33,12 @@ class BatchSymbol(ShapeEnv):
         super().__init__()
         self.other_sizes: set[int] = set()
 
+    def restart(self) -> None:
+        """Forget what was observed, for another trace."""
+        super().__init__()
+        self.other_sizes = set()
+        self.where = ""
+
     @override
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
         value = super().evaluate_expr(*args, **kwargs)

@@ -24,8 +24,8 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = discover("trainer_export.functions
 
 _TORCH = str(Path(torch.__file__).parent)
 _EXPORTER = str(Path(__file__).parent)
-# A rewrite, of the exporter or of a layer, and the exporter's mode of fake tensors.
-_BETWEEN_LINES = ("__torch_function__", "dispatch")
+# A rewrite, of the exporter or of a layer, and the exporter's modes of fake tensors and records.
+_BETWEEN_LINES = ("__torch_function__", "__torch_dispatch__", "dispatch")
 _LINE = "stack_trace"  # torch.fx copies the value of this key to every node
 
 

@@ -34,11 +34,15 @@ from trainer_export.lowering.table import LOWERINGS
 from trainer_export.lowering.values import Spec, is_fixed
 from trainer_export.operators import DECOMPOSITIONS
 from trainer_export.passes import simplify
+from trainer_export.recorder import record
 from trainer_export.rewriting import Rewriting, place_of
 
 BATCH = "batch"
 _EXAMPLE_BATCH = 5  # above 1, because PyTorch traces a batch of 1 differently
 _OTHER_BATCH = 7  # for models that have a dimension of 5
+
+_Recording = Callable[[Callable[..., Any], Sequence[Tensor], Any], fx.GraphModule]
+"""Records a function on fake tensors; the last argument has decompositions of operators."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,17 @@ class _Tracing:
         return all(is_fixed(spec.shape) for spec in trace.input_specs)
 
     def _trace(self, example: int, batch: BatchSymbol | None) -> Trace:
+        try:
+            return self._recorded(example, batch, record)
+        except ExportError:
+            raise
+        except Exception:  # noqa: BLE001 - a model raises anything
+            # PyTorch's tracer records more, and raises the errors that have advice.
+            if batch is not None:
+                batch.restart()
+            return self._recorded(example, batch, _record_by_make_fx)
+
+    def _recorded(self, example: int, batch: BatchSymbol | None, recording: _Recording) -> Trace:
         mode = ShapeMode(shape_env=batch, allow_non_fake_inputs=True)
         fakes = _fake_inputs(mode, self.inputs, example)
         table = _decompositions()
@@ -205,8 +220,8 @@ class _Tracing:
             sdpa_kernel(SDPBackend.MATH),
             hooks,
         ):
-            recorded = _recorded(self.function, table)(*fakes)
-            program = _without_mutation(recorded, fakes, table)
+            recorded = recording(self.function, fakes, table)
+            program = _without_mutation(recorded, fakes, table, recording)
         simplify(program)
         describe(program, None if batch else example)
         placeholder_specs = []
@@ -264,6 +279,7 @@ def _without_mutation(
     program: fx.GraphModule,
     fakes: Sequence[Tensor],
     table: Any,
+    recording: _Recording,
 ) -> fx.GraphModule:
     """Return the program with in-place operators replaced by others.
 
@@ -272,19 +288,22 @@ def _without_mutation(
     if not any(_mutates(node.target) for node in program.graph.nodes):
         return program
     pure = functionalize(fx.Interpreter(program).run, remove="mutations")
-    return _recorded(pure, table)(*fakes)
+    return recording(pure, fakes, table)
 
 
 def _mutates(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable  # noqa: SLF001
 
 
-def _recorded(function: Callable[..., Any], table: Any) -> Callable[..., fx.GraphModule]:
-    """Return `make_fx` without records of the Python function of each operator.
+def _record_by_make_fx(
+    function: Callable[..., Any], fakes: Sequence[Tensor], table: Any
+) -> fx.GraphModule:
+    """Record a function by `make_fx`, without the Python function of each operator.
 
-    The records take time, and nothing reads them.
+    Records of these take time, and nothing reads them.
     """
-    return make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
+    recorded = make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
+    return recorded(*fakes)
 
 
 def _fake_inputs(
