@@ -87,6 +87,8 @@ def in_pieces(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] |
     """
     if node.op_type != "Gemm":
         return None
+    if node.input[0] == node.input[1]:
+        return _squared(graph, node)
     # A transposed second operand would need pieces along the other axis.
     if attribute(node, "transB") and _columns(graph, node.input[1]) is not None:
         return None
@@ -97,6 +99,15 @@ def in_pieces(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] |
     # With transA, the columns are summed over: a weight gradient.
     split = _gradient_pieces if transposed else _product_pieces
     return list(split(graph, node, columns))
+
+
+def _squared(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Rewrite the product of columns with themselves so that it gathers its own columns."""
+    columns = _columns(graph, node.input[0])
+    if columns is None:
+        return None
+    nodes, matrix = _gathered(graph, columns, columns.table)
+    return [*nodes, _like(node, [matrix, matrix], node.output[0])]
 
 
 def _gathered(

@@ -18,6 +18,8 @@ from trainer_export.exit_stages import stages_of
 from trainer_export.formats.chained import Chained
 from trainer_export.formats.files import GraphFile
 from trainer_export.formats.model_bytes import model_bytes
+from trainer_export.frozen_convolutions import mark_frozen
+from trainer_export.late_gradients import delay_gradients
 from trainer_export.lowering.program import write_graph
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
@@ -134,10 +136,20 @@ def write_step_graphs(
     Arguments and errors as for :func:`write_graphs`.
     """
     step = trace_train(module, signature, recipe)
+    traces = [step]
     parts = parts_of(step, signature.base)
-    if parts is None:
-        return (write_trace(step),)
-    return (write_trace(step), write_trace(parts.below), write_trace(parts.above))
+    if parts is not None:
+        traces += [parts.below, parts.above]
+    return tuple(_write_step(trace, signature) for trace in traces)
+
+
+def _write_step(step: Trace, signature: Signature) -> GraphFile:
+    """Write a training step or a part of it, whose frozen layers need no gradient."""
+    # A step that trains everything keeps the order of its additions, and so its bits.
+    if signature.base:
+        delay_gradients(step.program.graph)
+        mark_frozen(step.program.graph, step.inputs, signature.base)
+    return write_trace(step)
 
 
 def write_train_graph(
@@ -146,7 +158,7 @@ def write_train_graph(
     recipe: Recipe,
 ) -> GraphFile:
     """Write only the train graph; arguments and errors as for :func:`write_graphs`."""
-    return write_trace(trace_train(module, signature, recipe))
+    return _write_step(trace_train(module, signature, recipe), signature)
 
 
 def write_forward_graphs(

@@ -49,7 +49,7 @@ def _weight_matrix(emit: Emitter, weight: Value) -> str:
     return emit.reshaped(rows, physical, matrix)
 
 
-def _convolution(
+def convolved(
     emit: Emitter,
     out: Spec,
     x: Value,
@@ -57,7 +57,10 @@ def _convolution(
     bias: Value | None,
     *settings: Any,
 ) -> Value:
-    # Y = columns(X) W^T + b: im2col, and one product for all samples.
+    """Return ``columns(X) W^T + b``: im2col, and one product for all samples.
+
+    Arguments after the result are those of ``aten.convolution``.
+    """
     convolution = Convolution(*settings)
     if convolution.transposed:
         return _transposed(emit, out, x, weight, bias, convolution)
@@ -65,10 +68,10 @@ def _convolution(
     whole_x = emit.full(x)
     if convolution.groups > 1:
         result = groups.narrow_of(emit, out, whole_x, weight, geometry)
-        return _shifted(emit, result, bias)
+        return with_bias(emit, result, bias)
     if _is_planes_product(emit, whole_x, geometry):
         result = _pointwise_in_planes(emit, out, whole_x, weight)
-        return _shifted(emit, result, bias)
+        return with_bias(emit, result, bias)
     kernel = _weight_matrix(emit, weight)
     columns = columns_of(emit, whole_x, geometry)
     # Then the result lies in planes, as its columns do.
@@ -151,10 +154,10 @@ def _transposed(
     geometry = convolution.geometry(out.shape[2:], weight, x.shape[2:])
     whole_x = emit.full(x)
     result = _input_gradient(emit, out, whole_x, weight, geometry, convolution.groups)
-    return _shifted(emit, result, bias)
+    return with_bias(emit, result, bias)
 
 
-def _shifted(emit: Emitter, result: Value, bias: Value | None) -> Value:
+def with_bias(emit: Emitter, result: Value, bias: Value | None) -> Value:
     """Return the result of a convolution with its bias, if it has one."""
     if bias is None:
         return result
@@ -201,7 +204,7 @@ def _convolution_backward(
         if convolution.transposed:
             forward = replace(convolution, transposed=False)
             # The gradient of a transposed convolution is the convolution itself.
-            grad_x = _convolution(emit, spec, grad, weight, None, *forward.settings)
+            grad_x = convolved(emit, spec, grad, weight, None, *forward.settings)
         else:
             grad_x = _input_gradient(emit, spec, grad, weight, geometry, convolution.groups)
     if mask[1] and convolution.groups > 1:
@@ -370,6 +373,6 @@ def _contributions(emit: Emitter, rows: str, geometry: Geometry) -> tuple[str, i
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    aten.convolution.default: _convolution,
+    aten.convolution.default: convolved,
     aten.convolution_backward.default: _convolution_backward,
 }
