@@ -269,7 +269,7 @@ class Arranger:
         return self.value(name, shape, value.dtype, _swapped(size))
 
     def _view_as_it_lies(self, value: Value, shape: Shape) -> Value | None:
-        """Return a view of a map that keeps its order, as of tokens that are places of a map.
+        """Return a view of a map that keeps its order; the places of a map are often tokens.
 
         Returns:
             None if the view joins axes that do not lie side by side, or if nothing is pending.
