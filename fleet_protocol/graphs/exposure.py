@@ -30,6 +30,7 @@ class _Kind:
 
 
 _NEITHER = _Kind(bare=False, model=False)
+_TABLE_AND_PLACES = 2  # inputs of Gather
 
 
 def is_sample_input(name: str) -> bool:
@@ -111,7 +112,7 @@ def _result_kind(node: Node, inputs: list[_Kind]) -> _Kind:
     if node.op_type in SIZES:
         return _NEITHER
     model = any(kind.model for kind in inputs)
-    met = any(kind.met for kind in inputs)
+    met = _have_met(node, inputs)
     if node.op_type in REDUCTIONS or (node.op_type in CONTRACTIONS and model):
         return _Kind(bare=False, model=model, met=model and _has_batch(inputs))
     if node.op_type == "Mul" and _has_mixed(inputs):
@@ -120,6 +121,20 @@ def _result_kind(node: Node, inputs: list[_Kind]) -> _Kind:
         return _Kind(bare=carries_batch, model=model, met=met)
     bare = _keeps_batch(node, inputs)
     return _Kind(bare=bare, model=model, met=met, mask=bare and _is_mask(node, inputs))
+
+
+def _have_met(node: Node, inputs: Sequence[_Kind]) -> bool:
+    """Return whether batch and parameters have met in an input, or meet where rows are looked up.
+
+    An embedding is the product of its table and of ones at the places of the tokens, and counts as
+    that contraction.
+    """
+    if any(kind.met for kind in inputs):
+        return True
+    if node.op_type != "Gather" or len(inputs) < _TABLE_AND_PLACES:
+        return False
+    table, places = inputs[:_TABLE_AND_PLACES]
+    return table.model and not table.bare and places.bare
 
 
 def _has_batch(inputs: Sequence[_Kind]) -> bool:

@@ -57,6 +57,23 @@ ParameterDims = Mapping[str, tuple[Dim, ...]]
 """The dimensions of each parameter."""
 
 
+class RefutedAxisError(ConfigError):
+    """An axis has no right layout; says so without a reason.
+
+    Attributes:
+        axis: name of the axis.
+        problem: what is wrong, without the name of the model.
+    """
+
+    def __init__(self, arch: str, axis: str) -> None:
+        """Say which axis of which model it is."""
+        self.axis = axis
+        self.problem = (
+            f"units of axis {axis} are not interchangeable, or lie in no order that can be read"
+        )
+        super().__init__(f"{arch}: {self.problem}")
+
+
 def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) -> Layout:
     """Infer the layout of an architecture's global model; see `models.registry.infer_layout`."""
     builder = ModelBuilder(arch, settings)
@@ -104,10 +121,7 @@ def _infer(builder: ModelBuilder, *, explains: bool) -> Layout:
     task, layout = _prove(task)
     if isinstance(layout, Refutation):
         if not explains:
-            raise ConfigError(
-                f"{arch.name}: units of axis {layout.axis} are not interchangeable, or lie in no "
-                "order that can be read"
-            )
+            raise RefutedAxisError(arch.name, layout.axis)
         hint = "" if CLASSES in axes else _OUTPUTS_HINT
         trials = Trials(builder, _is_accepted)
         raise ConfigError(f"{arch.name}: {explain(layout, task, trials)}{hint}")

@@ -40,7 +40,8 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
                 or not with the batch first.
 
     Raises:
-        ExportError: the input of a layer does not grow with the batch.
+        ExportError: the input of a layer does not grow with the batch, or a layer is not always
+            used.
     """
     uses = _input_shapes(module, x)
     batch = len(x)
@@ -48,6 +49,13 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, Shape]:
         return {path: shapes[0][1:] for path, shapes in uses.items()}
     # A size may equal the batch size by chance; a batch with one more sample reveals it.
     larger_uses = _input_shapes(module, torch.cat([x, x[:1]]))
+    skipped = uses.keys() ^ larger_uses.keys()
+    if skipped:
+        raise ExportError(
+            f"in training, the model uses layer {min(skipped)} for some batches only, and a graph"
+            " would always use it or never; use every layer in training, and drop its result with a"
+            " NoiseLayer of models.zoo.dropout"
+        )
     rows: dict[str, Shape] = {}
     for path, shapes in uses.items():
         if not _grows(shapes, larger_uses[path], batch):

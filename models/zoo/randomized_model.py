@@ -118,6 +118,10 @@ class RandomizedModel:
             dict(zip(variables, gradients, strict=True)),
         )
 
+    def in_training(self) -> "RandomizedModel":
+        """Return the model in training mode, in which its noise layers draw nothing either."""
+        return replace(self, training=True)
+
     def scaled(self, samples: Tensor, gain: float, dtype: torch.dtype) -> "RandomizedModel":
         """Return the model with other samples and larger parameters.
 

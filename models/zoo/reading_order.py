@@ -165,6 +165,8 @@ class _Reader:
         blocks: list[Block] = []
         start = 0
         missing = self.dimensions.growth[place][self.axis.name]
+        if not columns.moved_before[-1]:
+            return None
         while missing and start < len(columns.before):
             inner = next(columns.block_sizes(start, units, missing), 0)
             length = inner * self.axis.group_size
@@ -181,6 +183,7 @@ class _Columns:
 
     before: Floats  # [entries, columns], as a share of the largest
     after: Floats  # the same when units changed places
+    moved_before: NDArray[np.int64]  # [entries + 1]: entries before each one that changed
 
     @classmethod
     def of_gradients(
@@ -202,13 +205,18 @@ class _Columns:
         first = _summarise(before[name], position, summed)
         second = _summarise(after[name], position, summed)
         scale = max(float(np.abs(first).max()), 1e-30)
-        return cls(first / scale, second / scale)
+        first, second = first / scale, second / scale
+        # A map that follows the units has an entry that changed by this, so others are ruled out.
+        moved = np.abs(first - second).max(1) > _MOVED - _SAME
+        return cls(first, second, np.concatenate([[0], np.cumsum(moved)]))
 
     def block_sizes(self, start: int, units: Units, most: int) -> Iterator[int]:
         """Yield numbers of entries for each place with which a map could begin at an entry."""
         before = self.before
         most = min(most, (len(before) - start) // len(units))
         counts = np.arange(1, most + 1)
+        ends = self.moved_before[start + len(units) * counts]
+        counts = counts[ends > self.moved_before[start]]
         # The first entry rules out most of the numbers.
         distances = np.abs(before[start + units[0] * counts] - self.after[start])
         likely = counts[distances.max(1, initial=0) < _SAME]

@@ -35,7 +35,7 @@ def variant_in_training(arch: Architecture, whole: Variant) -> Variant | None:
         ConfigError: a buffer changes while the model runs, or a number on which later results
             depend.
     """
-    model = replace(whole.model, training=True)
+    model = whole.model.in_training()
     buffers = {name: value.clone() for name, value in model.module.named_buffers()}
     with torch.random.fork_rng(devices=[]):
         # The training may use random numbers; the variant is for models that do not.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from models.layout import Layout
     from models.tier import Tier
     from models.zoo.conversion import Replacement
-    from trainer_export.packages.discovery import Discovery, Finding
+    from trainer_export.packages.search_record import Discovery, Finding
     from trainer_export.tier_report import TierReport
 
 

@@ -1,10 +1,13 @@
 """Exports a model as the options of `shoal export` say."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, ExportError, ShoalError
 from models.architecture import Architecture
+from models.layout import Layout
 from models.registry import Registry, infer_layout
 from models.zoo.conversion_plan import convert_where_needed
 from shoal.cli import package_options as package
@@ -45,20 +48,22 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
             "--add keeps existing tiers and --replace removes them; give only one of the two"
         )
     formats = parse_names("--formats", options.formats, artifact_set.FORMATS)
-    architecture, settings, registry = _chosen_model(options, complete)
+    chosen = _chosen_model(options, complete)
     if options.model and options.write_builder is not None:
         return
-    if options.convert:
-        architecture, replacements = convert_where_needed(architecture, settings)
-        print_replacements(replacements, as_json=options.as_json)
-    layout = infer_layout(architecture, settings)
+    architecture, settings = chosen.architecture, chosen.settings
+    with chosen.advising(ConfigError):
+        if options.convert:
+            architecture, replacements = convert_where_needed(architecture, settings)
+            print_replacements(replacements, as_json=options.as_json)
+        layout = chosen.known_layout(options.convert) or infer_layout(architecture, settings)
     shares = TierShares(options.trained, options.windows)
     tiers = read_tiers(layout, options.widths, options.depths, shares)
     if options.explain:
         print_cuts(layout, tiers, as_json=options.as_json)
         return
     heads = parse_heads("--head", options.heads or [])
-    recipe = Recipe.from_table(recipe_of(options), registry.own)
+    recipe = Recipe.from_table(recipe_of(options), chosen.registry.own)
     bounds = parse_memory_bounds("--memory", options.memory) if options.memory else ()
     # The default neither deletes tiers of an earlier export nor keeps them unasked.
     unasked: Literal["add", "replace", "refuse"] = "refuse"
@@ -66,7 +71,10 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
         unasked = "add"
     elif options.replace:
         unasked = "replace"
-    with export_bar(error_console(), f"exporting {architecture.name}") as progress:
+    with (
+        chosen.advising(ExportError),
+        export_bar(error_console(), f"exporting {architecture.name}") as progress,
+    ):
         reports = artifact_set.export_architecture(
             artifact_set.ExportRequest(
                 architecture,
@@ -93,10 +101,26 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
     print_reports(reports, f"{architecture.name} in {options.out}", as_json=options.as_json)
 
 
-def _chosen_model(
-    options: ExportArguments, complete: Completion | None
-) -> tuple[Architecture, Mapping[str, Any], Registry]:
-    """Return the architecture with its settings, and the registry with the user's functions."""
+@dataclass(frozen=True)
+class _ChosenModel:
+    """The model that the options name."""
+
+    architecture: Architecture
+    settings: Mapping[str, Any]
+    registry: Registry  # with the user's losses and metrics
+    found: package.FoundModel | None = None  # the model of a package
+
+    def known_layout(self, is_converted: bool) -> Layout | None:
+        """Return the layout that the search for axes has proved, of the converted model."""
+        return self.found.layout if self.found is not None and is_converted else None
+
+    def advising(self, *refusals: type[ShoalError]) -> AbstractContextManager[None]:
+        """Print advice on refusals of a package's model."""
+        return nullcontext() if self.found is None else self.found.advising(*refusals)
+
+
+def _chosen_model(options: ExportArguments, complete: Completion | None) -> _ChosenModel:
+    """Return the model with its settings, and the registry with the user's functions."""
     registry = Registry.zoo()
     if options.models is not None:
         registry = registry.with_file(options.models)
@@ -107,11 +131,12 @@ def _chosen_model(
         architecture = registry.get(name)
         if complete is not None:
             chosen = {**complete(architecture, registry), **chosen}
-        return architecture, architecture.settings(chosen), registry
+        return _ChosenModel(architecture, architecture.settings(chosen), registry)
     widths = parse_floats("--widths", options.widths) if options.explain else None
     outputs = package.PackageOutputs(options.arch, options.write_builder, widths, options.as_json)
     terms = read_contract_terms(options.recipe)
     choice = package.ModelChoice(options.model, chosen, options.axes or [], terms)
-    architecture = package.read_model_option(choice, outputs)
+    found = package.read_model_option(choice, outputs)
     # The builder of a package already contains the arguments of --set.
-    return architecture, architecture.settings({}), registry
+    settings = found.architecture.settings({})
+    return _ChosenModel(found.architecture, settings, registry, found)

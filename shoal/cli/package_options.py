@@ -1,13 +1,17 @@
 """Reads the options of `shoal export` about a package's model; imports torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from fleet_protocol.data.terms import ContractTerms
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, ShoalError
 from models.architecture import Architecture
+from models.layout import Layout
 from shoal.cli.console import error_console
 from shoal.cli.export_tables import print_axes
 from trainer_export.packages.advice import advice_on_widths
@@ -17,6 +21,8 @@ from trainer_export.packages.contract_arguments import contract_arguments
 from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.lean_imports import lean_imports
 from trainer_export.packages.loading import package_model
+from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.refusals import advice_on_refusal
 from trainer_export.packages.written_builder import write_builder
 
 
@@ -40,8 +46,27 @@ class ModelChoice:
     terms: ContractTerms | None  # ``[contract]`` of the fleet, if it is known
 
 
-def read_model_option(choice: ModelChoice, outputs: PackageOutputs) -> Architecture:
-    """Return the architecture of a package's model with the axes that are found.
+@dataclass(frozen=True)
+class FoundModel:
+    """A package's model with the axes that were found."""
+
+    model: PackageModel
+    architecture: Architecture
+    layout: Layout | None  # of the architecture as it is converted, if it is proved already
+
+    @contextmanager
+    def advising(self, *refusals: type[ShoalError]) -> Iterator[None]:
+        """Print what a user of the package can do about refusals of its model."""
+        try:
+            yield
+        except refusals:
+            advice = advice_on_refusal(self.model)
+            error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
+            raise
+
+
+def read_model_option(choice: ModelChoice, outputs: PackageOutputs) -> FoundModel:
+    """Return a package's model with the axes that are found.
 
     Args:
         choice: the model.
@@ -72,7 +97,7 @@ def read_model_option(choice: ModelChoice, outputs: PackageOutputs) -> Architect
     advice = advice_on_widths(model, discovery)
     if advice:
         error_console().print(f"[yellow]{advice}[/]", soft_wrap=True)
-    return architecture_of(model, discovery.forms)
+    return FoundModel(model, architecture_of(model, discovery.forms), discovery.layout)
 
 
 def require_architecture(arch: str, axes: Sequence[str] | None, builder: Path | None) -> str:

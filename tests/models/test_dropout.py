@@ -161,3 +161,20 @@ def test_impossible_rates_are_refused(rate):
     """Dropping everything leaves nothing to scale up."""
     with pytest.raises(ConfigError, match=r"\[0, 1\)"):
         Dropout(rate)
+
+
+def test_a_layer_that_is_used_now_and_then_is_refused() -> None:
+    """Such as in a block that a model leaves out at random."""
+
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = Dropout(0.5)
+            self.runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.runs += 1
+            return self.dropout(x.T) if self.runs % 2 else x.T
+
+    with pytest.raises(ExportError, match="uses layer dropout for some batches only"):
+        noise_shapes(Skipping().train(), torch.ones(2, 3))

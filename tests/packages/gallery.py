@@ -116,8 +116,46 @@ _TRANSFORMERS = (
     _text("Qwen3", "Qwen3Config", "Qwen3ForCausalLM", **_GROUPED, head_dim=16),
     _text("Mistral", "MistralConfig", "MistralForCausalLM", **_GROUPED),
     _text("Phi", "PhiConfig", "PhiForCausalLM", **_DECODER),
+    _text("GPT-NeoX", "GPTNeoXConfig", "GPTNeoXForCausalLM", **_DECODER),
+    _text(
+        "GPT-J",
+        "GPTJConfig",
+        "GPTJForCausalLM",
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        rotary_dim=8,
+        **_TOKEN_IDS,
+    ),
+    _text("BLOOM", "BloomConfig", "BloomForCausalLM", hidden_size=64, n_layer=2, n_head=4),
+    _text("Gemma", "GemmaConfig", "GemmaForCausalLM", **_GROUPED, head_dim=16),
+    _text(
+        "ModernBERT",
+        "ModernBertConfig",
+        "ModernBertForSequenceClassification",
+        **_BERT,
+        **_TOKEN_IDS,
+        cls_token_id=1,
+        sep_token_id=2,
+    ),
+    _text("DeBERTa-v2", "DebertaV2Config", "DebertaV2ForSequenceClassification", **_BERT),
     _photo("DeiT", "DeiTConfig", "DeiTForImageClassification", **_VIT),
     _photo("ViT", "ViTConfig", "ViTForImageClassification", **_VIT),
+    _photo(
+        "SegFormer",
+        "SegformerConfig",
+        "SegformerForSemanticSegmentation",
+        num_encoder_blocks=2,
+        depths=[1, 1],
+        sr_ratios=[2, 1],
+        hidden_sizes=[16, 32],
+        patch_sizes=[7, 3],
+        strides=[4, 2],
+        num_attention_heads=[1, 2],
+        mlp_ratios=[2, 2],
+        decoder_hidden_size=32,
+        image_size=32,
+    ),
 )
 
 _TIMM = (
@@ -149,6 +187,7 @@ _TORCHVISION = (
         window_size=(4, 4),
     ),
     _picture("ResNet-18", "torchvision.models:resnet18"),
+    _picture("ShuffleNetV2", "torchvision.models:shufflenet_v2_x0_5"),
     _picture("SqueezeNet", "torchvision.models:squeezenet1_1"),
     _picture(
         "DenseNet",
@@ -163,6 +202,17 @@ _TORCHVISION = (
 _VIT_PYTORCH = (
     _patches("Simple ViT", "vit_pytorch:SimpleViT", **_HEADS),
     _patches("ViT with a class token", "vit_pytorch:ViT", **_HEADS),
+)
+
+_SEGMENTATION = (
+    _rows(
+        "U-Net on ResNet-18",
+        "segmentation_models_pytorch:Unet",
+        (3, 64, 64),
+        encoder_name="resnet18",
+        encoder_weights=None,
+        classes=3,
+    ),
 )
 
 _MONAI = (
@@ -328,6 +378,7 @@ GALLERY = (
     *_TIMM,
     *_TORCHVISION,
     *_VIT_PYTORCH,
+    *_SEGMENTATION,
     *_MONAI,
     *_TABLES,
     *_OTHERS,

@@ -50,7 +50,7 @@ def measure(packaged: Packaged, folder: Path) -> dict[str, Any]:
     discovery = discover_axes(model)
     plain = architecture_of(model, discovery.forms)
     arch, _ = convert_where_needed(plain, plain.settings({}))
-    layout = infer_layout(arch)
+    layout = discovery.layout or infer_layout(arch)
     found = time.process_time() - begun
     has_labels = any(form.kind == "classes" for form in discovery.forms)
     table = _RECIPE if has_labels else _RECIPE.model_copy(update={"loss": _squares()})
@@ -77,6 +77,9 @@ def measure(packaged: Packaged, folder: Path) -> dict[str, Any]:
     for form in discovery.forms:
         sizes |= form.sizes(Cut(tier.width))
     own = adapt_call(model.make(**with_sizes(model.arguments, sizes)), model.call, model.output)
+    for name, frozen in own.named_parameters():
+        if not frozen.requires_grad:  # not trained, so each tier has them from the class
+            tensors[name] = frozen.detach().numpy()
     load_weights(own, tensors)
     manifest = json.loads((files / "manifest.json").read_bytes())
     calls = []

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import onnx.defs
 import pytest
 
@@ -57,6 +58,26 @@ def test_every_graph_of_the_zoo_passes_and_gives_no_batch_back(name: str) -> Non
             continue  # a board keeps its predictions, and what stages pass on, for itself
         assert not exposed_outputs(found, ["x", "y", "mask"])
         assert graph_spec(graph).mixed == tuple(port.name for port in graph.outputs)
+
+
+@pytest.mark.parametrize(
+    ("table", "factor", "is_exposed"),
+    [("param.w", "mask", False), ("param.w", "y", True), ("lr", "mask", True)],
+)
+def test_rows_of_a_parameter_are_a_product_with_it(
+    table: str, factor: str, is_exposed: bool
+) -> None:
+    """A mask may leave out embeddings; numbers of the batch, and rows of no parameter, stay."""
+    graph = GraphBuilder("train")
+    rows = graph.input(Port(table, "float32", (4, 4)))
+    tokens = graph.input(Port("x", "int64", (4,)))
+    y = graph.input(Port("y", "float32", (4, 4)))
+    zero = graph.constant(np.zeros((), np.float32))
+    mask = graph.node("Cast", graph.node("Greater", y, zero), to=1)
+    masked = graph.node("Mul", graph.node("Gather", rows, tokens), mask if factor == "mask" else y)
+    graph.output(Port("next.param.w", "float32", (4, 4)), masked)
+    found = check_structure(memoryview(graph.model().SerializeToString()))
+    assert bool(exposed_outputs(found, ["x", "y"])) == is_exposed
 
 
 def test_an_export_that_boards_would_refuse_fails_and_says_why() -> None:

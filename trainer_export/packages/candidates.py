@@ -61,7 +61,8 @@ def usual_assignments(
     """Yield forms of all arguments that may hold at once, the finest first.
 
     The usual form is the plain width, or inside of heads if the constructor refuses one more unit.
-    Then equal sizes become one axis each, and then the entries of a list.
+    Then equal sizes become one axis each, and then the entries of a list. At last, streams of heads
+    are cut by whole heads, as where the dimensions of a head have fixed places.
     """
     partitions = (
         _joined(movable, _place_of),
@@ -74,6 +75,26 @@ def usual_assignments(
         if forms and forms not in yielded:
             yielded.append(forms)
             yield forms
+    for forms in [*yielded]:
+        whole = _by_whole_heads(forms, heads)
+        if whole not in yielded:
+            yielded.append(whole)
+            yield whole
+
+
+def _by_whole_heads(forms: Sequence[AxisForm], heads: Sequence[Surveyed]) -> list[AxisForm]:
+    """Return forms with streams cut by whole heads, instead of inside each, with their number."""
+    streams: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    changed: list[AxisForm] = []
+    for form in forms:
+        if form.kind == "heads":
+            streams[form.heads] |= dict.fromkeys(form.factors, form.size)
+        else:
+            changed.append(form)
+    for number, places in streams.items():
+        counts = {entry.place: number for entry in heads if entry.size == number}
+        changed.append(groups_form({**counts, **places}, number))
+    return changed
 
 
 def _usual_forms(partition: Iterable[Entries], heads: Sequence[Surveyed]) -> list[AxisForm] | None:

@@ -104,33 +104,51 @@ def _watch(
     factory: Callable[..., nn.Module],
 ) -> tuple[type[nn.Module], dict[str, Any] | None]:
     kind = type(factory())
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
+    signature = _named_signature(kind)
+    if signature is None:
         return kind, None
-    with _watched(kind) as calls:
+    with _watched(kind, signature) as calls:
         factory()
-    arguments = calls[0]  # the outermost comes first
-    return kind, arguments
+    # The outermost comes first; none was noted if it takes arguments that its bases do not.
+    return kind, calls[0] if calls else None
+
+
+def _named_signature(kind: type[nn.Module]) -> inspect.Signature | None:
+    """Return the signature of a constructor, or of the base's to which it passes all arguments.
+
+    None if its arguments have no names, as those of a sequence of layers.
+    """
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        signature = inspect.signature(vars(base)["__init__"])
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        if inspect.Parameter.VAR_POSITIONAL not in kinds:
+            return signature
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            return None
+    return None
 
 
 @contextmanager
-def _watched(kind: type[nn.Module]) -> Iterator[list[dict[str, Any]]]:
-    """Note with which arguments objects of a class are made."""
+def _watched(kind: type[nn.Module], signature: inspect.Signature) -> Iterator[list[dict[str, Any]]]:
+    """Note with which arguments of a signature objects of a class are made."""
     calls: list[dict[str, Any]] = []
     original = kind.__init__
-    signature = inspect.signature(original)
 
     def watched(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         if type(self) is kind:
-            bound = signature.bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            arguments = _flattened(bound)
-            arguments.pop(next(iter(signature.parameters)))
-            # A constructor may take its arguments apart.
-            calls.append(copy.deepcopy(arguments))
+            # A constructor that passes its arguments on may take others besides.
+            with suppress(TypeError):
+                bound = signature.bind(self, *args, **kwargs)
+                bound.apply_defaults()
+                arguments = _flattened(bound)
+                arguments.pop(next(iter(signature.parameters)))
+                # A constructor may take its arguments apart.
+                calls.append(copy.deepcopy(arguments))
         original(self, *args, **kwargs)
 
-    watched.__signature__ = signature  # type: ignore[attr-defined]
+    watched.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     kind.__init__ = watched  # type: ignore[method-assign]
     try:
         yield calls

@@ -7,14 +7,15 @@ model with few blocks, and then those that may have to follow one another as one
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from fleet_protocol.errors import ConfigError, PlanError
 from models.cut import Cut
+from models.layout import Layout
 from models.user_lines import first_line
 from models.zoo.builds import ModelBuilder
-from models.zoo.inference import blocks_by_depth, judge_layout
+from models.zoo.inference import RefutedAxisError, blocks_by_depth, judge_layout
 from trainer_export.packages.axis_forms import (
     CUTS,
     AxisDecision,
@@ -35,38 +36,23 @@ from trainer_export.packages.candidates import (
     sizes_by_place,
     usual_assignments,
 )
-from trainer_export.packages.narrow_run import refusal_of_narrow
+from trainer_export.packages.narrow_run import refusal_of_narrow, require_run
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE
+from trainer_export.packages.search_record import Discovery, SearchRecord
 from trainer_export.packages.survey import LATE, Effect, ShapeProber, Surveyed, survey, with_effects
 
 SECONDS = 12.0
 """Processor time for discovery; what is not tried by then stays whole."""
 
+_WHOLE_SECONDS = 28.0  # until when they are proved on all blocks
 _TOGETHER_SECONDS = 20.0  # until when all axes are proved together
 _USUAL_SECONDS = 8.0  # until when the usual forms are proved, so that others are tried, too
 _FEW_BLOCKS = 2
 _MOST_OF_IT = 0.6  # of the parameters at half of the width, where even layers of one width have 0.5
 _NOT_WITH_OTHERS = "holds by itself, but not with the others: "
+_SMALL = f"leaves most of the model whole, unlike {LAYER_PARTS}"
 _SHORT = 8  # tokens of a sample on which axes are tried
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The finding for some arguments that one axis would cut."""
-
-    places: tuple[str, ...]
-    form: AxisForm | None  # None if they stay whole
-    reason: str = ""  # why they stay whole
-
-
-@dataclass(frozen=True)
-class Discovery:
-    """The axes of a model, and what was found for each argument."""
-
-    forms: tuple[AxisForm, ...]
-    findings: tuple[Finding, ...]
-    seconds: float  # of processor time
 
 
 def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Discovery:
@@ -75,20 +61,24 @@ def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Dis
     Args:
         model: the model.
         pins: what a user decided; these arguments are not tried.
+
+    Raises:
+        ConfigError: if the model does not run on samples of its shape.
     """
+    require_run(exportable(model, ()))
     return _Search(model, tuple(pins)).run()
 
 
-class _Search:
+class _Search(SearchRecord):
     """One search, with what was found so far."""
 
     def __init__(self, model: PackageModel, pins: tuple[AxisDecision, ...]) -> None:
+        super().__init__()
         self._model = model
         self._begun = time.process_time()
-        self._findings: list[Finding] = []
-        self._forms: list[AxisForm] = []
         self._prober = ShapeProber.for_model(model)
         self._few: dict[str, int] = {}  # sizes of the model that axes are tried on
+        self._has_unlike_blocks = False  # whether blocks are left out that differ from the others
         self._pinned = [pin.form for pin in pins]
         # First, so that nothing below tries what the user has decided.
         for pin in pins:
@@ -97,9 +87,7 @@ class _Search:
 
     def run(self) -> Discovery:
         """Find labels, then depth, then widths."""
-        labels = self._model.labels
-        if labels and labels not in self._decided():
-            self._note((labels,), classes_form(labels, self._model.sizes[labels]))
+        self._find_labels()
         deadline = self._begun + SECONDS
         skipped = frozenset({*self._decided(), LAYER_PARTS})
         surveyed = survey(self._prober, skipped, deadline)
@@ -107,8 +95,10 @@ class _Search:
         movable = with_effects(surveyed, Effect.WIDTH, Effect.ROUNDED)
         still = with_effects(surveyed, Effect.NONE, Effect.REFUSED)
         heads = [*named_heads(movable), *named_heads(still)]
-        if hides_sizes(movable) and self._take_layer_parts():
-            self._note_others(surveyed, ())
+        is_small = self._leaves_most_whole(movable, heads)
+        if (hides_sizes(movable) or is_small) and self._take_layer_parts():
+            others = [replace(entry, reason=_SMALL) for entry in movable] if is_small else []
+            self._note_others(surveyed, others)
         elif self._take_usual_forms(movable, heads):
             self._note_others(surveyed, ())
             self._prefer_layer_parts()
@@ -119,40 +109,10 @@ class _Search:
             self._note_others(surveyed, refused)
             self._drop_what_does_not_hold_together()
             self._prefer_layer_parts()
-        return Discovery(
-            tuple(self._forms), tuple(self._findings), time.process_time() - self._begun
-        )
-
-    # ------------------------------------------------------------------ the record
-
-    def _decided(self) -> set[str]:
-        places: set[str] = set()
-        for finding in self._findings:
-            places.update(finding.places)
-        return places
-
-    def _note(
-        self,
-        places: Iterable[str],
-        form: AxisForm | None,
-        reason: str = "",
-    ) -> None:
-        self._findings.append(Finding(tuple(places), form, reason))
-        if form is not None:
-            self._forms.append(form)
-
-    def _note_others(
-        self,
-        surveyed: Sequence[Surveyed],
-        refused: Sequence[Surveyed],
-    ) -> None:
-        """Note why the others stay whole."""
-        reasons = {entry.place: entry.reason for entry in refused}
-        for entry in surveyed:
-            if entry.place not in self._decided():
-                reason = reasons.get(entry.place) or entry.reason
-                text = f"{entry.effect.value}: {reason}" if reason else entry.effect.value
-                self._note((entry.place,), None, text)
+        layout = self._prove_whole() if self._has_unlike_blocks else None
+        seconds = time.process_time() - self._begun
+        share = self._share_at_half(self._cuts())
+        return Discovery(tuple(self._forms), tuple(self._findings), seconds, share, layout)
 
     # ------------------------------------------------------------------ the judge
 
@@ -198,7 +158,18 @@ class _Search:
             return replace(self._model, input_shape=(min(_SHORT, *shape, _SHORT),))
         return self._model
 
-    # ------------------------------------------------------------------ depth
+    # ------------------------------------------------------------------ labels and depth
+
+    def _find_labels(self) -> None:
+        """Take the argument that is the number of labels, if any parameter has a row for each."""
+        labels = self._model.labels
+        if not labels or labels in self._decided():
+            return
+        size = self._model.sizes[labels]
+        if self._prober.changes({labels: size + 1}):
+            self._note((labels,), classes_form(labels, size))
+        else:
+            self._note((labels,), None, "moves no parameter: the model's outputs are not labels")
 
     def _find_depth(self, candidates: Sequence[Surveyed]) -> None:
         """Take the argument with the most blocks whose blocks are alike; a model has one depth."""
@@ -214,6 +185,8 @@ class _Search:
                 refusal = self._depth_refusal(form)
                 self._note((entry.place,), None if refusal else form, refusal)
                 has_depth = not refusal
+                # Proved on one block, an axis may not hold in several.
+                self._has_unlike_blocks |= bool(refusal) and entry.size > 1
         for entry in by_size:
             self._make_few(entry.place, entry.size)
 
@@ -234,13 +207,6 @@ class _Search:
                 self._few = sizes
                 return
 
-    def _labels(self) -> list[AxisForm]:
-        labels: list[AxisForm] = []
-        for form in self._forms:
-            if form.kind == "classes":
-                labels.append(form)
-        return labels
-
     # ------------------------------------------------------------------ widths
 
     def _take_usual_forms(
@@ -260,7 +226,7 @@ class _Search:
         """Prove that all layers can be cut together, unless arguments have axes already."""
         if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided() or self._cuts():
             return False
-        form = groups_form({LAYER_PARTS: WHOLE}, WHOLE)
+        form = _layer_parts()
         reason = self._refusal_of_layer_parts(form)
         self._note((LAYER_PARTS,), None if reason else form, reason)
         return not reason
@@ -274,6 +240,20 @@ class _Search:
             [*others, form], _TOGETHER_SECONDS
         )
 
+    def _leaves_most_whole(
+        self,
+        movable: Sequence[Surveyed],
+        heads: Sequence[Surveyed],
+    ) -> bool:
+        """Return whether half of all arguments leaves most of a model, and half of layers less."""
+        if LAYER_PARTS not in self._model.sizes:
+            return False
+        for forms in usual_assignments(movable, heads):
+            share = self._share_at_half(forms)
+            if share < 1:  # the constructor takes half
+                return share >= _MOST_OF_IT and self._share_at_half([_layer_parts()]) < share
+        return False
+
     def _prefer_layer_parts(self) -> None:
         """Cut the layers instead of arguments that leave most of the model whole."""
         if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided():
@@ -281,7 +261,7 @@ class _Search:
         cuts = self._cuts()
         if any(form in self._pinned for form in cuts):
             return
-        form = groups_form({LAYER_PARTS: WHOLE}, WHOLE)
+        form = _layer_parts()
         share = self._share_at_half(cuts)
         if share < _MOST_OF_IT or self._share_at_half([form]) >= share:
             return
@@ -289,10 +269,7 @@ class _Search:
         self._note((LAYER_PARTS,), None if reason else form, reason)
         if not reason:
             for cut in cuts:
-                self._leave_out(cut, f"leaves most of the model whole, unlike {LAYER_PARTS}")
-
-    def _cuts(self) -> list[AxisForm]:
-        return [form for form in self._forms if form.kind in CUTS]
+                self._leave_out(cut, _SMALL)
 
     def _share_at_half(self, forms: Sequence[AxisForm]) -> float:
         """Return the share of the parameters that a model of half of the width has."""
@@ -305,20 +282,32 @@ class _Search:
         self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]
     ) -> list[Surveyed]:
         """Try each argument separately; return those that hold in no form, with the reason."""
-        refused: list[Surveyed] = []
         decided = self._decided()
+        waiting: dict[str, Iterator[AxisForm]] = {}
         for entry in movable:
-            if entry.place in decided:
-                continue
-            reason = ""
-            for form in forms_of(entry, heads):
+            if entry.place not in decided:
+                waiting[entry.place] = forms_of(entry, heads)
+        found: dict[str, AxisForm] = {}
+        reasons: dict[str, str] = {}
+        # The first form of each argument, then the second of each: the first are the cheapest to
+        # prove, and the likely ones.
+        while waiting:
+            for place, forms in [*waiting.items()]:
+                form = next(forms, None)
+                if form is None:
+                    del waiting[place]
+                    continue
                 refusal = self._refusal([*self._labels(), form])
+                reasons.setdefault(place, refusal)
                 if not refusal:
-                    self._note((entry.place,), form)
-                    break
-                reason = reason or refusal
-            else:
-                refused.append(replace(entry, reason=reason))
+                    found[place] = form
+                    del waiting[place]
+        refused: list[Surveyed] = []
+        for entry in movable:
+            if entry.place in found:
+                self._note((entry.place,), found[entry.place])
+            elif entry.place not in decided:
+                refused.append(replace(entry, reason=reasons.get(entry.place, "")))
         return refused
 
     def _find_joint_axes(
@@ -381,11 +370,26 @@ class _Search:
                 return form
         return widths[-1]
 
-    def _without(self, form: AxisForm) -> list[AxisForm]:
-        return [candidate for candidate in self._forms if candidate != form]
+    # ------------------------------------------------------------------ the whole model
 
-    def _leave_out(self, form: AxisForm, reason: str) -> None:
-        self._forms.remove(form)
-        for number, finding in enumerate(self._findings):
-            if finding.form == form:
-                self._findings[number] = Finding(finding.places, None, reason)
+    def _prove_whole(self) -> Layout | None:
+        """Prove the axes on all blocks, and leave out those that hold in a few only.
+
+        Returns:
+            The layout; None if there was no time, or the export has to say what is wrong.
+        """
+        until = self._begun + _WHOLE_SECONDS
+        while True:
+            try:
+                return judge_layout(exportable(self._model, self._forms), until=until)
+            except RefutedAxisError as error:
+                refuted = [form for form in self._cuts() if form.name == error.axis]
+                if not refuted or refuted[0] in self._pinned:
+                    return None
+                self._leave_out(refuted[0], f"holds in few blocks, but not in all: {error.problem}")
+            except (ConfigError, PlanError):
+                return None
+
+
+def _layer_parts() -> AxisForm:
+    return groups_form({LAYER_PARTS: WHOLE}, WHOLE)

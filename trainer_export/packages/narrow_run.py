@@ -1,16 +1,43 @@
-"""Finds out whether the smaller models that some axes ask for can be built and run."""
+"""Finds out whether a package's model runs, and the smaller models that some axes ask for."""
 
 import torch
 from torch import nn
 
+from fleet_protocol.errors import ConfigError, ShoalError
 from models.architecture import Architecture
 from models.cut import Cut
 from models.layout import Layout
-from models.user_lines import first_line
+from models.user_lines import at_line_of, first_line
 from models.zoo.builds import ModelBuilder, SkippedInitialization, shapes_of
 from models.zoo.randomized_model import random_samples, randomize
 
 _WIDTHS = (0.5, 0.25)
+
+
+def require_run(arch: Architecture) -> None:
+    """Run the whole model of an architecture once, before anything is tried on it.
+
+    Raises:
+        ConfigError: if the model fails; the message has the model's own, and names `--set`.
+    """
+    builder = ModelBuilder(arch)
+    with torch.random.fork_rng(devices=[]), SkippedInitialization():
+        module = builder.build(Cut())
+    try:
+        _run(module, builder)
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{arch.name}: the model fails{at_line_of(error)} on a batch of samples of shape"
+            f" {list(builder.row.shape)}: {first_line(error)}; with --set, give it the arguments"
+            " that it lacks, or those that describe such samples, as the size of a picture, or"
+            " another input_shape; a model that runs on some samples only cannot be exported"
+        ) from error
+
+
+def _run(module: nn.Module, builder: ModelBuilder) -> None:
+    randomize(module, random_samples(module, builder.row)).run(gradients=False)
 
 
 def refusal_of_narrow(arch: Architecture, layout: Layout | None) -> str:
@@ -32,8 +59,7 @@ def refusal_of_narrow(arch: Architecture, layout: Layout | None) -> str:
                 module = builder.build(Cut(width))
             if layout is not None and not _has_shapes(module, layout, width):
                 return f"other layers are built at width {width}"
-            samples = random_samples(module, builder.row)
-            randomize(module, samples).run(gradients=False)
+            _run(module, builder)
         except Exception as error:  # noqa: BLE001 - a package's model raises anything
             cause = error.__cause__ or error
             return f"the model fails at width {width}: {first_line(cause)}"

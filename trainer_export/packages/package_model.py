@@ -1,7 +1,7 @@
 """A model of a package: the arguments it is built with, and the call that it gets."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -47,3 +47,7 @@ class PackageModel:
         """
         module = self.make(**with_sizes(self.arguments, sizes))
         return adapt_call(module, self.call, self.output)
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> "PackageModel":
+        """Return the model with other arguments."""
+        return replace(self, arguments=arguments)

@@ -33,6 +33,20 @@ def sizes_of(arguments: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
+def rates_of(arguments: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers above 0 and up to 1 by their places: those of dropout, for example.
+
+    Example:
+        >>> rates_of({"dims": (40, 80), "drop": 0.1, "config": {"layerdrop": 0.05, "eps": 2.0}})
+        {'drop': 0.1, 'config.layerdrop': 0.05}
+    """
+    rates: dict[str, float] = {}
+    for place, value in _values_with_places("", arguments, 0):
+        if type(value) is float and 0 < value <= 1:
+            rates[place] = value
+    return rates
+
+
 def _values_with_places(
     place: str,
     value: Any,
@@ -66,8 +80,8 @@ def _children(value: Any) -> dict[str, Any]:
     return {name: child for name, child in vars(value).items() if not name.startswith("_")}
 
 
-def with_sizes(arguments: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return a copy of arguments with other whole numbers at some places.
+def with_sizes(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of arguments with other numbers at some places.
 
     Example:
         >>> with_sizes({"dims": (40, 80), "drop": 0.1}, {"dims.1": 60})
@@ -87,7 +101,7 @@ def _replaced(
     value: Any,
     place: str,
     path: list[str],
-    size: int,
+    size: Any,
 ) -> Any:
     """Return a value with another whole number at a path below it."""
     if not path:

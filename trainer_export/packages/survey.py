@@ -164,6 +164,13 @@ class ShapeProber:
             return 1.0
         return _count(shapes) / _count(self.whole)
 
+    def changes(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether some other sizes change parameters; a constructor may refuse them."""
+        try:
+            return self.shapes(sizes) != self.whole
+        except Exception:  # noqa: BLE001 - a package's constructor raises anything
+            return True
+
     def can_build(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the constructor takes some other sizes."""
         try:

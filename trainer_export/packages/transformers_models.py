@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -179,7 +180,15 @@ def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
     padding = _NO_PADDING if padding is None else padding
     call = PackageCall("input_ids", padding=padding)
     if has_mask:
-        shallow = dict.fromkeys(set(_BLOCKS) & set(sizes_of(fields)), 1)
-        probe = model.make(**with_sizes(fields, shallow))
-        call = choose_mask(probe, call, fields["vocab_size"])
+        call = choose_mask(shallow_module(model), call, fields["vocab_size"])
     return replace(model, input_shape=(length,), input_dtype="int64", call=call)
+
+
+def shallow_module(model: PackageModel) -> nn.Module:
+    """Build a model with one block, which is cheap, or the whole model if it refuses one."""
+    fields = model.arguments
+    one_block = dict.fromkeys(set(_BLOCKS) & set(sizes_of(fields)), 1)
+    # A configuration may have a list with an entry for each block, which only the whole model fits.
+    with suppress(Exception):
+        return model.make(**with_sizes(fields, one_block))
+    return model.make(**fields)

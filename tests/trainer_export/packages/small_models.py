@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -259,4 +260,67 @@ class RoundedHeads(nn.Module):
         query, key, value = self.qkv(x).split(16, -1)
         scores = (query @ key.transpose(-2, -1)).softmax(-1)
         logits: Tensor = self.head((scores @ value).mean(1))
+        return logits
+
+
+class Following(nn.Module):
+    """Blocks that follow a first, unlike one, and where each unit has its fixed place or none."""
+
+    def __init__(
+        self, width: int = 8, repeats: int = 3, is_placed: bool = True, num_classes: int = 3
+    ) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.further = nn.ModuleList(nn.Linear(width, width) for _ in range(repeats - 1))
+        self.is_placed = is_placed
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        for layer in self.further:
+            places = torch.arange(x.shape[-1], dtype=x.dtype)
+            x = torch.sin(layer(x) + (places if self.is_placed else 1.0))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Unlabelled(nn.Module):
+    """A model whose configuration has a number of labels, which it does not use."""
+
+    def __init__(self, width: int = 8, num_classes: int = 3) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.layers = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers: Tensor = self.layers(x)
+        return numbers
+
+
+class Skipping(nn.Module):
+    """A layer that is left out at random in training, numbers that are masked, and dropout."""
+
+    def __init__(
+        self,
+        width: int = 8,
+        layerdrop: float = 0.25,
+        mask_prob: float = 0.5,
+        dropout: float = 0.5,
+        num_classes: int = 3,
+    ) -> None:
+        super().__init__()
+        self.rates = (layerdrop, mask_prob)
+        self.first = nn.Linear(4, width)
+        self.second = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layerdrop, mask_prob = self.rates
+        if self.training and mask_prob:
+            x = x * (np.random.rand() < mask_prob)  # noqa: NPY002 - as packages do
+        x = self.dropout(self.first(x))
+        if not (self.training and layerdrop and torch.rand([]) < layerdrop):
+            x = self.second(x).tanh()
+        logits: Tensor = self.head(x)
         return logits

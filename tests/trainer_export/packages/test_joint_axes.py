@@ -5,9 +5,20 @@ from typing import Any
 import pytest
 
 from models.cut import Cut
-from trainer_export.packages.candidates import alike_sets, head_sets, joint_form, shared_head_sets
-from trainer_export.packages.discovery import Discovery, discover_axes
+from models.zoo.conversion_plan import convert_where_needed
+from models.zoo.inference import infer_layout
+from trainer_export.packages.axis_forms import groups_form, width_form
+from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.candidates import (
+    alike_sets,
+    head_sets,
+    joint_form,
+    shared_head_sets,
+    usual_assignments,
+)
+from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
+from trainer_export.packages.search_record import Discovery
 from trainer_export.packages.survey import Effect, Surveyed
 
 HERE = "tests.trainer_export.packages.small_models"
@@ -104,6 +115,38 @@ def test_rounded_sizes_are_scaled_by_what_they_are_rounded_to() -> None:
     assert form is not None
     assert form.sizes(Cut(0.5)) == {"a": 8, "b": 24}
     assert joint_form((entry("a", 4), entry("b", 9))) is None
+
+
+def test_streams_of_heads_are_at_last_cut_by_whole_heads() -> None:
+    """With the number of heads, as where the dimensions of a head have fixed places."""
+    stream = Surveyed("hidden_size", 64, Effect.WIDTH, "is no multiple of 4 heads")
+    heads = [entry("num_heads", 4, Effect.REFUSED)]
+    *_, last = usual_assignments([stream, entry("hidden", 96)], heads)
+    assert last == [width_form("hidden", 96), groups_form({"num_heads": 4, "hidden_size": 64}, 4)]
+
+
+def test_an_axis_that_holds_in_few_blocks_only_stays_whole() -> None:
+    """Discovery leaves blocks out, so it proves the whole model if these differ from the others."""
+    discovery = discover("Following")
+    (finding,) = (found for found in discovery.findings if found.places == ("width",))
+    assert finding.form is None
+    assert "holds in few blocks, but not in all" in finding.reason
+    assert discovery.layout is not None
+
+
+def test_discovery_returns_the_layout_that_an_export_would_prove() -> None:
+    model = package_model(f"{HERE}:Following", {"input_shape": (4,), "is_placed": False})
+    discovery = discover_axes(model)
+    assert calls(discovery)["width"] == "cut.width('width', 8)"
+    arch, _ = convert_where_needed(architecture_of(model, discovery.forms), {})
+    assert discovery.layout == infer_layout(arch)
+
+
+def test_a_number_of_labels_that_moves_no_parameter_is_none() -> None:
+    discovery = discover("Unlabelled")
+    assert calls(discovery) == {"width": "cut.width('width', 8)"}
+    (finding,) = (found for found in discovery.findings if found.places == ("num_classes",))
+    assert "not labels" in finding.reason
 
 
 def test_all_numbers_of_heads_are_tried_before_each() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from trainer_export.artifact_set import ExportOptions, ExportRequest, export_arc
 from trainer_export.packages.advice import advice_on_widths
 from trainer_export.packages.axis_forms import groups_form, heads_form, parse_pins
 from trainer_export.packages.builder import architecture_of
-from trainer_export.packages.discovery import Discovery, discover_axes
+from trainer_export.packages.constructor import made_by
+from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
 from trainer_export.packages.masks import choose_mask
 from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.search_record import Discovery
 from trainer_export.packages.sizes import sizes_of, with_sizes
 from trainer_export.packages.written_builder import write_builder
 from trainer_export.recipe import Recipe
@@ -84,7 +87,30 @@ def test_a_model_without_a_width_gets_advice() -> None:
     assert "hidden in its code" in advice_on_widths(model, without)
     rounded = replace(model, arguments={**model.arguments, "round_limit": 0.9})
     assert "rounded by round_limit" in advice_on_widths(rounded, without)
-    assert advice_on_widths(model, Discovery((heads_form("embed_dim", 12, 3),), (), 0.0)) == ""
+    forms = (heads_form("embed_dim", 12, 3),)
+    assert advice_on_widths(model, Discovery(forms, (), 0.0)) == ""
+    hardly = Discovery(forms, (), 0.0, share_at_half=0.97)
+    assert "half of its width leaves 97% of its parameters" in advice_on_widths(model, hardly)
+
+
+def test_a_constructor_that_passes_its_arguments_on_shows_those_of_its_base() -> None:
+    """As that of a class that adds a head; a sequence of layers has no names to show."""
+
+    class Passing(Encoder):
+        def __init__(self, *args: int, **kwargs: int) -> None:
+            super().__init__(*args, **kwargs)
+
+    kind, arguments = made_by(partial(Passing, embed_dim=6))
+    assert kind is Passing
+    assert arguments == {
+        "features": 5,
+        "embed_dim": 6,
+        "num_heads": 3,
+        "hidden": 10,
+        "depth": 2,
+        "num_classes": 4,
+    }
+    assert made_by(partial(nn.Sequential, nn.Linear(2, 3))) == (nn.Sequential, None)
 
 
 def test_a_user_decides_about_axes() -> None:
@@ -95,6 +121,13 @@ def test_a_user_decides_about_axes() -> None:
     assert calls(discovery)["embed_dim"] == "cut.heads('stream', 6, 2)"
     assert reasons(discovery)["hidden"] == "stays whole, as --axis says"
     assert calls(discovery)["depth"] == "cut.depth(2)"
+
+
+def test_a_model_that_does_not_run_is_refused_before_its_axes_are_tried() -> None:
+    """Nothing that is said about an axis would help."""
+    model = package_model(ENCODER, {"input_shape": (3, 6)})
+    with pytest.raises(ConfigError, match=r"samples of shape \[3, 6\]: .*; with --set, give it"):
+        discover_axes(model)
 
 
 @pytest.mark.parametrize(

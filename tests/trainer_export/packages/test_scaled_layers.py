@@ -8,14 +8,17 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError
 from models import infer_layout
+from models.architecture import Architecture
+from models.layout import Layout
 from models.zoo.inference import judge_layout
 from tests.trainer_export.packages.small_models import Rounded
 from trainer_export.packages.axis_forms import parse_pins
 from trainer_export.packages.builder import architecture_of
-from trainer_export.packages.discovery import Discovery, discover_axes
+from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE, with_layer_parts
+from trainer_export.packages.search_record import Discovery
 
 HERE = "tests.trainer_export.packages.small_models"
 LAYERS = f"cut.groups('{LAYER_PARTS}', 8)"
@@ -81,7 +84,9 @@ def test_a_user_decides_about_the_layers(pin: str, expected: list[str]) -> None:
     assert calls(discovery) == [*expected, "cut.classes(classes)"]
 
 
-def test_arguments_that_leave_most_of_a_model_whole_give_way() -> None:
+def test_arguments_that_leave_most_of_a_model_whole_give_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The width of the stem can be cut, but only all layers together make the model small."""
 
     class Stem(nn.Module):
@@ -99,8 +104,17 @@ def test_arguments_that_leave_most_of_a_model_whole_give_way() -> None:
     arguments = {"stem": 6, "num_classes": 3}
     plain = PackageModel("", "stem", Stem, arguments, "num_classes", input_shape=(4,))
     assert calls(discover_axes(plain)) == ["cut.classes(classes)", "cut.width('stem', 6)"]
+    proofs: list[str] = []
+
+    def counted(arch: Architecture, **until: float) -> Layout:
+        proofs.append(arch.name)
+        return judge_layout(arch, **until)
+
+    monkeypatch.setattr("trainer_export.packages.discovery.judge_layout", counted)
     discovery = discover_axes(with_layer_parts(plain))
     assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    # The stem is not tried before, because a large model has no time for both.
+    assert len(proofs) == 1
     (finding,) = (entry for entry in discovery.findings if entry.places == ("stem",))
     assert "leaves most of the model whole" in finding.reason
 

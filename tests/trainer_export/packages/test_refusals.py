@@ -1,0 +1,73 @@
+"""Refusals of a package's model come with advice that its user can carry out."""
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fleet_protocol.errors import ExportError
+from fleet_protocol.recipe import RecipeTable
+from models import infer_layout
+from models.zoo.conversion_plan import convert_where_needed
+from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
+from trainer_export.packages.axis_forms import classes_form
+from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.loading import package_model
+from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.refusals import advice_on_refusal, rates_that_draw
+from trainer_export.packages.sizes import rates_of
+from trainer_export.packages.transformers_models import shallow_module
+from trainer_export.recipe import Recipe
+
+SKIPPING = "tests.trainer_export.packages.small_models:Skipping"
+
+
+def skipping(**arguments: Any) -> PackageModel:
+    return package_model(SKIPPING, {"input_shape": (4,), **arguments})
+
+
+def test_the_rates_that_no_graph_can_take_are_found() -> None:
+    """Not that of dropout, whose random numbers are an input of the graph."""
+    assert rates_that_draw(skipping()) == ("layerdrop", "mask_prob")
+    assert rates_that_draw(skipping(mask_prob=0.0)) == ("layerdrop",)
+    assert rates_that_draw(skipping(mask_prob=0.0, layerdrop=0.0)) == ()
+
+
+def export(model: PackageModel, folder: Any) -> None:
+    forms = [classes_form("num_classes", 3)]
+    arch, _ = convert_where_needed(architecture_of(model, forms), {})
+    layout = infer_layout(arch)
+    request = ExportRequest(arch, {}, [layout.tier(1.0)], Recipe.from_table(RecipeTable(), {}))
+    export_architecture(request, folder, ExportOptions(formats=["onnx"]))
+
+
+def test_the_advice_works_as_it_is_written(tmp_path: Any) -> None:
+    """The model is refused, and exported with the options that the advice names."""
+    model = skipping()
+    with pytest.raises(ExportError):
+        export(model, tmp_path / "refused")
+    advice = advice_on_refusal(model)
+    assert advice.endswith("it draws none with --set layerdrop=0.0 --set mask_prob=0.0")
+    export(skipping(layerdrop=0.0, mask_prob=0.0), tmp_path / "exported")
+
+
+def test_other_advice_says_that_there_is_no_more() -> None:
+    advice = advice_on_refusal(skipping(mask_prob=0.0, layerdrop=0.0))
+    assert "no other remedy is known" in advice
+
+
+def test_rates_are_found_in_nested_arguments() -> None:
+    arguments = {"drop": 0.1, "eps": 0.0, "scale": 2.0, "config": {"rates": [0.5, 1]}}
+    assert rates_of(arguments) == {"drop": 0.1, "config.rates.0": 0.5}
+
+
+def test_a_configuration_that_refuses_one_block_is_tried_whole() -> None:
+    """Such as one that has a list with an entry for each block."""
+
+    def make(num_layers: int) -> nn.Module:
+        if num_layers != 2:
+            raise ValueError("the list has 2 entries")
+        return nn.Linear(num_layers, 3)
+
+    model = PackageModel("", "x", make, {"num_layers": 2})
+    assert shallow_module(model).get_parameter("weight").shape == (3, 2)
