@@ -250,16 +250,20 @@ def _recomputed(
     """
     copies = _Copies(graph, schedule, target)
     late = target.late
+    # The recomputed values, and their views.
+    replaced = set(copies.targets)
+    for name, owner in schedule.owner.items():
+        if owner in copies.targets:
+            replaced.add(name)
     tail = []
     for node in schedule.nodes[late:]:
         read = schedule.facts.of(node).inputs
-        if not any(schedule.root(name) in copies.targets for name in read):
+        if replaced.isdisjoint(read):
             tail.append(node)
             continue
         inputs = []
         for name in read:
-            is_target = schedule.root(name) in copies.targets
-            inputs.append(copies.copy_of(name) if is_target else name)
+            inputs.append(copies.copy_of(name) if name in replaced else name)
         copy = _copied(node)
         copy.input.extend(inputs)
         tail.append(copy)

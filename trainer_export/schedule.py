@@ -74,20 +74,32 @@ class Schedule:
         self.facts = facts
         self._by_index = [facts.of(node) for node in self.nodes]
         self.owner: dict[str, str] = {}
-        self.uses: dict[str, list[int]] = {}
-        self.producer: dict[str, onnx.NodeProto] = {}
         # Not `root`, because a graph has thousands of nodes and is scheduled a hundred times.
         owner_of = self.owner.get
-        for index, node in enumerate(self.nodes):
-            of_node = self._by_index[index]
+        for of_node in self._by_index:
             if of_node.is_view:
                 source = of_node.inputs[0]
                 self.owner[of_node.outputs[0]] = owner_of(source, source)
-            for name in of_node.outputs:
-                self.producer[name] = node
+        self.outside = fixed.union(self.owner[name] for name in self.owner.keys() & fixed)
+
+    @cached_property
+    def uses(self) -> dict[str, list[int]]:
+        """The indices of the nodes that read each value, in order."""
+        owner_of = self.owner.get
+        uses: dict[str, list[int]] = {}
+        for index, of_node in enumerate(self._by_index):
             for name in {owner_of(name, name) for name in of_node.reads}:
-                self.uses.setdefault(name, []).append(index)
-        self.outside = fixed | {self.root(name) for name in fixed}
+                uses.setdefault(name, []).append(index)
+        return uses
+
+    @cached_property
+    def producer(self) -> dict[str, onnx.NodeProto]:
+        """The node that computes each value."""
+        producer: dict[str, onnx.NodeProto] = {}
+        for node, of_node in zip(self.nodes, self._by_index, strict=True):
+            for name in of_node.outputs:
+                producer[name] = node
+        return producer
 
     def root(self, name: str) -> str:
         """Return the value that owns the memory of a name."""
@@ -111,14 +123,19 @@ class Schedule:
     @cached_property
     def live_bytes(self) -> list[int]:
         """The bytes of live values while each node runs."""
+        # Not `_has_memory` and `_last_use`, for the reason in `__init__`.
+        sizes = self.sizes
+        owner = self.owner
+        outside = self.outside
+        last_uses = self._last_uses
         begun = [0] * len(self.nodes)
         ended = [0] * len(self.nodes)
         for index, facts in enumerate(self._by_index):
             for name in facts.outputs:
-                if self._has_memory(name):
-                    nbytes = self.sizes.get(name, 0)
+                nbytes = sizes.get(name, 0)
+                if nbytes and name not in owner and name not in outside:
                     begun[index] += nbytes
-                    ended[self._last_use(name, index)] += nbytes
+                    ended[last_uses.get(name, index)] += nbytes
         live = 0
         moments: list[int] = []
         for new, old in zip(begun, ended, strict=True):
@@ -136,10 +153,19 @@ class Schedule:
                     alive.add(name)
         return frozenset(alive)
 
+    @cached_property
+    def _last_uses(self) -> dict[str, int]:
+        """The index of the last node that reads each value."""
+        owner_of = self.owner.get
+        last: dict[str, int] = {}
+        for index, of_node in enumerate(self._by_index):
+            for name in of_node.reads:
+                last[owner_of(name, name)] = index
+        return last
+
     def _last_use(self, name: str, index: int) -> int:
         """Return the index of the last node that reads a value; if none does, the given one."""
-        uses = self.uses.get(name)
-        return uses[-1] if uses else index
+        return self._last_uses.get(name, index)
 
     def _has_memory(self, name: str) -> bool:
         """Return whether the run allocates memory for an output of a node."""
