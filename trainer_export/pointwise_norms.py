@@ -93,6 +93,11 @@ pointwise_norm.register_fake(_fake_forward)
 pointwise_norm_backward.register_fake(_fake_backward)
 
 
+def has_convolutions(graph: fx.Graph) -> bool:
+    """Return whether a traced program has a convolution."""
+    return any(node.target is aten.convolution.default for node in graph.nodes)
+
+
 def has_groups(graph: fx.Graph) -> bool:
     """Return whether a traced program has a convolution of several groups."""
     for node in graph.nodes:

@@ -11,7 +11,16 @@ from torch.utils._sympy.functions import FloorDiv
 
 from fleet_protocol.errors import ExportError
 from trainer_export.graph import GraphBuilder
-from trainer_export.lowering.values import Dim, Shape, Value, dim_of, is_fixed, numpy_dtype, reorder
+from trainer_export.lowering.values import (
+    Dim,
+    Shape,
+    Value,
+    dim_of,
+    hint,
+    is_fixed,
+    numpy_dtype,
+    reorder,
+)
 
 
 @dataclass(frozen=True)
@@ -30,14 +39,22 @@ class Arranger:
         batch_source: a graph input whose first dimension is the batch.
         keeps_planes: whether feature maps in planes stay in planes if that costs nothing; true if
             depthwise convolutions produce them.
+        keeps_maps: whether views of feature maps keep the order in which these lie; true if
+            convolutions produce them.
     """
 
     def __init__(
-        self, graph: GraphBuilder, batch_source: str, *, keeps_planes: bool = False
+        self,
+        graph: GraphBuilder,
+        batch_source: str,
+        *,
+        keeps_planes: bool = False,
+        keeps_maps: bool = False,
     ) -> None:
         self.graph = graph
         self.batch_source = batch_source
         self.keeps_planes = keeps_planes
+        self.keeps_maps = keeps_maps
         # The methods of the graph that rules use most.
         self.node = graph.node
         self.nodes = graph.nodes
@@ -220,6 +237,9 @@ class Arranger:
         swapped = self._view_of_swapped(value, shape)
         if swapped is not None:
             return swapped
+        as_it_lies = self._view_as_it_lies(value, shape)
+        if as_it_lies is not None:
+            return as_it_lies
         return self.value(
             self.reshaped(self.in_logical_order(value), value.shape, shape),
             shape,
@@ -247,6 +267,57 @@ class Arranger:
         name = self.reshaped(self.arranged(value, swap), physical, target)
         # The swap stays pending: MatMul can take it without a transpose.
         return self.value(name, shape, value.dtype, _swapped(size))
+
+    def _view_as_it_lies(self, value: Value, shape: Shape) -> Value | None:
+        """Return a view of a map that keeps its order; the places of a map are often tokens.
+
+        Returns:
+            None if the view joins axes that do not lie side by side, or if nothing is pending.
+        """
+        if value.is_plain or not self.keeps_maps:
+            return None
+        runs = _matching_runs(value.shape, shape)
+        if runs is None:
+            return None
+        order: list[int] = []
+        place = 0
+        while place < value.rank:
+            old, new = runs[value.order[place]]
+            # An axis in the middle of a run lies apart from the first one.
+            if value.order[place : place + len(old)] != old:
+                return None
+            order += new
+            place += len(old)
+        name = self.reshaped(value.name, value.physical, reorder(shape, order))
+        return self.value(name, shape, value.dtype, order)
+
+
+def _matching_runs(old: Shape, new: Shape) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    """Return for every axis of a shape its run, and the run of another shape of the same elements.
+
+    A run is the fewest neighbouring axes that hold as many elements as a run of the other shape.
+
+    Returns:
+        None if sizes of 1 at the end of a shape belong to no run.
+    """
+    runs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    new_start = 0
+    while len(runs) < len(old) and new_start < len(new):
+        start = len(runs)
+        end = start + 1
+        new_end = new_start + 1
+        while math.prod(old[start:end]) != math.prod(new[new_start:new_end]):
+            is_shorter = hint(old[start:end]) < hint(new[new_start:new_end])
+            if is_shorter and end < len(old):
+                end += 1
+            elif not is_shorter and new_end < len(new):
+                new_end += 1
+            else:
+                return None
+        run = (tuple(range(start, end)), tuple(range(new_start, new_end)))
+        runs += [run] * (end - start)
+        new_start = new_end
+    return runs if len(runs) == len(old) and new_start == len(new) else None
 
 
 def _runs(perm: Sequence[int]) -> list[list[int]]:

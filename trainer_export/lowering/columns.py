@@ -21,6 +21,8 @@ _TRANSPOSE_NS = 0.25
 _SLICE_ROW_NS = 6.0
 # To copy a number of such a row.
 _SLICE_FLOAT_NS = 0.2
+# To sort a number of a map by its remainder modulo the stride; measured on 2026-11-30.
+_PHASE_NS = 1.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,15 @@ class Geometry:
     def is_pointwise(self) -> bool:
         """Return whether every output reads one input, at its own place."""
         return self.taps == 1 and self.inputs == self.outputs
+
+    @property
+    def is_patches(self) -> bool:
+        """Return whether every input belongs to the window of one output."""
+        covered = []
+        for size, width in zip(self.outputs, self.kernel, strict=True):
+            covered.append(size * width)
+        side_by_side = self.stride == self.kernel and self.inputs == tuple(covered)
+        return side_by_side and not any(self.padding) and max(self.dilation) == 1
 
     def table(self) -> NDArray[np.int64]:
         """Return for each output and tap the flat input position that it reads.
@@ -154,7 +165,7 @@ class Columns:
 
 
 def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
-    """Return the columns of a convolution, taps before channels, in the cheapest of three ways.
+    """Return the columns of a convolution, taps before channels, in the cheapest way.
 
     Forward pass and weight gradient request equal nodes, which the graph contains once.
     """
@@ -162,10 +173,15 @@ def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
     if geometry.is_pointwise:
         matrix = matrix_of(emit, x)
         return Columns(matrix, 0)
+    if geometry.is_patches:
+        patches = _patches(emit, x, geometry)
+        return Columns(patches, 0)
     unit_steps = all(step == 1 for step in geometry.stride)
-    # A slice has no strides here, so all steps must be 1.
     if unit_steps and _slices_ns(geometry, x) < look_up_ns(1, geometry.taps, channels):
         sliced = _sliced(emit, x, geometry)
+        return Columns(sliced, 1)
+    if is_by_strides(emit, x, geometry):
+        sliced = _sliced_by_strides(emit, x, geometry)
         return Columns(sliced, 1)
     look_up_once = look_up_ns(math.prod(geometry.outputs), geometry.taps, channels)
     if _look_up_twice_ns(geometry, channels) < look_up_once:
@@ -183,6 +199,21 @@ def _slices_ns(geometry: Geometry, x: Value) -> float:
     transpose = _TRANSPOSE_NS * (not x.lies(planes(x.rank)))
     by_channel = geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + transpose
     return float(x.shape[1] * by_channel)
+
+
+def is_by_strides(emit: Emitter, x: Value, geometry: Geometry) -> bool:
+    """Return whether the columns are slices with a stride, from planes of a few channels.
+
+    They are not split into pieces, so the forward pass must not need them: they would stay in
+    memory until the gradient of the weights. Next to depthwise convolutions, the runtime's Conv is
+    faster than they are, because its result need not lie with the channels last.
+    """
+    if not emit.keeps_planes or max(geometry.stride) == 1 or geometry.is_patches:
+        return False
+    channels: int = x.shape[1]
+    sorted_ns = _PHASE_NS * channels * math.prod(geometry.stride)
+    by_slices = _slices_ns(geometry, x) + sorted_ns
+    return by_slices < look_up_ns(1, geometry.taps, channels)
 
 
 def _look_up_twice_ns(geometry: Geometry, channels: int) -> float:
@@ -237,11 +268,7 @@ def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
     Few channels make short rows and long planes.
     """
     rank = x.rank
-    plane = emit.arranged(x, planes(rank))
-    if any(geometry.padding):
-        pads = (0, 0, *geometry.padding)
-        widths = emit.ints(*pads, *pads)
-        plane = emit.node("Pad", plane, widths)
+    plane = _padded_planes(emit, x, geometry)
     axes = emit.ints(*range(2, rank))
     shifted = []
     # In the order of the kernel's taps, which the weights' rows have, too.
@@ -254,6 +281,73 @@ def _sliced(emit: Emitter, x: Value, geometry: Geometry) -> str:
             stop.append(begin + size)
         bounds = (emit.ints(*start), emit.ints(*stop))
         shifted.append(emit.node("Slice", plane, *bounds, axes))
+    joined = emit.node("Concat", *shifted, axis=0)
+    matrix_sizes = emit.ints(geometry.taps * x.shape[1], -1)
+    return emit.node("Reshape", joined, matrix_sizes)
+
+
+def _patches(emit: Emitter, x: Value, geometry: Geometry) -> str:
+    """Return the columns of windows that lie side by side: one transpose of rows of windows."""
+    channels = x.shape[1]
+    name = emit.arranged(x, channels_last(x.rank))
+    split = []
+    for size, width in zip(geometry.outputs, geometry.kernel, strict=True):
+        split += [size, width]
+    # The last taps and the channels lie together already.
+    split[-1] *= channels
+    sizes = emit.ints(-1, *split)
+    windows = emit.node("Reshape", name, sizes)
+    if len(split) > 2:
+        outputs = range(1, len(split), 2)
+        taps = range(2, len(split) + 1, 2)
+        windows = emit.node("Transpose", windows, perm=[0, *outputs, *taps])
+    matrix_sizes = emit.ints(-1, geometry.taps * channels)
+    return emit.node("Reshape", windows, matrix_sizes)
+
+
+def _padded_planes(emit: Emitter, x: Value, geometry: Geometry) -> str:
+    """Return a map in planes, with the zeros that windows read around it."""
+    plane = emit.arranged(x, planes(x.rank))
+    if not any(geometry.padding):
+        return plane
+    pads = (0, 0, *geometry.padding)
+    widths = emit.ints(*pads, *pads)
+    return emit.node("Pad", plane, widths)
+
+
+def _sliced_by_strides(emit: Emitter, x: Value, geometry: Geometry) -> str:
+    """Return the transposed columns of a convolution with strides as slices of the whole input.
+
+    The last axis is sorted by remainders first, so that all further slices copy whole rows.
+    """
+    plane = _padded_planes(emit, x, geometry)
+    *_, step = geometry.stride
+    *_, width = geometry.inputs
+    ends = emit.ints(width + 2 * geometry.padding[-1])
+    last = emit.ints(x.rank - 1)
+    steps = emit.ints(step)
+    by_remainder = []
+    for remainder in range(step):
+        starts = emit.ints(remainder)
+        by_remainder.append(emit.node("Slice", plane, starts, ends, last, steps))
+    axes = emit.ints(*range(2, x.rank))
+    row_steps = emit.ints(*geometry.stride[:-1], 1)
+    shifted = []
+    # In the order of the kernel's taps, which the weights' rows have, too.
+    for tap in itertools.product(*map(range, geometry.kernel)):
+        start = []
+        stop = []
+        for axis, place in enumerate(tap[:-1]):
+            begin = place * geometry.dilation[axis]
+            start.append(begin)
+            stop.append(begin + (geometry.outputs[axis] - 1) * geometry.stride[axis] + 1)
+        begin, remainder = divmod(tap[-1] * geometry.dilation[-1], step)
+        bounds = (
+            emit.ints(*start, begin),
+            emit.ints(*stop, begin + geometry.outputs[-1]),
+        )
+        source = by_remainder[remainder]
+        shifted.append(emit.node("Slice", source, *bounds, axes, row_steps))
     joined = emit.node("Concat", *shifted, axis=0)
     matrix_sizes = emit.ints(geometry.taps * x.shape[1], -1)
     return emit.node("Reshape", joined, matrix_sizes)

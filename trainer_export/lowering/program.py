@@ -14,7 +14,7 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.suggestions import ON_BATCH_SIZES, suggestion
 from trainer_export.lowering.table import LOWERINGS, Lowering
 from trainer_export.lowering.values import Spec, Value, numpy_dtype
-from trainer_export.pointwise_norms import has_groups
+from trainer_export.pointwise_norms import has_convolutions, has_groups
 from trainer_export.traced_program import Trace
 
 
@@ -32,7 +32,12 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
         name = port.name if port.name in trace.hidden else graph.input(port)
         order = tuple(range(len(spec.shape)))
         values.append(Value(name, spec.shape, spec.dtype, spec.shape, order))
-    emitter = Emitter(graph, trace.batch_input, keeps_planes=has_groups(trace.program.graph))
+    emitter = Emitter(
+        graph,
+        trace.batch_input,
+        keeps_planes=has_groups(trace.program.graph),
+        keeps_maps=has_convolutions(trace.program.graph),
+    )
     for port, value in zip(trace.outputs, lower(emitter, trace, values), strict=True):
         if port.name not in trace.hidden:
             graph.output(port, emitter.in_logical_order(value))

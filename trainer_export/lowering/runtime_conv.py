@@ -11,7 +11,7 @@ def runtime_conv(  # noqa: PLR0913  (what a convolution is)
     x: Value,
     weight: Value,
     geometry: Geometry,
-    groups: int,
+    groups: int = 1,
 ) -> Value:
     """Return a convolution by the runtime's Conv."""
     name = emit.node(

@@ -19,9 +19,20 @@ import torch
 from numpy.typing import NDArray
 
 from trainer_export.lowering import groups
-from trainer_export.lowering.columns import Geometry, columns_of, look_up, look_up_ns, matrix_of
+from trainer_export.lowering.columns import (
+    Geometry,
+    columns_of,
+    is_by_strides,
+    look_up,
+    look_up_ns,
+    matrix_of,
+)
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.runtime_conv import fits_conv_transpose, runtime_conv_transpose
+from trainer_export.lowering.runtime_conv import (
+    fits_conv_transpose,
+    runtime_conv,
+    runtime_conv_transpose,
+)
 from trainer_export.lowering.values import Spec, Value, channels_last, planes, reorder
 from trainer_export.lowering.windows import Convolution
 
@@ -72,6 +83,11 @@ def convolved(
     if _is_planes_product(emit, whole_x, geometry):
         result = _pointwise_in_planes(emit, out, whole_x, weight)
         return with_bias(emit, result, bias)
+    if is_by_strides(emit, whole_x, geometry):
+        result = runtime_conv(emit, out, whole_x, weight, geometry)
+        lying = emit.arranged(result, planes(result.rank))
+        in_planes = emit.value(lying, out.shape, order=planes(result.rank))
+        return with_bias(emit, in_planes, bias)
     kernel = _weight_matrix(emit, weight)
     columns = columns_of(emit, whole_x, geometry)
     # Then the result lies in planes, as its columns do.
