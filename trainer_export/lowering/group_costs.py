@@ -12,7 +12,7 @@ from trainer_export.lowering.tiles import Tiles
 from trainer_export.lowering.values import BATCH_HINT
 
 _FLOP_NS = 0.014  # per multiply-add of large matrix products
-_VECTOR = 8  # columns that a product computes at once; at least two such blocks
+_BLOCK = 16  # columns of a block of a product; 24 take as long as 32 (2026-11-30)
 _PRODUCT_START_NS = 400.0  # to start the product of a channel
 _PACKED_NS = 0.6  # to pack a number of the right matrix before a product
 _RUN_NS = 8.0  # to copy a row of numbers, and each of its numbers
@@ -54,7 +54,7 @@ def tiles_ns(tiles: Tiles, channels: int, *, products: int = 1, turns: bool = Fa
 
 def _columns(count: int) -> int:
     """Return the effective number of columns of a product."""
-    return max(2, math.ceil(count / _VECTOR)) * _VECTOR
+    return math.ceil(count / _BLOCK) * _BLOCK
 
 
 def _windows_ns(tiles: Tiles) -> float:
