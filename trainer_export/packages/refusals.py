@@ -1,4 +1,4 @@
-"""What somebody who does not edit a package can do when one of its models is refused.
+"""Advice for users of a package, who cannot edit the model that is refused.
 
 Messages of refusals name a line or a layer of the model, which belongs to the package. Arguments
 that help are tried before they are named.

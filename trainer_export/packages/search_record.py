@@ -29,7 +29,7 @@ class Discovery:
 
 
 class SearchRecord:
-    """What a search has found so far."""
+    """The findings of a search so far."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
