@@ -205,7 +205,8 @@ class _Columns:
         first = _summarise(before[name], position, summed)
         second = _summarise(after[name], position, summed)
         scale = max(float(np.abs(first).max()), 1e-30)
-        first, second = first / scale, second / scale
+        first = first / scale
+        second = second / scale
         # A map that follows the units has an entry that changed by this, so others are ruled out.
         moved = np.abs(first - second).max(1) > _MOVED - _SAME
         return cls(first, second, np.concatenate([[0], np.cumsum(moved)]))
