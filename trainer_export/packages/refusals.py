@@ -69,7 +69,8 @@ def _draws(model: PackageModel, rates: Mapping[str, Any]) -> bool:
         drops_by_functions=True,
     )
     builder = ModelBuilder(arch)
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - of packages
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002 - a package may draw from it
     try:
         with torch.random.fork_rng(devices=[]):
             with SkippedInitialization():
