@@ -92,7 +92,7 @@ def share_values():
         for entry in csv.DictReader(file):
             if entry["name"].startswith("share, ") and entry["value"]:
                 values = found.setdefault(entry["name"], [])
-                values.append(f"{float(entry['value']):.3g}")
+                values.append(f"{float(entry['value']):#.3g}")
     return found
 
 

@@ -47,7 +47,7 @@ def agrees_at(
         inputs = _random_inputs(ports, min(size, _LARGEST))
         try:
             expected = function(*inputs)
-            outputs = _AtSize(program, size).run(*inputs)
+            outputs = _AtSizeInAnyOrder(program, size).run(*inputs)
         except Exception:  # noqa: BLE001 - a side that fails does not compute the same
             return False
         for value, reference in zip(outputs, expected, strict=True):
@@ -63,8 +63,13 @@ def _is_close(value: Tensor, reference: Tensor) -> bool:
     return bool(((value - reference).abs() <= _TOLERANCE * scale).all())
 
 
-class _AtSize(fx.Interpreter):
-    """Runs a described program at one size of its batch."""
+class AtSize(fx.Interpreter):
+    """Runs a described program at one size of its batch.
+
+    Args:
+        program: has expressions of the batch among the arguments of its nodes.
+        size: samples of the batch.
+    """
 
     def __init__(self, program: fx.GraphModule, size: int) -> None:
         super().__init__(program)
@@ -73,6 +78,18 @@ class _AtSize(fx.Interpreter):
     @override
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
         return map_aggregate(super().fetch_args_kwargs_from_env(n), self._number)
+
+    def _number(self, value: Any) -> Any:
+        """Return the number of an expression of the batch; anything else unchanged."""
+        if isinstance(value, torch.SymInt):
+            value = value.node.expr
+        if isinstance(value, sympy.Basic):
+            return int(value.subs(dict.fromkeys(value.free_symbols, self._size)))
+        return value
+
+
+class _AtSizeInAnyOrder(AtSize):
+    """Runs it on tensors whose entries may lie in another order than in its trace."""
 
     @override
     def call_function(
@@ -85,12 +102,6 @@ class _AtSize(fx.Interpreter):
         if target in _VIEWS:
             target = torch.ops.aten.reshape.default
         return super().call_function(target, args, kwargs)
-
-    def _number(self, value: Any) -> Any:
-        """Return the number of an expression of the batch; anything else unchanged."""
-        if isinstance(value, sympy.Basic):
-            return int(value.subs(dict.fromkeys(value.free_symbols, self._size)))
-        return value
 
 
 def _random_inputs(ports: Sequence[Port], size: int) -> list[Tensor]:

@@ -28,6 +28,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec
 from models.user_lines import first_line
+from trainer_export.batch_sizes import AtSize
 from trainer_export.batches import SizedBatches
 from trainer_export.formats.files import SetFile, UnavailableError, silent_stderr
 from trainer_export.graph import Port
@@ -241,7 +242,7 @@ def _sized(trace: Trace, batch: int) -> tuple[fx.GraphModule, list[torch.Tensor]
     visible = _visible(trace)
     table = _decompositions()
     with mode:
-        traced = make_fx(fx.Interpreter(visible).run, decomposition_table=table)
+        traced = make_fx(AtSize(visible, batch).run, decomposition_table=table)
         program = traced(*map(mode.from_tensor, zeros))
     program.graph.eliminate_dead_code()
     _numbers_as_tensors(program)
