@@ -89,7 +89,7 @@ class AtSize(fx.Interpreter):
 
 
 class _AtSizeInAnyOrder(AtSize):
-    """Runs it on tensors whose entries may lie in another order than in its trace."""
+    """Runs it even if the entries of a tensor lie in an order that its trace did not have."""
 
     @override
     def call_function(
