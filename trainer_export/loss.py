@@ -114,8 +114,8 @@ class Loss(ABC):
         """Return what looks wrong in a model's output for this loss, with a remedy; else None.
 
         Args:
-            output: output of the whole model for random samples, float32 [batch, ...]; for a loss
-                that takes several outputs, a tuple or mapping of them.
+            output: output of the whole model for random samples, float32 [batch, ...]; of a model
+                with several outputs, a tuple, list or mapping of them.
         """
         return None
 
@@ -173,8 +173,9 @@ class Loss(ABC):
             )
         raise ExportError(
             f"the model returns {len(outputs)} outputs ({', '.join(outputs)}), but"
-            f" {self.name} uses only one; return only that one ({RETURN_LOGITS}), or write your own"
-            " loss for all of them, @shoal.loss() of (outputs, targets)"
+            f" {self.name} uses only one; return only that one ({RETURN_LOGITS}), choose a loss for"
+            " exits (--loss all-exits-teach) if these are exits, or write your own loss for all of"
+            " them, @shoal.loss() of (outputs, targets)"
         )
 
     @abstractmethod

@@ -231,3 +231,11 @@ def test_a_board_predicts_by_the_answer_of_all_exits(exported):
     loss = manifest.recipe.loss.model_copy(update={"answer": ()})
     recipe = manifest.recipe.model_copy(update={"loss": loss})
     assert "label" not in _rows(manifest.model_copy(update={"recipe": recipe}), outputs)[0]
+
+
+def test_an_export_with_the_loss_of_one_output_names_the_loss_of_exits(tmp_path):
+    """The default loss cannot use a list; the error says so before anything reads its values."""
+    settings = {**TINY["exit_resnet"], "channels": (4, 6), "blocks": (1, 1)}
+    request = ExportRequest(ZOO.get("exit_resnet"), settings, [Tier(1.0, 2)], Recipe())
+    with pytest.raises(ExportError, match=r"returns 2 outputs .*--loss all-exits-teach"):
+        export_architecture(request, tmp_path, ExportOptions(formats=("onnx",)))
