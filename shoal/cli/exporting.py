@@ -51,7 +51,8 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
     chosen = _chosen_model(options, complete)
     if options.model and options.write_builder is not None:
         return
-    architecture, settings = chosen.architecture, chosen.settings
+    architecture = chosen.architecture
+    settings = chosen.settings
     with chosen.advising(ConfigError):
         if options.convert:
             architecture, replacements = convert_where_needed(architecture, settings)

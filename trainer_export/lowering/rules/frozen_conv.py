@@ -1,8 +1,8 @@
 """Lowering of convolutions whose kernels are not trained, in the cheapest of three ways.
 
-They are the product with columns that trained ones use, too; Winograd's algorithm for 3x3 kernels;
-and the runtime's own operator, which is the fastest on images, whose few channels make many short
-columns.
+The first is the product with columns, which trained convolutions use as well. The second is
+Winograd's algorithm, for 3x3 kernels. The third is the runtime's own operator, which is the fastest
+on images, whose few channels make many short columns.
 """
 
 import functools
