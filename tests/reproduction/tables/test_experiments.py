@@ -36,7 +36,7 @@ ISSUE = {
     "fedrolex-sbn", "fedrolex-long", "fml-rates", "fml-full", "whalefl-plain", "heterofl-4",
     "heterofl-lg", "fedrolex-rho", "fedrolex-ablations", "fedrolex-bounds", "inclusivefl-depths",
     "whalefl-alpha", "whalefl-tasks", "fml-fedprox", "fml-catfish",
-    "beyond-1", "depthfl-1", "private-1", "shares-1",
+    "beyond-1", "depthfl-1", "depthfl-2", "private-1", "shares-1",
 }  # fmt: skip
 
 

@@ -160,6 +160,7 @@ def test_every_published_row_with_data_has_an_arm(table):
         "fml-catfish",
         "beyond-1",
         "depthfl-1",
+        "depthfl-2",
         "private-1",
         "shares-1",
     }
