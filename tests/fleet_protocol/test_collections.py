@@ -18,6 +18,7 @@ class Cycle:
 
 @pytest.fixture(autouse=True)
 def _thawed() -> Iterator[None]:
+    gc.unfreeze()  # other tests may have left frozen objects
     yield
     gc.unfreeze()
 
