@@ -10,15 +10,27 @@ _LONGEST_LINE = 8000  # characters of a text from an untrusted source
 
 
 class ShoalError(Exception):
-    """Base class of every error that is not a bug in Shoal."""
+    """Base class of every error that is not a bug in Shoal.
+
+    Attributes:
+        is_about_model: whether the code of a model has to change. The user of a package cannot do
+            that, and gets further advice.
+    """
 
     exit_code = 1
+    is_about_model = False
 
 
 class ConfigError(ShoalError):
     """A file, option or setting that the user gave is wrong."""
 
     exit_code = 2
+
+
+class ModelError(ConfigError):
+    """A model whose code does not allow what is asked, such as a cut of its width."""
+
+    is_about_model = True
 
 
 class PlanError(ShoalError):
@@ -31,6 +43,13 @@ class ExportError(ShoalError):
     """A graph that cannot be lowered, or whose results do not agree with PyTorch's."""
 
     exit_code = 3
+    is_about_model = True
+
+
+class ChoiceError(ExportError):
+    """An export that fails because of a bound, a loss or a number of processes, not a model."""
+
+    is_about_model = False
 
 
 class DataError(ShoalError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import ConfigError, ModelError, PlanError
 from fleet_protocol.python_files import refusing_exits
 from fleet_protocol.spelling import did_you_mean
 from models.axes import Rounding
@@ -285,10 +285,12 @@ def call_builder(
             module = arch.build(cut, **keywords)
     except PlanError as error:
         raise PlanError(f"{arch.name}: {error}") from error
+    except ModelError as error:
+        raise ModelError(f"{arch.name}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{arch.name}: {error}") from error
     except Exception as error:
-        raise ConfigError(
+        raise ModelError(
             f"{arch.name} cannot be built{at_line_of(error)}: {error!r}; check its settings"
         ) from error
     # By its methods, because this module does not import torch.

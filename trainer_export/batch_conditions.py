@@ -40,6 +40,14 @@ class BatchSymbol(ShapeEnv):
         self.where = ""
 
     @override
+    def _get_user_frame(self) -> FrameType | None:
+        """Return the nearest call outside PyTorch, whose own search loads its compiler."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - no public name
+        while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+            frame = frame.f_back
+        return frame
+
+    @override
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
         value = super().evaluate_expr(*args, **kwargs)
         caller = sys._getframe(1)  # noqa: SLF001 - no public name

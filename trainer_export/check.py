@@ -10,7 +10,6 @@ fails, float64 decides (`trainer_export.repeated_check`).
 """
 
 import contextlib
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
+from fleet_protocol.allocator import release_freed_memory
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec
 from fleet_protocol.onnx_runtime import check_runtime
@@ -329,16 +329,8 @@ def run_session(session: Session, feed: Mapping[str, NDArray[Any]]) -> Arrays:
     for port in session.get_inputs():
         inputs[port.name] = feed[port.name]
     names = [port.name for port in session.get_outputs()]
+    # A graph's run needs as much memory as PyTorch's step before it, which has freed its own.
     release_freed_memory()
     outputs = session.run(names, inputs)
     release_freed_memory()
     return dict(zip(names, outputs, strict=True))
-
-
-def release_freed_memory() -> None:
-    """Return freed memory to the system: a graph's run needs as much as PyTorch's step before it.
-
-    Otherwise the C library would keep it.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # the C library of another system
-        ctypes.CDLL(None).malloc_trim(0)

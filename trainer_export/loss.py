@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.discovery import discover
-from fleet_protocol.errors import ExportError
+from fleet_protocol.errors import ChoiceError, ExportError
 from fleet_protocol.recipe_spec import LossSpec, MetricSpec
 from models.zoo.randomized_model import RETURN_LOGITS
 from trainer_export.knob import Knob
@@ -171,7 +171,7 @@ class Loss(ABC):
                 "the model returns its single output in a tuple or dictionary; return the tensor"
                 f" from forward: {RETURN_LOGITS}"
             )
-        raise ExportError(
+        raise ChoiceError(
             f"the model returns {len(outputs)} outputs ({', '.join(outputs)}), but"
             f" {self.name} uses only one; return only that one ({RETURN_LOGITS}), choose a loss for"
             " exits (--loss all-exits-teach) if these are exits, or write your own loss for all of"

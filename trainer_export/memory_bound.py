@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import onnx
 
-from fleet_protocol.errors import ExportError
+from fleet_protocol.errors import ChoiceError
 from fleet_protocol.graph_parts import ABOVE
 from trainer_export.footprint import peak_memory
 from trainer_export.formats.files import GraphFile
@@ -59,7 +59,7 @@ def bounded_step(model: onnx.ModelProto, nbytes: float, tier: str) -> onnx.Model
         least = peak_of_step(result)
         if least <= nbytes:
             return result
-    raise ExportError(
+    raise ChoiceError(
         f"a training step of {tier} needs {least / _MB:.1f} MB even if it recomputes its"
         f" activations, and the bound is {nbytes / _MB:.1f} MB; raise --memory, or export"
         " smaller tiers"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import traceback
 from torch.utils._pytree import tree_map
 
-from fleet_protocol.errors import ConfigError, ExportError
+from fleet_protocol.errors import ChoiceError, ConfigError
 from models.layout import freeze
 from models.registry import UserFunction
 from models.user_lines import at_line_of
@@ -50,7 +50,7 @@ class OwnFunction(UserFunction):
 
     def refuse(self, wrong: str, remedy: str) -> NoReturn:
         """Return an ExportError about a problem of the function."""
-        raise ExportError(f"{self.place} {wrong}; {remedy}")
+        raise ChoiceError(f"{self.place} {wrong}; {remedy}")
 
     def call(self, outputs: Any, targets: Any) -> Any:
         """Call the function on a batch, traced like a model's operators.
@@ -71,7 +71,7 @@ class OwnFunction(UserFunction):
                 return self.function(outputs, targets, **numbers)
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
-            raise ExportError(
+            raise ChoiceError(
                 f"{self.place} fails{at_line_of(error)}: {type(error).__name__}: {first}; use"
                 " only PyTorch's tensor functions, for any number of samples, and torch.where"
                 " instead of branches on values"

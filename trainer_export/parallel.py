@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from fleet_protocol import errors
-from fleet_protocol.errors import ExportError, ShoalError
+from fleet_protocol.errors import ChoiceError, ShoalError
 
 ReportStage = Callable[[str], None]
 """Called with the name of each stage of a job as it begins."""
@@ -120,7 +120,7 @@ class _Running:
         ready = wait(list(self.jobs), timeout=_SILENCE_SECONDS)
         if not ready:
             names = ", ".join(job.name for job, _ in self.jobs.values())
-            raise ExportError(
+            raise ChoiceError(
                 f"the export of {names} makes no progress; export with --jobs 1 to find the cause"
             )
         for receiver in ready:
@@ -141,7 +141,7 @@ class _Running:
         job, process = self.jobs.pop(receiver)
         process.join()
         if process.exitcode:
-            raise ExportError(
+            raise ChoiceError(
                 f"the process that exported {job.name} ended with exit code {process.exitcode}"
                 " (-9: killed, usually because memory ran out); nothing is published; export"
                 " with --jobs 1"

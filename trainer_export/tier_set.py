@@ -1,15 +1,14 @@
 """Writes the files of one tier after comparing them with PyTorch, or copies unchanged ones."""
 
-import gc
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
+from fleet_protocol.allocator import passing_objects
 from fleet_protocol.errors import ExportError, ShoalError
 from fleet_protocol.graph_parts import BELOW
 from fleet_protocol.manifest import CheckSpec, Manifest, digest_of
@@ -221,7 +220,7 @@ class TierSets:
         """Return the graphs with the file of frozen tensors."""
         recipe = self.export.recipe
         report("tracing")
-        with _collection_paused():
+        with passing_objects():
             graphs = portable.write_graphs(model.module, model.signature, recipe)
         report("comparing with PyTorch")
         # The bytes that boards run are checked, after all rewrites.
@@ -311,18 +310,3 @@ class TierSets:
             executorch.check_programs(programs, model.module, recipe, model.batches)
         )
         written.others.extend(programs)
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Pause the garbage collector: a trace creates millions of objects that end together."""
-    enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()  # so that the collection at the end skips older objects
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-        gc.collect()
-        gc.unfreeze()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ModelError
 from models.conversion_switch import unconverted_classes
 from models.zoo.dropout import ChannelDropout, Dropout, SampleDropout
 from models.zoo.layers import SpectralNorm, StaticBatchNorm
@@ -91,7 +91,7 @@ class _Counterpart(NamedTuple):
 def _static_batch_norm(layer: Any) -> nn.Module:
     """Create a static batch norm that shares the tensors of a batch norm."""
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
-        raise ConfigError("a lazy batch norm cannot be converted; give its number of channels")
+        raise ModelError("a lazy batch norm cannot be converted; give its number of channels")
     norm = StaticBatchNorm(layer.num_features, layer.eps)
     if layer.affine:
         norm.weight = layer.weight
@@ -169,7 +169,7 @@ def _counterpart_of(layer: nn.Module) -> _Counterpart | None:
             base = _base_with_forward(layer)
             if base is not None and not rule.keeps_forward:
                 name = rule.meaning.partition(":")[0]
-                raise ConfigError(
+                raise ModelError(
                     f"{type(layer).__name__} has its own forward, which {name} would drop;"
                     f" hold the {base.__name__} in a module beside it"
                 )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, ModelError
 from models.axes import Axis, AxisKind
 
 Shapes = dict[str, tuple[int, ...]]
@@ -87,13 +87,13 @@ class _Probe:
             step, grown = self._build_larger(axis, smallest_step=smallest_steps)
             # By rank only: sizes are what this measures.
             if _ranks(grown) != _ranks(self.shapes):
-                raise ConfigError(
+                raise ModelError(
                     f"{self.title}: its set of parameters changes with the size of {axis.name};"
                     " only shapes may change"
                 )
             added = self._added_entries(axis, step, grown)
             if not added:
-                raise ConfigError(
+                raise ModelError(
                     f"{self.title}: no parameter grows with axis {axis.name}; "
                     f"{self._advice_on_rounding(axis) or _USE_THE_SIZE}"
                 )
@@ -115,7 +115,7 @@ class _Probe:
                 return step, self.build({axis.name: step})
             except ConfigError as error:
                 first_error = first_error or error
-        raise ConfigError(
+        raise ModelError(
             f"{first_error} (with more units of axis {axis.name}: a builder must support other"
             " sizes)"
         )
@@ -149,7 +149,7 @@ class _Probe:
                     continue
                 entries, remainder = divmod(after - before, step)
                 if remainder or entries < 1:
-                    raise ConfigError(
+                    raise ModelError(
                         f"{self.title}: dimension {position} of {name} has {before} entries, and"
                         f" {after} with {step} more units of {axis.name} ({axis.size} units),"
                         " which is not a whole number of entries per unit; compute every size"
@@ -202,7 +202,7 @@ class _Probe:
             cause = f"by {entries[first]} with each unit of {first}"
             if further:
                 cause = f"with both {first} and {further[0]}"
-            raise ConfigError(
+            raise ModelError(
                 f"{self.title}: {dimension} has {size} entries and grows {cause}, which is not a"
                 " concatenation; give each part its own parameter, and each factor of a product"
                 " its own dimension"
@@ -213,7 +213,7 @@ class _Probe:
                 continue
             # The rows of labels must be a dimension without other entries.
             if len(entries) > 1 or count * axis.size != size:
-                raise ConfigError(
+                raise ModelError(
                     f"{self.title}: {dimension} has {size} entries, {axis.size} of them for the"
                     f" labels {axis_name}; put the other entries into a separate parameter"
                 )

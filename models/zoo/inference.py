@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import nn
 
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import ConfigError, ModelError, PlanError
 from models.architecture import Architecture
 from models.axes import Axis
 from models.block_names import HEAD, STEM, block_name
@@ -57,7 +57,7 @@ ParameterDims = Mapping[str, tuple[Dim, ...]]
 """The dimensions of each parameter."""
 
 
-class RefutedAxisError(ConfigError):
+class RefutedAxisError(ModelError):
     """An axis has no right layout; says so without a reason.
 
     Attributes:
@@ -124,7 +124,7 @@ def _infer(builder: ModelBuilder, *, explains: bool) -> Layout:
             raise RefutedAxisError(arch.name, layout.axis)
         hint = "" if CLASSES in axes else _OUTPUTS_HINT
         trials = Trials(builder, _is_accepted)
-        raise ConfigError(f"{arch.name}: {explain(layout, task, trials)}{hint}")
+        raise ModelError(f"{arch.name}: {explain(layout, task, trials)}{hint}")
     # Only now, because the head is found by the axes of labels.
     if blocks is None:
         blocks = _blocks_by_labels(shapes, layout.dims)
@@ -167,7 +167,7 @@ def _check_scalings(builder: ModelBuilder, module: nn.Module) -> None:
     """Refuse adapters of other packages that count for more in a narrow sub-model."""
     changed = changed_scaling(builder.build, scalings_of(module))
     if changed:
-        raise ConfigError(
+        raise ModelError(
             f"{builder.arch.name}: the scaling of the adapter of {changed} follows from the rank of"
             " the sub-model, so its units would count for more in a narrow one and could not be"
             " merged; export with --convert, which keeps the scaling of the whole adapter, or give"
@@ -186,7 +186,7 @@ def _count_numbers(arch: Architecture, task: ProofTask) -> int:
     for variant in task.variants:
         outputs = variant.before.outputs
         if len(outputs) != 1:
-            raise ConfigError(
+            raise ModelError(
                 f"{arch.name} has {len(outputs)} outputs but does not use cut.classes(n): build"
                 " the last layer of one output with it, as in nn.Linear(hidden,"
                 " cut.classes(classes))"
@@ -196,7 +196,7 @@ def _count_numbers(arch: Architecture, task: ProofTask) -> int:
         place = 0 if len(shape) >= _PIXELS else -1
         counts.add(shape[place] if shape else 1)
     if len(counts) > 1:
-        raise ConfigError(
+        raise ModelError(
             f"{arch.name} does not use cut.classes(n), and its width cuts its outputs: build the"
             " last layer with the same number of outputs at every width, for labels with"
             " cut.classes(n)"
@@ -271,7 +271,7 @@ def blocks_by_depth(builder: ModelBuilder, shapes: Shapes, depth: int) -> dict[s
         shallower = builder.shapes(cut) if number else _shapes_without_blocks(builder, depth)
         changed = _first_changed(shallower, shapes, first_depth)
         if changed is not None:
-            raise ConfigError(
+            raise ModelError(
                 f"{title}: parameter {changed} of depth {number} differs in a deeper model; all"
                 " blocks must be equal and be added on top"
             )
@@ -279,7 +279,7 @@ def blocks_by_depth(builder: ModelBuilder, shapes: Shapes, depth: int) -> dict[s
             first_depth.setdefault(name, number)
     # A block without parameters has no depth of its parameters that would show it.
     if len({first_depth[name] for name in shapes} - {0}) != depth:
-        raise ConfigError(
+        raise ModelError(
             f"{title}: requested a depth of {depth}, but some blocks have no parameters"
         )
     blocks: dict[str, str] = {}

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ModelError
 from models.zoo.layers import StaticBatchNorm
 
 
@@ -25,7 +25,7 @@ class OwnForwardNorm(StaticBatchNorm):
         with _Normalising(self) as normalising:
             result = self._forward_of.forward(self, *args, **kwargs)
         if not normalising.count:
-            raise ConfigError(
+            raise ModelError(
                 f"{self._forward_of.__name__} has its own forward, which does not call"
                 " torch.nn.functional.batch_norm, so its statistics cannot be those of the batch;"
                 " hold a BatchNorm in a module beside it, or replace the layer"

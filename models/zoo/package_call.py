@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ModelError
 
 Mask = Literal["none", "padding", "scores", "causal"]
 """Which attention mask is made of the tokens: none; one per token, 1 for a token and 0 for
@@ -77,7 +77,7 @@ class PackageOutput:
         fields = _fields_of(returned)
         if self.name:
             if self.name not in fields:
-                raise ConfigError(
+                raise ModelError(
                     f"the model returns no output {self.name!r}; there are {', '.join(fields)}"
                 )
             return fields[self.name]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, ModelError
 from models.inputs import Row
 from models.zoo.dropout import NoiseLayer
 from models.zoo.layers import set_mode
@@ -226,7 +226,7 @@ def _float_tensors(returned: Any) -> list[Tensor]:
         for element in returned:
             tensors += _float_tensors(element)
         return tensors
-    raise ConfigError(
+    raise ModelError(
         "a model must return tensors, or a tuple, list or dictionary of them, not"
         f" {type(returned).__name__}; remove other values, or return one tensor: {RETURN_LOGITS}"
     )

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ModelError
 from models.architecture import Architecture
 from models.zoo.layers import StaticBatchNorm
 
@@ -36,7 +36,7 @@ def check_sliceable(arch: Architecture, module: nn.Module) -> nn.Module:
         ConfigError: it cannot be cut; the message names the layer or parameter and the remedy.
     """
     for problem in _problems(module):
-        raise ConfigError(f"{arch.name}: {problem}")
+        raise ModelError(f"{arch.name}: {problem}")
     return module
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ModelError
 from models.architecture import Architecture
 from models.zoo.proof import Variant
 from models.zoo.randomized_model import RandomizedModel, Run
@@ -86,7 +86,7 @@ def _check_later_steps(
             setattr(layer, name, value + type(value)(change * steps))
         if not agree(expected, model.run(gradients=False)):
             _, name = next(iter(changed))
-            raise ConfigError(
+            raise ModelError(
                 f"{arch.name}: the number {name} of the model changes as it runs, and after"
                 f" {steps} steps the results differ; a graph keeps its initial value, so remove"
                 " this dependence"
@@ -120,7 +120,7 @@ def check_buffers_unchanged(
             continue
         path = name.rpartition(".")[0]
         kind = type(module.get_submodule(path)).__name__
-        raise ConfigError(
+        raise ModelError(
             f"{arch.name}: buffer {name} of module {path or '(the model itself)'} ({kind})"
             " changes while the model runs, but graphs return only parameters; for PyTorch's"
             " norms set track_running_stats=False, for spectral norm as a parametrization use"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ModelError
 from models.zoo.dropout import Dropout
 
 
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         """
         super().__init__()
         if fused.bias_k is not None or fused.add_zero_attn:
-            raise ConfigError(
+            raise ModelError(
                 "MultiheadAttention(add_bias_kv or add_zero_attn) cannot be converted; remove"
                 " these options"
             )

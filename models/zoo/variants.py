@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, ModelError
 from fleet_protocol.python_files import refusing_exits
 from models.axes import Axis, AxisKind
 from models.cut import Cut
@@ -108,10 +108,10 @@ class _SizedModel:
             with refusing_exits():
                 return self._variant(model, gradients=gradients)
         except ConfigError as error:
-            raise ConfigError(f"{title}: {error}") from error
+            raise ModelError(f"{title}: {error}") from error
         except Exception as error:
             shape = list(self.builder.row.shape)
-            raise ConfigError(
+            raise ModelError(
                 f"{title}: the model fails{at_line_of(error)} on a batch of samples of shape "
                 f"{shape}: {error!r}; its forward must take one tensor [batch, *input_shape], or "
                 "those that input_shape = {'name': shape, ...} names, compute in float32, and know "
@@ -174,7 +174,7 @@ class _MetaTensorsRefused(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and value.is_meta:
-                raise ConfigError(
+                raise ModelError(
                     "a tensor that is neither a parameter nor a buffer needs the device of the"
                     " builder"
                 )

@@ -5,7 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fleet_protocol.errors import ConfigError, ExportError, ShoalError
+from fleet_protocol.allocator import release_freed_memory
+from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture
 from models.layout import Layout
 from models.registry import Registry, infer_layout
@@ -53,11 +54,13 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
         return
     architecture = chosen.architecture
     settings = chosen.settings
-    with chosen.advising(ConfigError):
+    with chosen.advising():
         if options.convert:
             architecture, replacements = convert_where_needed(architecture, settings)
             print_replacements(replacements, as_json=options.as_json)
         layout = chosen.known_layout(options.convert) or infer_layout(architecture, settings)
+    # The proofs, also those of the search for axes, need several copies of the weights.
+    release_freed_memory()
     shares = TierShares(options.trained, options.windows)
     tiers = read_tiers(layout, options.widths, options.depths, shares)
     if options.explain:
@@ -73,7 +76,7 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
     elif options.replace:
         unasked = "replace"
     with (
-        chosen.advising(ExportError),
+        chosen.advising(),
         export_bar(error_console(), f"exporting {architecture.name}") as progress,
     ):
         reports = artifact_set.export_architecture(
@@ -115,9 +118,9 @@ class _ChosenModel:
         """Return the layout that the search for axes has proved, of the converted model."""
         return self.found.layout if self.found is not None and is_converted else None
 
-    def advising(self, *refusals: type[ShoalError]) -> AbstractContextManager[None]:
+    def advising(self) -> AbstractContextManager[None]:
         """Print advice on refusals of a package's model."""
-        return nullcontext() if self.found is None else self.found.advising(*refusals)
+        return nullcontext() if self.found is None else self.found.advising()
 
 
 def _chosen_model(options: ExportArguments, complete: Completion | None) -> _ChosenModel:

@@ -55,13 +55,15 @@ class FoundModel:
     layout: Layout | None  # of the architecture as it is converted, if it is proved already
 
     @contextmanager
-    def advising(self, *refusals: type[ShoalError]) -> Iterator[None]:
+    def advising(self) -> Iterator[None]:
         """Print what a user of the package can do about refusals of its model."""
         try:
             yield
-        except refusals:
-            advice = advice_on_refusal(self.model)
-            error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
+        except ShoalError as error:
+            # Other errors, such as those about options, say themselves what helps.
+            if error.is_about_model:
+                advice = advice_on_refusal(self.model)
+                error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
             raise
 
 

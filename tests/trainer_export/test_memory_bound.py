@@ -68,8 +68,10 @@ def test_a_step_within_its_bound_has_the_same_bits(name, share):
 
 def test_a_bound_that_no_recomputing_reaches_is_refused():
     """The error names the tier, the least memory that its step needs, and the option."""
-    with pytest.raises(ExportError, match=r"of w0.25-d1 needs [0-9.]+ MB even if .*1.0 MB; raise"):
+    refusal = r"of w0.25-d1 needs [0-9.]+ MB even if .*1.0 MB; raise"
+    with pytest.raises(ExportError, match=refusal) as caught:
         bounded_step(step_of("conv", 0.25), 1e6, "w0.25-d1")
+    assert not caught.value.is_about_model
 
 
 def test_an_export_has_a_plan_for_each_bound_that_its_step_exceeds(tmp_path):

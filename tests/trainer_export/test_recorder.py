@@ -1,5 +1,7 @@
 """Programs that the exporter records are those of `make_fx`, which records all others."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +137,12 @@ def test_what_needs_more_is_not_recorded() -> None:
     assert recorder.argument([fake.shape[0], 2]) == [fake.shape[0], 2]
     with pytest.raises(UnfitError):
         recorder.argument(0.5 * fake.shape[0])
+
+
+def test_a_trace_does_not_load_the_compiler() -> None:
+    """PyTorch loads it to find the line of a condition on the batch, in half a second."""
+    code = (
+        "import sys; from trainer_export.traced_program import warm_up; warm_up();"
+        " sys.exit('torch._inductor.sizevars' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fleet_protocol.errors import ExportError
+from fleet_protocol.errors import ChoiceError
 from fleet_protocol.recipe_spec import MetricSpec
 from trainer_export.loss import LOSS_SUM, Answer, Loss, Metric, Target
 from trainer_export.losses.cross_entropy import (
@@ -85,7 +85,7 @@ class ExitsLoss(Loss):
             ExportError: the model has one output, exits of several shapes, or too many exits.
         """
         if not outputs:
-            raise ExportError(
+            raise ChoiceError(
                 f"the loss {self.name} needs a model with exits: return the logits of all exits"
                 " from forward as a list, of a single exit as a list of one (--arch exit_resnet"
                 " has exits), or choose another loss"
@@ -93,7 +93,7 @@ class ExitsLoss(Loss):
         # Divergence compares exits label by label, so their shapes must agree.
         if len(set(outputs.values())) > 1 or len(outputs) > _MOST_EXITS:
             shapes = ", ".join(f"{name} {list(shape)}" for name, shape in outputs.items())
-            raise ExportError(
+            raise ChoiceError(
                 f"the loss {self.name} takes at most {_MOST_EXITS} exits with logits of one shape,"
                 f" but the model returns {shapes}"
             )

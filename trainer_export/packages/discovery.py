@@ -109,7 +109,7 @@ class _Search(SearchRecord):
             self._note_others(surveyed, refused)
             self._drop_what_does_not_hold_together()
             self._prefer_layer_parts()
-        layout = self._prove_whole() if self._has_unlike_blocks else None
+        layout = self._prove_whole() if self._has_unlike_blocks else self._known_layout()
         seconds = time.process_time() - self._begun
         share = self._share_at_half(self._cuts())
         return Discovery(tuple(self._forms), tuple(self._findings), seconds, share, layout)
@@ -131,12 +131,17 @@ class _Search(SearchRecord):
         until = self._begun + seconds
         if time.process_time() > until:
             return LATE
-        arch = exportable(self._short_model(), forms, self._few_for(forms))
+        tried_on = self._short_model()
+        few = self._few_for(forms)
+        arch = exportable(tried_on, forms, few)
         try:
             layout = judge_layout(arch, until=until)
         except (ConfigError, PlanError) as error:
             return LATE if time.process_time() > until else self._brief(error)
-        return refusal_of_narrow(arch, layout if are_all else None)
+        refusal = refusal_of_narrow(arch, layout if are_all else None)
+        if not refusal and tried_on is self._model and not few:
+            self._note_proof(forms, layout)
+        return refusal
 
     def _few_for(self, forms: Sequence[AxisForm]) -> dict[str, int]:
         """Return the sizes of the model with few blocks, without those that some axes set."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 
+from fleet_protocol.allocator import lasting_objects
+
 _OPTIONAL = frozenset({"scipy", "torchao"})
 """Transformers imports these if they are installed: to match boxes, and to quantize."""
 _ASKING = "transformers"
@@ -17,7 +19,8 @@ def lean_imports() -> Iterator[None]:
 
     That saves a second of its import, and warnings of packages that do not fit the machine. It
     remembers the answer, so only a process that ends with the export may use this. All other
-    packages, and the user's own modules, find what is installed.
+    packages, and the user's own modules, find what is installed. Collections of cycles wait until
+    the end, see `lasting_objects`.
     """
     find_spec = importlib.util.find_spec
 
@@ -29,6 +32,7 @@ def lean_imports() -> Iterator[None]:
 
     importlib.util.find_spec = visible
     try:
-        yield
+        with lasting_objects():
+            yield
     finally:
         importlib.util.find_spec = find_spec

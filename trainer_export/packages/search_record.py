@@ -34,6 +34,7 @@ class SearchRecord:
     def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._forms: list[AxisForm] = []
+        self._proof: tuple[tuple[AxisForm, ...], Layout] | None = None  # the last of a whole model
 
     def _decided(self) -> set[str]:
         places: set[str] = set()
@@ -50,6 +51,17 @@ class SearchRecord:
         self._findings.append(Finding(tuple(places), form, reason))
         if form is not None:
             self._forms.append(form)
+
+    def _note_proof(self, forms: Sequence[AxisForm], layout: Layout) -> None:
+        """Note the layout of some axes of the whole model."""
+        self._proof = (tuple(forms), layout)
+
+    def _known_layout(self) -> Layout | None:
+        """Return the layout of the axes that were found, if it is proved already."""
+        if self._proof is None:
+            return None
+        forms, layout = self._proof
+        return layout if forms == tuple(self._forms) else None
 
     def _note_others(
         self,

@@ -5,6 +5,7 @@ The exporter compares each graph with PyTorch.
 Example: shoal export --models model.py --arch model --widths 1,0.5,0.25
 """
 
+from fleet_protocol.allocator import lasting_objects
 from shoal.cli.export_arguments import ExportArguments
 from shoal.cli.grouped import grouped
 from shoal.extras import needs
@@ -12,6 +13,6 @@ from shoal.extras import needs
 
 @grouped(ExportArguments)
 def _export(options: ExportArguments) -> None:
-    with needs("export"):
+    with needs("export"), lasting_objects():
         from shoal.cli.exporting import export
     export(options)

@@ -54,6 +54,15 @@ class Encoder(nn.Module):
         return {"logits": logits, "tokens": x}
 
 
+class TwoStacks(Encoder):
+    """An encoder whose rows pass through a second stack of blocks."""
+
+    def __init__(self, embed_dim: int = 12, depth: int = 3, further: int = 2) -> None:
+        super().__init__(embed_dim=embed_dim, depth=depth)
+        blocks = [Block(embed_dim, 3, 10) for _ in range(further)]
+        self.blocks = nn.Sequential(self.blocks, nn.Sequential(*blocks))
+
+
 @dataclass
 class Sizes:
     """The sizes of `Positions`."""

@@ -58,6 +58,16 @@ def test_the_axes_of_an_encoder_are_found() -> None:
     assert reasons(discovery)["num_heads"] == "moves no parameter"
     layout = infer_layout(architecture_of(encoder(), discovery.forms))
     assert layout.shapes(layout.tier(0.5, 1))["blocks.0.qkv.weight"] == (18, 6)
+    # All axes were proved on the whole model, so the export needs no second proof.
+    assert discovery.layout == layout
+
+
+def test_axes_that_are_tried_on_few_blocks_are_proved_again() -> None:
+    """A model has one depth; the number of blocks of another stack is small in proofs."""
+    discovery = discover_axes(package_model(f"{HERE}:TwoStacks", {"input_shape": (3, 5)}))
+    assert "cut.depth(3)" in calls(discovery).values()
+    assert reasons(discovery)["further"].startswith("is a depth as well")
+    assert discovery.layout is None
 
 
 def test_a_function_of_a_package_shows_the_sizes_that_it_sets() -> None:
