@@ -57,12 +57,18 @@ class FoundModel:
     @contextmanager
     def advising(self, *refusals: type[ShoalError]) -> Iterator[None]:
         """Print what a user of the package can do about refusals of its model."""
-        try:
+        with _advising(self.model, refusals):
             yield
-        except refusals:
-            advice = advice_on_refusal(self.model)
-            error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
-            raise
+
+
+@contextmanager
+def _advising(model: PackageModel, refusals: tuple[type[ShoalError], ...]) -> Iterator[None]:
+    try:
+        yield
+    except refusals:
+        advice = advice_on_refusal(model)
+        error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
+        raise
 
 
 def read_model_option(choice: ModelChoice, outputs: PackageOutputs) -> FoundModel:
@@ -88,7 +94,9 @@ def read_model_option(choice: ModelChoice, outputs: PackageOutputs) -> FoundMode
     # The user's name replaces that of the package in files and messages.
     if outputs.name:
         model = replace(model, name=outputs.name)
-    discovery = discover_axes(model, parse_pins(choice.axes, model.sizes))
+    pins = parse_pins(choice.axes, model.sizes)
+    with _advising(model, (ConfigError,)):
+        discovery = discover_axes(model, pins)
     if outputs.builder is not None:
         write_builder(outputs.builder, model, arguments, discovery.forms)
     # A file with a builder contains the axes, so their table is printed with it.

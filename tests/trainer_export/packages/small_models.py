@@ -324,3 +324,20 @@ class Skipping(nn.Module):
             x = self.second(x).tanh()
         logits: Tensor = self.head(x)
         return logits
+
+
+class SharedNoise(nn.Module):
+    """Drops entries of a table that all samples share, which are no sample's own."""
+
+    def __init__(
+        self, features: int = 4, num_classes: int = 3, table_drop: float = 0.5, drop: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(features))
+        self.table_drop = nn.Dropout(table_drop)
+        self.drop = nn.Dropout(drop)
+        self.head = nn.Linear(features, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.drop(x * self.table_drop(self.table)))
+        return logits

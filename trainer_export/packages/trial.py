@@ -1,0 +1,53 @@
+"""Finds out whether a package's model can be exported, by writing a step of it with few blocks."""
+
+from collections.abc import Mapping
+
+import torch
+
+from fleet_protocol.graphs.check import check_structure
+from fleet_protocol.graphs.exposure import exposed_outputs, is_sample_input
+from models.cut import Cut
+from models.zoo.builds import ModelBuilder
+from models.zoo.conversion_plan import converted
+from trainer_export.formats.onnx import write_train_graph
+from trainer_export.model_inputs import Signature
+from trainer_export.packages.axis_forms import classes_form
+from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.package_model import PackageModel
+from trainer_export.recipe import Recipe
+
+
+def can_export(model: PackageModel) -> bool:
+    """Return whether the step of a model with labels can be written, and boards would run it.
+
+    Args:
+        model: the model; it is tried with one block in each stack, if its constructor takes that.
+    """
+    return _exports(model, _few_blocks(model)) or _exports(model, {})
+
+
+def _few_blocks(model: PackageModel) -> dict[str, int]:
+    few: dict[str, int] = {}
+    for place in model.sizes:
+        if place.endswith("layers") or place == "n_layer":
+            few[place] = 1
+    return few
+
+
+def _exports(model: PackageModel, few: Mapping[str, int]) -> bool:
+    if not model.labels or model.input_shape is None:
+        return False
+    classes = model.sizes[model.labels]
+    plain = architecture_of(model, [classes_form(model.labels, classes)], few)
+    # The whole conversion that an export may need.
+    arch = converted(plain, drops_by_functions=True)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module = ModelBuilder(arch).build(Cut())
+        signature = Signature(model.input_shape, model.input_dtype, classes).with_places_of(module)
+        written = write_train_graph(module, signature, Recipe())
+        graph = check_structure(memoryview(written.data))
+    except Exception:  # noqa: BLE001 - a package's model raises anything
+        return False
+    samples = [port.name for port in graph.inputs if is_sample_input(port.name)]
+    return not exposed_outputs(graph, samples)
