@@ -40,8 +40,7 @@ class DoubleSession:
 
     def get_inputs(self) -> Sequence[Any]:
         """Return the inputs with their names."""
-        initial = {tensor.name for tensor in self._model.graph.initializer}
-        return [port for port in self._model.graph.input if port.name not in initial]
+        return [*self._model.graph.input]
 
     def get_outputs(self) -> Sequence[Any]:
         """Return the outputs with their names."""
@@ -57,8 +56,7 @@ class DoubleSession:
         doubled: dict[str, Array] = {}
         for name, value in feed.items():
             doubled[name] = _doubled(value)
-        outputs: Sequence[Array] = self._evaluator.run([*names], doubled)
-        return outputs
+        return [*self._evaluator.run([*names], doubled)]
 
 
 def deviation_on(session: Session) -> WorstDeviation:
@@ -118,93 +116,68 @@ def _double_tensor(tensor: TensorProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
 
 
-# The evaluator's own convolutions and maxima are loops in Python. The graph's attributes are
-# complete (`trainer_export.lowering`), so that automatic padding does not occur.
-
-
-def _padded(x: Array, pads: Sequence[int], filler: float) -> torch.Tensor:
-    """Pad the spatial axes; ONNX gives all begins first, PyTorch the last axis first."""
-    spatial = len(pads) // 2
-    amounts: list[int] = []
-    for axis in reversed(range(spatial)):
-        amounts += [pads[axis], pads[axis + spatial]]
-    return functional.pad(torch.from_numpy(x), amounts, value=filler)
+# The evaluator's own convolutions and maxima are loops in Python. The exporter writes all
+# attributes of these operators, and equal padding at both ends of a convolution's axes.
 
 
 class _Conv(OpRun):
     """A convolution by PyTorch."""
 
-    op_domain = ""
+    is_transposed = False
 
-    def _run(self, x: Array, w: Array, b: Array | None = None, **attributes: Any) -> tuple[Array]:
-        spatial = x.ndim - 2
-        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[spatial - 1]
-        padded = _padded(x, attributes["pads"] or [0] * 2 * spatial, 0.0)
-        result = convolve(
-            padded,
-            torch.from_numpy(w),
-            None if b is None else torch.from_numpy(b),
-            stride=attributes["strides"] or 1,
-            dilation=attributes["dilations"] or 1,
-            groups=attributes["group"] or 1,
-        )
-        return (result.numpy(),)
-
-
-class _ConvTranspose(OpRun):
-    """A transposed convolution by PyTorch, with equal padding at both ends."""
-
-    op_domain = ""
-
-    def _run(self, x: Array, w: Array, b: Array | None = None, **attributes: Any) -> tuple[Array]:
-        spatial = x.ndim - 2
-        transpose = (
-            functional.conv_transpose1d,
-            functional.conv_transpose2d,
-            functional.conv_transpose3d,
-        )[spatial - 1]
-        pads = attributes["pads"] or [0] * 2 * spatial
-        result = transpose(
+    def _run(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None = None,
+        *,
+        output_padding: Sequence[int] | None = None,
+        **attributes: Any,
+    ) -> tuple[Array]:
+        axes = x.ndim - 2
+        result = torch.convolution(
             torch.from_numpy(x),
-            torch.from_numpy(w),
-            None if b is None else torch.from_numpy(b),
-            stride=attributes["strides"] or 1,
-            padding=pads[:spatial],
-            output_padding=attributes["output_padding"] or 0,
-            groups=attributes["group"] or 1,
-            dilation=attributes["dilations"] or 1,
+            torch.from_numpy(weight),
+            None if bias is None else torch.from_numpy(bias),
+            attributes["strides"],
+            attributes["pads"][:axes],
+            attributes["dilations"],
+            self.is_transposed,
+            output_padding or [0] * axes,
+            attributes["group"],
         )
         return (result.numpy(),)
+
+
+class _ConvTranspose(_Conv):
+    """A transposed convolution by PyTorch."""
+
+    is_transposed = True
 
 
 class _MaxPool(OpRun):
-    """A maximum over windows by PyTorch, with places in the whole map."""
-
-    op_domain = ""
+    """Maxima over windows of maps by PyTorch, and their places among the entries of all maps."""
 
     def _run(self, x: Array, **attributes: Any) -> tuple[Array, Array]:
-        spatial = x.ndim - 2
-        pads = attributes["pads"] or [0] * 2 * spatial
-        pool = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[spatial - 1]
-        padded = _padded(x, pads, -np.inf)
-        # The places of all entries are padded alike, and taken at the maxima.
-        places = np.arange(x.size, dtype=np.float64).reshape(x.shape)
-        padded_places = _padded(places, pads, -1.0).flatten(2)
-        pooled, indices = pool(
+        top, left, bottom, right = attributes["pads"]
+        margins = (left, right, top, bottom)
+        padded = functional.pad(torch.from_numpy(x), margins, value=-torch.inf)
+        pooled, indices = functional.max_pool2d(
             padded,
             attributes["kernel_shape"],
-            stride=attributes["strides"] or 1,
-            dilation=attributes["dilations"] or 1,
+            attributes["strides"],
+            dilation=attributes["dilations"],
             return_indices=True,
         )
-        taken = padded_places.gather(2, indices.flatten(2)).reshape(indices.shape)
-        return pooled.numpy(), taken.numpy().astype(np.int64)
+        # The indices are those of padded maps; the places are padded alike, and looked up.
+        places = torch.arange(float(x.size), dtype=torch.float64).reshape(x.shape)
+        padded_places = functional.pad(places, margins).flatten(2)
+        found = padded_places.gather(2, indices.flatten(2))
+        return pooled.numpy(), found.reshape(indices.shape).long().numpy()
 
 
 class _Erf(OpRun):
     """The error function, which the evaluator rounds to float32."""
-
-    op_domain = ""
 
     def _run(self, x: Array) -> tuple[Array]:
         return (torch.erf(torch.from_numpy(x)).numpy(),)

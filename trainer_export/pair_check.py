@@ -1,6 +1,7 @@
 """Checks the step of a pair: compares the graph with PyTorch's training of both models."""
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +94,7 @@ class _PairCheck:
     routine: PairRoutine
     modules: tuple[nn.Module, nn.Module]
     recipe: Recipe
-    noise_shapes: list[dict[str, tuple[int, ...]]]
+    noise_shapes: Sequence[Mapping[str, tuple[int, ...]]]
 
     def run(self, batches: SizedBatches, exact: bool) -> CheckSpec:
         """Check some steps; with `exact`, also compare with PyTorch's steps in float64."""
