@@ -25,11 +25,12 @@ from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.loading import package_model
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.sizes import rates_of, with_sizes
+from trainer_export.packages.survey import ShapeProber
 from trainer_export.packages.transformers_models import other_classes
 from trainer_export.packages.trial import can_export
 
 _MOST_RATES = 16  # that are tried apart
-_CLASS_SECONDS = 8.0  # of processor time, after which no further class is tried
+_TRIAL_SECONDS = 5.0  # of processor time, after which nothing further of a kind is tried
 
 
 def advice_on_refusal(model: PackageModel) -> str:
@@ -46,6 +47,9 @@ def advice_on_refusal(model: PackageModel) -> str:
             " that it leaves out, or for numbers that all samples share; it draws none with"
             f" {options}"
         )
+    number = _number_that_helps(model)
+    if number:
+        return f"{model.spec} can be exported with --set {number}=0"
     name = _class_that_exports(model)
     if name:
         return (
@@ -58,9 +62,30 @@ def advice_on_refusal(model: PackageModel) -> str:
     )
 
 
+def _number_that_helps(model: PackageModel) -> str:
+    """Return a number with which, at 0, a model exports; "" if there is none.
+
+    Some switch a habit of the model off, as to change its weights in every so many blocks. Only
+    numbers that change no parameter are tried.
+    """
+    until = time.process_time() + _TRIAL_SECONDS
+    if can_export(model):
+        return ""  # its step is not what is refused
+    prober = ShapeProber.for_model(model)
+    for place in model.sizes:
+        if time.process_time() > until:
+            break
+        if prober.changes({place: 0}):
+            continue
+        arguments = with_sizes(model.arguments, {place: 0})
+        if can_export(model.with_arguments(arguments)):
+            return place
+    return ""
+
+
 def _class_that_exports(model: PackageModel) -> str:
     """Return a class of transformers for the same configuration that exports; "" if none does."""
-    until = time.process_time() + _CLASS_SECONDS
+    until = time.process_time() + _TRIAL_SECONDS
     for name in other_classes(model):
         if time.process_time() > until:
             break

@@ -1,4 +1,4 @@
-"""Finds out whether a package's model can be exported, by writing a step of it with few blocks."""
+"""Finds out whether a package's model can be exported, by writing its graphs with few blocks."""
 
 from collections.abc import Mapping
 
@@ -9,29 +9,28 @@ from fleet_protocol.graphs.exposure import exposed_outputs, is_sample_input
 from models.cut import Cut
 from models.zoo.builds import ModelBuilder
 from models.zoo.conversion_plan import converted
-from trainer_export.formats.onnx import write_train_graph
+from trainer_export.formats.onnx import write_forward_graphs, write_train_graph
 from trainer_export.model_inputs import Signature
 from trainer_export.packages.axis_forms import classes_form
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.survey import ShapeProber
 from trainer_export.recipe import Recipe
 
 
 def can_export(model: PackageModel) -> bool:
-    """Return whether the step of a model with labels can be written, and boards would run it.
+    """Return whether the graphs of a model with labels can be written, and boards would run them.
 
     Args:
         model: the model; it is tried with one block in each stack, if its constructor takes that.
     """
-    return _exports(model, _few_blocks(model)) or _exports(model, {})
-
-
-def _few_blocks(model: PackageModel) -> dict[str, int]:
     few: dict[str, int] = {}
     for place in model.sizes:
         if place.endswith("layers") or place == "n_layer":
             few[place] = 1
-    return few
+    if not ShapeProber.for_model(model).can_build(few):
+        few = {}
+    return _exports(model, few)
 
 
 def _exports(model: PackageModel, few: Mapping[str, int]) -> bool:
@@ -45,8 +44,18 @@ def _exports(model: PackageModel, few: Mapping[str, int]) -> bool:
         with torch.random.fork_rng(devices=[]):
             module = ModelBuilder(arch).build(Cut())
         signature = Signature(model.input_shape, model.input_dtype, classes).with_places_of(module)
-        written = write_train_graph(module, signature, Recipe())
+        recipe = Recipe()
+        written = write_train_graph(
+            module,
+            signature,
+            recipe,
+        )
         graph = check_structure(memoryview(written.data))
+        write_forward_graphs(
+            module,
+            signature,
+            recipe,
+        )
     except Exception:  # noqa: BLE001 - a package's model raises anything
         return False
     samples = [port.name for port in graph.inputs if is_sample_input(port.name)]

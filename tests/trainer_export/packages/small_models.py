@@ -341,3 +341,20 @@ class SharedNoise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.drop(x * self.table_drop(self.table)))
         return logits
+
+
+class Rescaled(nn.Module):
+    """Divides its own weights in evaluation, in every so many blocks; 0 leaves them alone."""
+
+    def __init__(self, window: int = 4, rescale_every: int = 6, num_classes: int = 3) -> None:
+        super().__init__()
+        self.window = window
+        self.rescale_every = rescale_every
+        self.head = nn.Linear(4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self.rescale_every:
+            with torch.no_grad():
+                self.head.weight.div_(2)
+        logits: Tensor = self.head(x[:, : self.window])
+        return logits
