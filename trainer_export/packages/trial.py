@@ -17,17 +17,19 @@ from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.survey import ShapeProber
 from trainer_export.recipe import Recipe
 
+_FEW_BLOCKS = 2  # some constructors divide by the number of further blocks
+
 
 def can_export(model: PackageModel) -> bool:
     """Return whether the graphs of a model with labels can be written, and boards would run them.
 
     Args:
-        model: the model; it is tried with one block in each stack, if its constructor takes that.
+        model: the model; it is tried with two blocks in each stack, if its constructor takes that.
     """
     few: dict[str, int] = {}
     for place in model.sizes:
         if place.endswith("layers") or place == "n_layer":
-            few[place] = 1
+            few[place] = min(model.sizes[place], _FEW_BLOCKS)
     if not ShapeProber.for_model(model).can_build(few):
         few = {}
     return _exports(model, few)
