@@ -206,6 +206,18 @@ _TRANSFORMERS = (
         embedding_size=32,
         num_hidden_layers=2,
     ),
+    _text(
+        "Funnel",
+        "FunnelConfig",
+        "FunnelForSequenceClassification",
+        d_model=64,
+        n_head=4,
+        d_head=16,
+        d_inner=96,
+        block_sizes=[1, 1],
+        num_decoder_layers=1,
+        hidden_dropout=0.0,  # that of a table of positions, which all samples share
+    ),
     _text("T5 with token labels", "T5Config", "T5ForTokenClassification", **_T5),
     _text(
         "OPT",
