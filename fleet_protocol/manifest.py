@@ -167,7 +167,7 @@ class CheckSpec(FrozenModel):
 
     Attributes:
         graph: key of the graph in the manifest.
-        runtime: package and version that ran the graph.
+        runtime: package and version that ran the graph, and float64 if it computed in float64.
         steps: number of training steps (or batches) that were compared.
         batch_sizes: number of samples in each batch, in order.
         worst_absolute: largest absolute difference over all tensors and steps.

@@ -6,7 +6,8 @@ themselves.
 
 A step can be ill-conditioned, for example with layer norms over a few units: PyTorch in float32
 then differs from PyTorch in float64 as much as a graph from either. So if the comparison in float32
-fails, float64 decides (`trainer_export.repeated_check`).
+fails, float64 decides (`trainer_export.repeated_check`), at last for the graph as well
+(`trainer_export.double_graph`).
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from fleet_protocol.onnx_runtime import check_runtime
 LIMIT = 1e-4
 """Largest relative deviation of a tensor from PyTorch in a published graph."""
 
+_LIMIT_IN_FLOAT64 = 1e-6  # if the graph is run in float64, too; its constants are rounded
 _ROUNDINGS = 5  # a tensor may differ from float64 by this multiple of PyTorch's float32 error,
 _LOOSEST = 1e-2  # but never by more than this
 # Smallest scale of a tensor, as a share of the largest of its kind: zero gradients have no scale.
@@ -104,11 +106,15 @@ class WorstDeviation:
     allowed: float = LIMIT
     tensor: str = ""
     sizes: list[int] = field(default_factory=list)
-    # by tensor: which entries were beyond the limit in any step; the others' largest deviation
-    beyond: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    # by tensor and shape: which entries were beyond the limit in any step; the others' largest
+    # deviation
+    beyond: dict[tuple[str, tuple[int, ...]], NDArray[np.bool_]] = field(default_factory=dict)
     others: float = 0.0
     # the first tensor that has infinite values or NaN in PyTorch itself; empty if there is none
     not_finite: str = ""
+    # what ran the graph, and whether it computed in float64
+    runtime: str = f"onnxruntime {onnxruntime.__version__}"
+    in_float64: bool = False
 
     def compare(
         self,
@@ -136,7 +142,9 @@ class WorstDeviation:
             absolute = _deviation(outputs[name], reference)
             scale = max(sizes[name], _FLOOR * largest, 1e-12)
             allowed = LIMIT
-            if exact is not None:
+            if exact is not None and self.in_float64:
+                allowed = _LIMIT_IN_FLOAT64
+            elif exact is not None:
                 allowed = _limit_by_rounding(_deviation(expected[name], reference) / scale)
             self._note_entries(kind + name, outputs[name], reference, (scale, allowed))
             self.absolute = max(self.absolute, absolute)
@@ -163,7 +171,9 @@ class WorstDeviation:
             relative = np.abs(difference) / scale
             is_beyond = ~(relative <= allowed)  # what is not a number is beyond
             if is_beyond.any():
-                mask = self.beyond.setdefault(tensor, np.zeros(reference.shape, np.bool_))
+                # The shape of an output depends on the number of samples.
+                entry = (tensor, reference.shape)
+                mask = self.beyond.setdefault(entry, np.zeros(reference.shape, np.bool_))
                 mask.reshape(-1)[piece] |= is_beyond
             self.others = max(self.others, float(relative.max(initial=0.0, where=~is_beyond)))
 
@@ -234,7 +244,7 @@ class WorstDeviation:
     ) -> CheckSpec:
         return CheckSpec(
             graph=graph,
-            runtime=f"onnxruntime {onnxruntime.__version__}",
+            runtime=self.runtime,
             steps=steps,
             batch_sizes=tuple(dict.fromkeys(self.sizes)),
             worst_absolute=self.absolute,
@@ -251,7 +261,7 @@ def _limit_by_rounding(rounding: float) -> float:
 
 
 class Session(Protocol):
-    """The interface of a session of onnxruntime."""
+    """The interface of a session of onnxruntime, and of `double_graph.DoubleSession`."""
 
     def get_inputs(self) -> Sequence[Any]:
         """Return the inputs with their names."""

@@ -1,6 +1,7 @@
 """Graphs that only read parameters: a forward pass with given statistics, and functions of it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from fleet_protocol.manifest import (
     statistic_variance,
 )
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Session, WorstDeviation, open_session, run_session
+from trainer_export.check import Session, run_session
+from trainer_export.double_graph import deviation_on, repeated_on
 from trainer_export.graph import Port
 from trainer_export.model_inputs import (
     Signature,
@@ -27,6 +29,8 @@ from trainer_export.model_inputs import (
     sample_port,
     statistic_ports,
 )
+from trainer_export.reference import computed_in_float64, numpy_arrays
+from trainer_export.repeated_check import Run
 from trainer_export.traced_program import Trace, trace_program
 
 
@@ -93,25 +97,43 @@ def check_forward(
     Raises:
         ExportError: the graph deviates.
     """
-    session = open_session(model)
-    worst = WorstDeviation()
-    reference = prepared(module, "eval")
-    feed = {}
-    for name, parameter in reference.named_parameters():
-        feed[parameter_input(name)] = parameter.detach().numpy()
-    feed |= _random_statistics(reference, batches.seed)
-    for x, y in batches.draw(len(batches.sizes)):
-        worst.sizes.append(len(y))
-        batch = {
-            "x": x.numpy(),
-            "y": y.numpy(),
-            "mask": batches.mask().numpy(),
-        }
-        outputs = run_session(session, {**feed, **batch})
+
+    def on(session: Session) -> Run:
+        return _ForwardCheck(session, module, graph, expected).run
+
+    return repeated_on(model, on, batches)
+
+
+@dataclass(frozen=True)
+class _ForwardCheck:
+    """A forward graph and its PyTorch reference."""
+
+    session: Session
+    module: nn.Module
+    graph: str
+    expected: Callable[[Tensor, Tensor], dict[str, Tensor]]
+
+    def run(self, batches: SizedBatches, exact: bool) -> CheckSpec:
+        """Check some batches; with `exact`, also compare with PyTorch in float64."""
+        worst = deviation_on(self.session)
+        reference = prepared(self.module, "eval")
+        feed: dict[str, NDArray[Any]] = {}
+        for name, parameter in reference.named_parameters():
+            feed[parameter_input(name)] = parameter.detach().numpy()
+        feed |= _random_statistics(reference, batches.seed)
+        for x, y in batches.draw(len(batches.sizes)):
+            worst.sizes.append(len(y))
+            batch = {"x": x.numpy(), "y": y.numpy(), "mask": batches.mask().numpy()}
+            outputs = run_session(self.session, {**feed, **batch})
+            values = numpy_arrays(self._compute(reference, x, y))
+            truth = computed_in_float64(reference, self._compute, x, y) if exact else None
+            for name, value in values.items():
+                worst.compare(outputs, {name: value}, truth and {name: truth[name]})
+        return worst.report(self.graph, len(batches.sizes))
+
+    def _compute(self, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
-            for name, value in expected(reference(x), y).items():
-                worst.compare(outputs, {name: value.numpy()})
-    return worst.report(graph, len(batches.sizes))
+            return self.expected(model(x), y)
 
 
 def _random_statistics(module: nn.Module, seed: int) -> dict[str, NDArray[Any]]:

@@ -1,6 +1,7 @@
 """Checks the step of a pair: compares the graph with PyTorch's training of both models."""
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,13 @@ from fleet_protocol.pair_manifest import SIDES, loss_name, side_name
 from models.zoo.layers import set_mode
 from models.zoo.noise_inputs import feed_noise
 from trainer_export.batches import SizedBatches
-from trainer_export.check import WorstDeviation, open_session, run_session
+from trainer_export.check import Session, WorstDeviation, run_session
+from trainer_export.double_graph import deviation_on, repeated_on
 from trainer_export.model_inputs import model_noise
 from trainer_export.pair_step import PairRoutine
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, TorchOptimizer, in_float64
-from trainer_export.repeated_check import repeated
+from trainer_export.repeated_check import Run
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -76,28 +78,37 @@ def check_pair(
     Raises:
         ExportError: a tensor deviates in all runs; the message names it.
     """
-    session = open_session(model)
-    shapes = []
-    for module in modules:
-        shapes.append(model_noise(module, batches.signature))
+    shapes = [model_noise(module, batches.signature) for module in modules]
 
-    def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
-        worst = WorstDeviation()
-        reference = _Reference(routine, modules, recipe)
-        for number, (x, y) in enumerate(seeded.draw(seeded.steps)):
+    def on(session: Session) -> Run:
+        return _PairCheck(session, routine, modules, recipe, shapes).run
+
+    return repeated_on(model, on, batches)
+
+
+@dataclass(frozen=True)
+class _PairCheck:
+    """A graph of a pair's step and its PyTorch reference."""
+
+    session: Session
+    routine: PairRoutine
+    modules: tuple[nn.Module, nn.Module]
+    recipe: Recipe
+    noise_shapes: Sequence[Mapping[str, tuple[int, ...]]]
+
+    def run(self, batches: SizedBatches, exact: bool) -> CheckSpec:
+        """Check some steps; with `exact`, also compare with PyTorch's steps in float64."""
+        worst = deviation_on(self.session)
+        reference = _Reference(self.routine, self.modules, self.recipe)
+        for number, (x, y) in enumerate(batches.draw(batches.steps)):
             worst.sizes.append(len(y))
             noise = []
-            for i, shape in enumerate(shapes):
+            for i, shape in enumerate(self.noise_shapes):
                 # Both models draw their own numbers, so each has its own seed in a step.
-                noise.append(
-                    seeded.noise(
-                        shape,
-                        len(y),
-                        2 * number + i,
-                    )
-                )
+                noise.append(batches.noise(shape, len(y), 2 * number + i))
             batch = _Batch(x, y, noise)
-            outputs = run_session(session, {**reference.snapshot(), **batch.feed(routine)})
+            feed = {**reference.snapshot(), **batch.feed(self.routine)}
+            outputs = run_session(self.session, feed)
             # Before the reference steps, because its copy takes the same step in float64.
             twin = in_float64(reference, x, y, noise) if exact else None
             for side, loss in zip(SIDES, reference.step(x, y, noise), strict=True):
@@ -105,9 +116,7 @@ def check_pair(
             _compare_tensors(worst, outputs, reference, twin)
             if worst.is_refused(exact=exact):
                 break
-        return worst.report(f"onnx/{routine.name}", seeded.steps)
-
-    return repeated(run, batches)
+        return worst.report(f"onnx/{self.routine.name}", batches.steps)
 
 
 def _compare_tensors(

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -206,6 +206,25 @@ def in_float64(training: _T, *batch: Any) -> _T | None:
         twin.step(*tree_map(_doubled, batch))
         return twin
     return None
+
+
+def computed_in_float64(
+    module: nn.Module, compute: Callable[..., dict[str, Tensor]], *batch: Tensor
+) -> Arrays | None:
+    """Return what a function of a module and a batch computes in float64; nothing is changed.
+
+    None if the module cannot run in float64, for example because it creates float32 tensors.
+    """
+    with contextlib.suppress(Exception):
+        # A copy, because a module's parameters may be shared with others.
+        twin = copy.deepcopy(module).double()
+        return numpy_arrays(compute(twin, *tree_map(_doubled, batch)))
+    return None
+
+
+def numpy_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return tensors as arrays by the same names."""
+    return {name: value.detach().numpy() for name, value in tensors.items()}
 
 
 def _doubled(value: Any) -> Any:

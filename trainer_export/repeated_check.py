@@ -17,22 +17,27 @@ from trainer_export.check import DeviationError, WorstDeviation
 __all__ = ["repeated"]
 
 Run = Callable[[SizedBatches, bool], CheckSpec]
-"""Compares on some batches; the second argument tells whether float64 decides."""
+"""Compares on some batches; the second argument tells whether PyTorch in float64 decides."""
+
+DoubleRun = Callable[[], Run]
+"""Returns a comparison of the graph in float64 (`trainer_export.double_graph`)."""
 
 _TRIES = 5
 _TRIES_ON_FEW = 10
 
 
-def repeated(run: Run, batches: SizedBatches) -> CheckSpec:
+def repeated(run: Run, batches: SizedBatches, in_float64: DoubleRun | None = None) -> CheckSpec:
     """Return the report of the first run within the limit; each run has different batches.
 
     A run that deviates is repeated with other random batches. If all runs deviate, they are
-    repeated and float64 decides. If all of these deviate, too, the graph is right in two cases:
+    repeated and float64 decides. If all of these deviate, too, the graph is right in three cases:
 
     - A few entries deviate in each run, and none in all: a bug is in the same entries each time.
       The figures then say how many there were.
     - Entries deviate by little, and two steps on few samples agree. A large batch has a ReLU at its
       edge in almost every step, and before a batch norm each moves a whole channel.
+    - Entries deviate by little, and the graph in float64 agrees with PyTorch in float64. A variance
+      over few entries may be so small that it is mostly rounding.
 
     A run ends with the first step that refuses it (`WorstDeviation.is_refused`), so that the
     refusal of a large model takes a few steps instead of many.
@@ -40,6 +45,7 @@ def repeated(run: Run, batches: SizedBatches) -> CheckSpec:
     Args:
         run: the comparison.
         batches: batches of the first run.
+        in_float64: the same comparison of the graph in float64; None if there is none.
 
     Raises:
         ExportError: every run deviates, as it does for a bug.
@@ -64,6 +70,9 @@ def repeated(run: Run, batches: SizedBatches) -> CheckSpec:
         report = _first_report(run, batches.few())
         if report is not None:
             return report
+        report = in_float64 and _report_in_float64(in_float64, batches.few())
+        if report is not None:
+            return report
     raise errors[-1]
 
 
@@ -85,4 +94,11 @@ def _first_report(run: Run, batches: SizedBatches) -> CheckSpec | None:
     for attempt in range(_TRIES_ON_FEW):
         with contextlib.suppress(DeviationError):
             return run(batches.again(attempt), True)
+    return None
+
+
+def _report_in_float64(make_run: DoubleRun, batches: SizedBatches) -> CheckSpec | None:
+    """Return the report of a graph in float64; None if it deviates, or cannot be run so."""
+    with contextlib.suppress(Exception):  # the evaluator lacks operators, and raises anything
+        return make_run()(batches, True)
     return None

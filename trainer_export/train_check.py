@@ -17,12 +17,13 @@ from fleet_protocol.manifest import (
     state_input,
 )
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Session, WorstDeviation, open_session, run_session
+from trainer_export.check import Session, WorstDeviation, run_session
+from trainer_export.double_graph import deviation_on, repeated_on
 from trainer_export.loss import Answer
 from trainer_export.model_inputs import model_noise
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, MU, Reference, in_float64
-from trainer_export.repeated_check import repeated
+from trainer_export.repeated_check import Run
 
 Shape = tuple[int, ...]
 
@@ -45,15 +46,13 @@ def check_train(
     Raises:
         ExportError: a tensor deviates in all runs; the message names it.
     """
-    check = _TrainCheck(
-        open_session(model),
-        graph,
-        module,
-        recipe,
-        batches.signature.base,
-        model_noise(module, batches.signature),
-    )
-    return repeated(check.run, batches)
+    noise = model_noise(module, batches.signature)
+
+    def on(session: Session) -> Run:
+        check = _TrainCheck(session, graph, module, recipe, batches.signature.base, noise)
+        return check.run
+
+    return repeated_on(model, on, batches)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class _TrainCheck:
 
     def run(self, batches: SizedBatches, exact: bool) -> CheckSpec:
         """Check some steps; with `exact`, also compare with PyTorch's steps in float64."""
-        worst = WorstDeviation()
+        worst = deviation_on(self.session)
         reference = Reference(self.module, self.recipe, base=self.base, underway=True)
         for number, (x, y) in enumerate(batches.draw(batches.steps)):
             worst.sizes.append(len(y))

@@ -176,7 +176,10 @@ def _check_outputs(graph: Graph, path: str) -> None:
     batch = [port.name for port in graph.inputs if is_sample_input(port.name)]
     exposed = exposed_outputs(graph, batch)
     if exposed:
-        raise _unsafe(f"output {exposed[0]!r} of graph {path} contains the batch itself")
+        raise _unsafe(
+            f"output {exposed[0]!r} of graph {path} contains the batch itself, as the gradient of"
+            " an embedding does if no linear layer lies between it and the output of the model"
+        )
 
 
 def _check_nodes(

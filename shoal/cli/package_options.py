@@ -57,14 +57,20 @@ class FoundModel:
     @contextmanager
     def advising(self) -> Iterator[None]:
         """Print what a user of the package can do about refusals of its model."""
-        try:
+        with _advising(self.model):
             yield
-        except ShoalError as error:
-            # Other errors, such as those about options, say themselves what helps.
-            if error.is_about_model:
-                advice = advice_on_refusal(self.model)
-                error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
-            raise
+
+
+@contextmanager
+def _advising(model: PackageModel) -> Iterator[None]:
+    try:
+        yield
+    except ShoalError as error:
+        # Other errors, such as those about options, say themselves what helps.
+        if error.is_about_model:
+            advice = advice_on_refusal(model)
+            error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
+        raise
 
 
 def read_model_option(choice: ModelChoice, outputs: PackageOutputs) -> FoundModel:
@@ -90,7 +96,9 @@ def read_model_option(choice: ModelChoice, outputs: PackageOutputs) -> FoundMode
     # The user's name replaces that of the package in files and messages.
     if outputs.name:
         model = replace(model, name=outputs.name)
-    discovery = discover_axes(model, parse_pins(choice.axes, model.sizes))
+    pins = parse_pins(choice.axes, model.sizes)
+    with _advising(model):
+        discovery = discover_axes(model, pins)
     if outputs.builder is not None:
         write_builder(outputs.builder, model, arguments, discovery.forms)
     # A file with a builder contains the axes, so their table is printed with it.

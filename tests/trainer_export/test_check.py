@@ -1,7 +1,6 @@
 """The comparison with PyTorch finds what is wrong and names it."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from unittest import mock
 
@@ -23,7 +22,7 @@ from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature, model_noise
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
-from trainer_export.repeated_check import repeated
+from trainer_export.repeated_check import DoubleRun, Run, repeated
 from trainer_export.routines.evaluate import check_eval
 from trainer_export.routines.statistics import check_statistics
 from trainer_export.train_check import check_train
@@ -209,14 +208,14 @@ def test_float64_decides_where_pytorch_itself_rounds_by_more_than_the_limit() ->
     data, module, recipe, batches = ill_conditioned(0.875)
     runs: list[bool] = []
 
-    def watched(run: Callable[[SizedBatches, bool], CheckSpec], batches: SizedBatches) -> CheckSpec:
+    def watched(run: Run, batches: SizedBatches, in_float64: DoubleRun | None) -> CheckSpec:
         def told(seeded: SizedBatches, exact: bool) -> CheckSpec:
             runs.append(exact)
             return run(seeded, exact)
 
-        return repeated(told, batches)
+        return repeated(told, batches, in_float64)
 
-    with calm_torch(), mock.patch("trainer_export.train_check.repeated", watched):
+    with calm_torch(), mock.patch("trainer_export.double_graph.repeated", watched):
         report = check_train(data, module, recipe, batches)
     assert runs[:6] == [False] * 5 + [True]
     assert report.worst_relative < 1e-2

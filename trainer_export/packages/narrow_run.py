@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fleet_protocol.errors import ConfigError, ShoalError
+from fleet_protocol.errors import ModelError, ShoalError
 from models.architecture import Architecture
 from models.cut import Cut
 from models.layout import Layout
@@ -18,7 +18,7 @@ def require_run(arch: Architecture) -> None:
     """Run the whole model of an architecture once, before anything is tried on it.
 
     Raises:
-        ConfigError: if the model fails; the message has the model's own, and names `--set`.
+        ModelError: if the model fails; the message has the model's own, and names `--set`.
     """
     builder = ModelBuilder(arch)
     with torch.random.fork_rng(devices=[]), SkippedInitialization():
@@ -28,7 +28,7 @@ def require_run(arch: Architecture) -> None:
     except ShoalError:
         raise
     except Exception as error:
-        raise ConfigError(
+        raise ModelError(
             f"{arch.name}: the model fails{at_line_of(error)} on a batch of samples of shape"
             f" {list(builder.row.shape)}: {first_line(error)}; with --set, give it the arguments"
             " that it lacks, or those that describe such samples, as the size of a picture, or"

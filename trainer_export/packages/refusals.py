@@ -5,21 +5,32 @@ that help are tried before they are named.
 """
 
 import random
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from fleet_protocol.errors import ConfigError, ExportError
 from models.cut import Cut
 from models.zoo.builds import ModelBuilder, SkippedInitialization
 from models.zoo.conversion_plan import converted
+from models.zoo.layers import set_mode
+from models.zoo.noise_inputs import noise_shapes
 from models.zoo.randomized_model import random_samples, randomize
 from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.loading import package_model
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.sizes import rates_of, with_sizes
+from trainer_export.packages.survey import ShapeProber
+from trainer_export.packages.transformers_models import other_classes
+from trainer_export.packages.trial import can_export
 
 _MOST_RATES = 16  # that are tried apart
+_TRIAL_SECONDS = 5.0  # of processor time, after which nothing further of a kind is tried
 
 
 def advice_on_refusal(model: PackageModel) -> str:
@@ -32,13 +43,56 @@ def advice_on_refusal(model: PackageModel) -> str:
     if rates:
         options = " ".join(f"--set {place}=0.0" for place in rates)
         return (
-            f"{model.spec} draws random numbers in training that are not those of dropout, as for"
-            f" layers that it leaves out; it draws none with {options}"
+            f"{model.spec} draws random numbers in training that no graph can take, as for layers"
+            " that it leaves out, or for numbers that all samples share; it draws none with"
+            f" {options}"
+        )
+    number = _number_that_helps(model)
+    if number:
+        return f"{model.spec} can be exported with --set {number}=0"
+    name = _class_that_exports(model)
+    if name:
+        return (
+            f"another class of transformers for the configuration of {model.spec} can be exported:"
+            f" --set class={name}; its outputs are of another kind, as its name says"
         )
     return (
         f"the code of {model.spec} belongs to its package, so you can only set other arguments"
         " with --set, or keep an argument whole with --axis ARGUMENT=off; no other remedy is known"
     )
+
+
+def _number_that_helps(model: PackageModel) -> str:
+    """Return a number with which, at 0, a model exports; "" if there is none.
+
+    Some switch a habit of the model off, as to change its weights in every so many blocks. Only
+    numbers that change no parameter are tried.
+    """
+    until = time.process_time() + _TRIAL_SECONDS
+    if can_export(model):
+        return ""  # its step is not what is refused
+    prober = ShapeProber.for_model(model)
+    for place in model.sizes:
+        if time.process_time() > until:
+            break
+        if prober.changes({place: 0}):
+            continue
+        arguments = with_sizes(model.arguments, {place: 0})
+        if can_export(model.with_arguments(arguments)):
+            return place
+    return ""
+
+
+def _class_that_exports(model: PackageModel) -> str:
+    """Return a class of transformers for the same configuration that exports; "" if none does."""
+    until = time.process_time() + _TRIAL_SECONDS
+    for name in other_classes(model):
+        if time.process_time() > until:
+            break
+        with suppress(ConfigError):  # it may not be built without further arguments
+            if can_export(package_model(model.spec, {**model.changes, "class": name})):
+                return name
+    return ""
 
 
 def rates_that_draw(model: PackageModel) -> tuple[str, ...]:
@@ -79,12 +133,21 @@ def _draws(model: PackageModel, rates: Mapping[str, Any]) -> bool:
             # Noise layers draw nothing in such a run.
             before = _states()
             randomized.in_training().run(gradients=False)
-            return _states() != before
+            return _states() != before or _refuses_noise(module, builder)
     except Exception:  # noqa: BLE001 - a package's model raises anything
         return False
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
+
+
+def _refuses_noise(module: nn.Module, builder: ModelBuilder) -> bool:
+    """Return whether a layer's random numbers are not those of single samples."""
+    try:
+        noise_shapes(set_mode(module, "train"), random_samples(module, builder.row))
+    except ExportError:
+        return True
+    return False
 
 
 def _states() -> tuple[Any, ...]:

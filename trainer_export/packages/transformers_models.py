@@ -19,7 +19,7 @@ from trainer_export.packages.sizes import sizes_of, with_sizes
 _LENGTH = 64  # tokens of a sample, unless the model takes fewer
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _BLOCKS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM")
+_LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
 _LABEL_FIELDS = ("id2label", "label2id")  # of which the number of labels follows
 _NO_PADDING = -1  # a token that no sample has
 
@@ -79,6 +79,26 @@ def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel
     if "pixel_values" in names:
         return _with_pixels(model)
     return model
+
+
+def other_classes(model: PackageModel) -> list[str]:
+    """List the classes with a head that transformers has for the configuration of a model.
+
+    Args:
+        model: a model; one that is not of transformers has no other classes.
+
+    Returns:
+        Their names, those of classifiers first.
+    """
+    made = model.make
+    if not isinstance(made, _FromConfig):
+        return []
+    found: list[str] = []
+    for name, kind in vars(import_module(made.model.__module__)).items():
+        is_other = isinstance(kind, type) and issubclass(kind, nn.Module) and kind != made.model
+        if is_other and "For" in name and getattr(kind, "config_class", None) is made.config:
+            found.append(name)
+    return sorted(found, key=lambda name: "Classification" not in name)
 
 
 def _class_of(

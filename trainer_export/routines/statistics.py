@@ -14,8 +14,11 @@ from fleet_protocol.manifest import (
 )
 from trainer_export import model_inputs
 from trainer_export.batches import SizedBatches
-from trainer_export.check import WorstDeviation, open_session, run_session
+from trainer_export.check import Session, run_session
+from trainer_export.double_graph import deviation_on, repeated_on
 from trainer_export.recipe import Recipe
+from trainer_export.reference import computed_in_float64, numpy_arrays
+from trainer_export.repeated_check import Run
 from trainer_export.traced_program import Trace, trace_program
 
 
@@ -73,25 +76,37 @@ def check_statistics(
         ExportError: if one deviates.
     """
     del recipe
-    session = open_session(model)
-    worst = WorstDeviation()
     reference = model_inputs.prepared(module, "statistics")
     parameters: dict[str, NDArray[Any]] = {}
     for name, parameter in reference.named_parameters():
         parameters[parameter_input(name)] = parameter.detach().numpy()
-    for x, _ in batches.draw(len(batches.sizes)):
-        worst.sizes.append(len(x))
-        outputs = run_session(session, {**parameters, "x": x.numpy()})
-        with torch.no_grad():
-            reference(x)
-        for path, norm in model_inputs.norms(reference):
-            assert norm.last_mean is not None
-            assert norm.last_var is not None
-            pair = {
-                statistic_mean(path): norm.last_mean.numpy(),
-                statistic_variance(path): norm.last_var.numpy(),
-            }
-            # Each on its own: `compare` judges small tensors by the largest of a call.
-            for name, value in pair.items():
-                worst.compare(outputs, {name: value})
-    return worst.report(graph, len(batches.sizes))
+
+    def on(session: Session) -> Run:
+        def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
+            worst = deviation_on(session)
+            for x, _ in seeded.draw(len(seeded.sizes)):
+                worst.sizes.append(len(x))
+                outputs = run_session(session, {**parameters, "x": x.numpy()})
+                expected = numpy_arrays(_measured(reference, x))
+                truth = computed_in_float64(reference, _measured, x) if exact else None
+                # Each by itself: `compare` judges small tensors by the largest of a call.
+                for name, value in expected.items():
+                    worst.compare(outputs, {name: value}, truth and {name: truth[name]})
+            return worst.report(graph, len(seeded.sizes))
+
+        return run
+
+    return repeated_on(model, on, batches)
+
+
+def _measured(reference: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return the statistics that the batch norms of a module see in a batch."""
+    with torch.no_grad():
+        reference(x)
+    statistics: dict[str, Tensor] = {}
+    for path, norm in model_inputs.norms(reference):
+        assert norm.last_mean is not None
+        assert norm.last_var is not None
+        statistics[statistic_mean(path)] = norm.last_mean
+        statistics[statistic_variance(path)] = norm.last_var
+    return statistics

@@ -333,3 +333,37 @@ class Skipping(nn.Module):
             x = self.second(x).tanh()
         logits: Tensor = self.head(x)
         return logits
+
+
+class SharedNoise(nn.Module):
+    """Drops entries of a table that all samples share, which are no sample's own."""
+
+    def __init__(
+        self, features: int = 4, num_classes: int = 3, table_drop: float = 0.5, drop: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(features))
+        self.table_drop = nn.Dropout(table_drop)
+        self.drop = nn.Dropout(drop)
+        self.head = nn.Linear(features, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.drop(x * self.table_drop(self.table)))
+        return logits
+
+
+class Rescaled(nn.Module):
+    """Divides its own weights in evaluation, in every so many blocks; 0 leaves them alone."""
+
+    def __init__(self, window: int = 4, rescale_every: int = 6, num_classes: int = 3) -> None:
+        super().__init__()
+        self.window = window
+        self.rescale_every = rescale_every
+        self.head = nn.Linear(4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self.rescale_every:
+            with torch.no_grad():
+                self.head.weight.div_(2)
+        logits: Tensor = self.head(x[:, : self.window])
+        return logits

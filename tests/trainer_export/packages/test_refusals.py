@@ -17,9 +17,11 @@ from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.refusals import advice_on_refusal, rates_that_draw
 from trainer_export.packages.sizes import rates_of
 from trainer_export.packages.transformers_models import shallow_module
+from trainer_export.packages.trial import can_export
 from trainer_export.recipe import Recipe
 
-SKIPPING = "tests.trainer_export.packages.small_models:Skipping"
+MODELS = "tests.trainer_export.packages.small_models"
+SKIPPING = f"{MODELS}:Skipping"
 
 
 def skipping(**arguments: Any) -> PackageModel:
@@ -49,6 +51,31 @@ def test_the_advice_works_as_it_is_written(tmp_path: Any) -> None:
     advice = advice_on_refusal(model)
     assert advice.endswith("it draws none with --set layerdrop=0.0 --set mask_prob=0.0")
     export(skipping(layerdrop=0.0, mask_prob=0.0), tmp_path / "exported")
+
+
+def test_noise_that_samples_share_is_named(tmp_path: Any) -> None:
+    """Only the rate of that layer, because a graph takes the noise of the other."""
+    spec = f"{MODELS}:SharedNoise"
+    shape = {"input_shape": (4,)}
+    with pytest.raises(ExportError, match="table_drop draws noise for"):
+        export(package_model(spec, shape), tmp_path / "refused")
+    assert advice_on_refusal(package_model(spec, shape)).endswith("with --set table_drop=0.0")
+    export(package_model(spec, {**shape, "table_drop": 0.0}), tmp_path / "exported")
+
+
+def test_a_number_that_helps_at_0_is_named() -> None:
+    """Not another one, with which at 0 the model does not run."""
+    model = package_model(f"{MODELS}:Rescaled", {"input_shape": (4,)})
+    assert advice_on_refusal(model).endswith("can be exported with --set rescale_every=0")
+
+
+@pytest.mark.parametrize(
+    ("name", "exports"), [("Encoder", True), ("SharedNoise", False), ("Skipping", False)]
+)
+def test_a_trial_tells_what_an_export_does(name: str, exports: bool) -> None:
+    """With all rates as they are."""
+    shape = (3, 5) if name == "Encoder" else (4,)
+    assert can_export(package_model(f"{MODELS}:{name}", {"input_shape": shape})) is exports
 
 
 def test_other_advice_says_that_there_is_no_more() -> None:
