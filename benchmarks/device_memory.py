@@ -111,7 +111,12 @@ class _Training:
     start_seconds: float
 
 
-def _train(case: Case, artifacts: Path, samples: Path, work: Path) -> _Training:
+def _train(
+    case: Case,
+    artifacts: Path,
+    samples: Path,
+    work: Path,
+) -> _Training:
     """Let a device train a net for a round.
 
     Args:
@@ -209,30 +214,32 @@ def _measured(case: Case, work: Path) -> list[Row]:
         trained[name] = _train(case, work / name, samples, folder)
     own = trained["whole"]
     least = trained["plan"]
-    state_mb = 4 * _state_numbers(manifest) / MB
-    return [
+    figures = {
+        "memory of a device": own.peak_mb,
+        "memory of a device with the smallest plan": least.peak_mb,
+        "memory of PyTorch": torch_mb,
+        "memory of a waiting device": own.waiting_mb,
+        "memory of weights, momentum and gradients": 4 * _state_numbers(manifest) / MB,
+        "estimate for batches of 32": manifest.peak_memory_bytes / MB,
+        "estimate for batches of 32 with the smallest plan": plan.peak_memory_bytes / MB,
+    }
+    table = [
         _ratio_row("device", case, own.peak_mb, torch_mb),
         _ratio_row("device with the smallest plan", case, least.peak_mb, torch_mb),
-        Row(f"memory of a device, {case.name}", own.peak_mb, "MB"),
-        Row(f"memory of a device with the smallest plan, {case.name}", least.peak_mb, "MB"),
-        Row(f"memory of PyTorch, {case.name}", torch_mb, "MB"),
-        Row(f"memory of a waiting device, {case.name}", own.waiting_mb, "MB"),
-        Row(f"memory of weights, momentum and gradients, {case.name}", state_mb, "MB"),
-        Row(f"estimate for batches of 32, {case.name}", manifest.peak_memory_bytes / MB, "MB"),
-        Row(
-            f"estimate for batches of 32 with the smallest plan, {case.name}",
-            plan.peak_memory_bytes / MB,
-            "MB",
-        ),
-        Row(
-            f"cold start, process to first offer, {case.name}",
-            own.start_seconds,
-            "s, clock",
-        ),
     ]
+    for figure, value in figures.items():
+        table.append(Row(f"{figure}, {case.name}", value, "MB"))
+    start = own.start_seconds
+    table.append(Row(f"cold start, process to first offer, {case.name}", start, "s, clock"))
+    return table
 
 
-def _ratio_row(name: str, case: Case, device_mb: float, torch_mb: float) -> Row:
+def _ratio_row(
+    name: str,
+    case: Case,
+    device_mb: float,
+    torch_mb: float,
+) -> Row:
     return Row(
         f"memory {name}/PyTorch, {case.name}",
         device_mb / torch_mb,

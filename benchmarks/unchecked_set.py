@@ -63,7 +63,15 @@ class UncheckedSet:
         signature = export.signature_of(tier, module)
         graphs = write_graphs(module, signature, case.recipe)
         noise = dict(model_noise(module, signature))
-        return cls(case, export, tier, signature, vocabulary_of(module), noise, graphs)
+        return cls(
+            case=case,
+            export=export,
+            tier=tier,
+            signature=signature,
+            vocabulary=vocabulary_of(module),
+            noise=noise,
+            graphs=graphs,
+        )
 
     def with_smallest_step(self) -> "UncheckedSet":
         """Return the set with the step of the plan that needs the least memory."""

@@ -47,8 +47,9 @@ class StoredTensors:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         with disk_errors("write to", folder):
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  (closed below)
-        weakref.finalize(self, self._file.close)
+            file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._file = file
+        weakref.finalize(self, file.close)
 
     def save(self, tensors: Tensors) -> None:
         """Store the present values in place of earlier ones.
