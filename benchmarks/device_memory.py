@@ -98,7 +98,7 @@ def _device(
 
 @dataclass(frozen=True)
 class _Training:
-    """What a device needed to train for one round.
+    """Memory and start time of a device that trained for one round.
 
     Attributes:
         peak_mb: peak resident memory.
