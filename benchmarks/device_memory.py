@@ -1,8 +1,9 @@
-"""Resident memory of a device process while it trains, beside a PyTorch process, and its start.
+"""Resident memory of a device process while it trains each net, beside a PyTorch process.
 
-The device is the real agent, ``python -m device_runtime``, against a real broker: it fetches
-``conv`` at width 1, trains it at batch 32, evaluates, uploads, and reports the peak of its own
-resident memory (VmHWM).
+The device is the real agent, ``python -m device_runtime``, against a real broker: it fetches a net
+of `benchmarks.step_time`, trains it with one thread, and reports the peak of its resident memory
+(VmHWM) with its update. It does so by the tier's own step, and by the plan that needs the least
+memory. A process that waits for its first task shows what the runtime and its libraries need.
 
 Resident memory counts pages of libraries, too, and how many of them are mapped depends on what the
 kernel has in its cache. Right after an installation, whole libraries are mapped, which adds 11 MB
@@ -12,6 +13,7 @@ libraries cached.
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,54 +21,36 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.child import REPOSITORY, printed
+from benchmarks.child import REPOSITORY
 from benchmarks.row import Row
+from benchmarks.step_time import CASES, Case
+from benchmarks.torch_peak import torch_peak
+from benchmarks.unchecked_set import UncheckedSet
 from broker_server.service.embedded_broker import EmbeddedBroker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import FleetConfig
+from device_runtime.board import proc_number
 from fleet_protocol.control import RoundStarted, RunEvent, UpdateReceived
-from models.registry import Registry
-from models.tier import Tier
+from fleet_protocol.errors import ShoalError
+from fleet_protocol.manifest import Manifest
 from tests.brokers import free_port
-from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
-from trainer_export.recipe import Recipe
+from trainer_export.check import calm_torch
 
-MEMORY_BUDGET_MB = 110.0
-RATIO_BUDGET = 0.3
-BATCH = 32
-SAMPLES = 320
-EPOCHS = 3
-PATIENCE_SECONDS = 180.0
-MB = 1024 * 1024
+RATIO_BUDGET = 0.25
+BATCHES = 4
+EPOCHS = 2
+PATIENCE_SECONDS = 400.0
+MB = 1e6
 FLEET = "bench"
 DEVICE = "board"
 
-# The same samples, model and recipe as one would write them in PyTorch, one thread as the device
-# has.
-_TORCH = f"""
-import sys
-import numpy as np
-import torch
-from models.architecture import build
-from models.registry import Registry
-torch.set_num_threads(1)
-with np.load(sys.argv[1]) as file:
-    x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
-model = build(Registry.zoo().get("conv"), 1.0)
-optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=5e-4)
-for epoch in range({EPOCHS}):
-    for indices in torch.randperm(len(x)).split({BATCH}):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x[indices]), y[indices]).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-with open("/proc/self/status") as file:
-    print(next(line.split()[1] for line in file if line.startswith("VmHWM")))
-"""
+
+def measured_cases() -> tuple[Case, ...]:
+    """Return the nets: each of the zoo and of `benchmarks.nets` at its full width."""
+    return tuple(case for case in CASES if case.width == 1.0)
 
 
 def _as_after_boot() -> None:
@@ -82,8 +66,8 @@ def _device(
     folder: Path,
     url: str,
     data: Path,
-) -> Iterator[Path]:
-    """A running device; yields its log."""
+) -> Iterator[tuple[int, Path]]:
+    """A running device; yields its process id and its log."""
     folder.mkdir()
     lines = {
         "fleet": FLEET,
@@ -91,6 +75,7 @@ def _device(
         "broker": url,
         "state_dir": "state",
         "backend": "onnx",
+        "threads": 1,
     }
     text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items())
     config = folder / "device.toml"
@@ -105,21 +90,54 @@ def _device(
             stderr=output,
         )
     try:
-        yield log
+        yield process.pid, log
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
 
 
-def _device_figures(work: Path) -> tuple[float, float, float]:
-    """Return a device's peak memory in MB, seconds a step, and seconds until its first offer."""
+@dataclass(frozen=True)
+class _Training:
+    """Memory and start time of a device that trained for one round.
+
+    Attributes:
+        peak_mb: peak resident memory.
+        waiting_mb: the same before the first offer.
+        start_seconds: time from the start of the process to its first offer.
+    """
+
+    peak_mb: float
+    waiting_mb: float
+    start_seconds: float
+
+
+def _train(
+    case: Case,
+    artifacts: Path,
+    samples: Path,
+    work: Path,
+) -> _Training:
+    """Let a device train a net for a round.
+
+    Args:
+        case: the net.
+        artifacts: folder of its set.
+        samples: file of samples.
+        work: an empty folder for the fleet.
+
+    Raises:
+        RuntimeError: the device sent no update.
+    """
     events: list[RunEvent] = []
     ready: list[float] = []
+    waiting: list[int] = []
+    process_ids: list[int] = []
 
     def count_event(event: RunEvent) -> None:
         events.append(event)
         if isinstance(event, RoundStarted):
             ready.append(time.monotonic())
+            waiting.append(proc_number(Path(f"/proc/{process_ids[0]}/status"), "VmHWM"))
 
     with EmbeddedBroker(work / "broker", port=free_port()) as broker:
         config = FleetConfig.model_validate(
@@ -127,19 +145,20 @@ def _device_figures(work: Path) -> tuple[float, float, float]:
                 "fleet": FLEET,
                 "store": work / "store",
                 "broker": {"url": broker.url},
-                "model": {"artifacts": work / "artifacts", "arch": "conv"},
+                "model": {"artifacts": artifacts, "arch": case.arch},
                 "round": {
                     "rounds": 1,
                     "deadline_seconds": PATIENCE_SECONDS,
                     "wait_seconds": PATIENCE_SECONDS,
                 },
-                "train": {"learning_rate": 0.01, "epochs": EPOCHS, "batch_size": BATCH},
+                "train": {"learning_rate": 0.01, "epochs": EPOCHS, "batch_size": case.batch},
             }
         )
         with (
             Server(FLEET, config.store, config.broker, listener=count_event) as server,
-            _device(work / DEVICE, broker.url, work / "data.npz") as log,
+            _device(work / DEVICE, broker.url, samples) as (process_id, log),
         ):
+            process_ids.append(process_id)
             began = time.monotonic()
             server.run(config)
             metrics = []
@@ -150,41 +169,88 @@ def _device_figures(work: Path) -> tuple[float, float, float]:
                 raise RuntimeError(
                     f"the device sent no update; its log ends with:\n{log.read_text()[-2000:]}"
                 )
-    trained = metrics[0]
-    step_seconds = trained.train_seconds / trained.batches
-    start_seconds = ready[0] - began
-    return trained.resident_bytes / MB, step_seconds, start_seconds
+    return _Training(
+        peak_mb=metrics[0].resident_bytes / MB,
+        waiting_mb=waiting[0] / MB,
+        start_seconds=ready[0] - began,
+    )
 
 
 def rows() -> list[Row]:
-    """Measure."""
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
-        work = Path(name)
-        draw = np.random.default_rng(0)
-        x = draw.normal(size=(SAMPLES, 1, 28, 28)).astype(np.float32)
-        np.savez(work / "data.npz", x=x, y=draw.integers(0, 10, SAMPLES))
-        export_architecture(
-            ExportRequest(Registry.zoo().get("conv"), {}, [Tier(1.0)], Recipe()),
-            work / "artifacts",
-            ExportOptions(formats=("onnx",)),
-        )
+    """Measure every net, and what a process needs before it has one."""
+    table: list[Row] = []
+    with calm_torch():
+        for case in measured_cases():
+            table += measured(case)
+    return table
+
+
+def measured(case: Case) -> list[Row]:
+    """Return the rows of a net, or one that says why it cannot be measured here."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
+            return _measured(case, Path(name))
+    except (ModuleNotFoundError, RuntimeError, ShoalError) as error:
+        reason = f"skipped: {str(error).strip().splitlines()[-1]}"
+        return [Row(f"memory of a device, {case.name}", None, reason)]
+
+
+def _measured(case: Case, work: Path) -> list[Row]:
+    """Return the rows of one net: by its own step, and by the smallest plan's."""
+    whole = UncheckedSet.of(case)
+    smallest = whole.with_smallest_step()
+    samples = work / "samples.npz"
+    whole.write_samples(samples, BATCHES)
+    manifest = whole.publish(work / "whole")
+    plan = smallest.publish(work / "plan")
+    path = work / "whole" / case.arch / manifest.tier / "manifest.json"
+    _as_after_boot()
+    torch_mb = torch_peak(path, case.batch, samples)
+    trained = {}
+    for name in ("whole", "plan"):
         _as_after_boot()
-        torch = int(printed("-c", _TORCH, str(work / "data.npz"))) / 1024
-        _as_after_boot()
-        here, step, start = _device_figures(work)
-        return [
-            Row(
-                "device_memory.resident",
-                here,
-                "MB, this environment's onnxruntime",
-                MEMORY_BUDGET_MB,
-            ),
-            Row("device_memory.resident_to_pytorch", here / torch, "ratio", RATIO_BUDGET),
-            Row("device_memory.resident_pytorch", torch, "MB"),
-            Row("device_memory.step", step * 1000, "ms, 1 thread"),
-            Row(
-                "device cold start, nothing of its libraries cached: process to first offer",
-                start,
-                "s, clock",
-            ),
-        ]
+        folder = work / f"fleet-{name}"
+        folder.mkdir()
+        trained[name] = _train(case, work / name, samples, folder)
+    own = trained["whole"]
+    least = trained["plan"]
+    figures = {
+        "memory of a device": own.peak_mb,
+        "memory of a device with the smallest plan": least.peak_mb,
+        "memory of PyTorch": torch_mb,
+        "memory of a waiting device": own.waiting_mb,
+        "memory of weights, momentum and gradients": 4 * _state_numbers(manifest) / MB,
+        "estimate for batches of 32": manifest.peak_memory_bytes / MB,
+        "estimate for batches of 32 with the smallest plan": plan.peak_memory_bytes / MB,
+    }
+    table = [
+        _ratio_row("device", case, own.peak_mb, torch_mb),
+        _ratio_row("device with the smallest plan", case, least.peak_mb, torch_mb),
+    ]
+    for figure, value in figures.items():
+        table.append(Row(f"{figure}, {case.name}", value, "MB"))
+    start = own.start_seconds
+    table.append(Row(f"cold start, process to first offer, {case.name}", start, "s, clock"))
+    return table
+
+
+def _ratio_row(
+    name: str,
+    case: Case,
+    device_mb: float,
+    torch_mb: float,
+) -> Row:
+    return Row(
+        f"memory {name}/PyTorch, {case.name}",
+        device_mb / torch_mb,
+        "ratio, process",
+        RATIO_BUDGET,
+        note=f"{device_mb:.0f} / {torch_mb:.0f} MB",
+    )
+
+
+def _state_numbers(manifest: Manifest) -> int:
+    """Return the count of weights, gradients and optimizer states, each of which a step holds."""
+    weights = sum(math.prod(spec.shape) for spec in manifest.parameters)
+    states = sum(math.prod(spec.shape) for spec in manifest.states)
+    return weights + manifest.trained_count + states

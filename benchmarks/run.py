@@ -24,6 +24,7 @@ BENCHMARKS = (
     "step_time",
     "shares",
     "device_memory",
+    "threads",
     "simulation",
     "export",
 )

@@ -6,6 +6,9 @@ instead of keeping them, and has the same bits. All other files are those of the
 the step of the set writes.
 """
 
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
 from fleet_protocol.manifest import Manifest
 
 PLAN_FILES = "plan-*.json"
@@ -39,6 +42,35 @@ def plan_difference(manifest: Manifest, plan: Manifest) -> str:
     if not plan.graphs.keys() <= manifest.graphs.keys():
         return "graphs"
     return ""
+
+
+class HasManifest(Protocol):
+    """An artifact set or a plan of it, in any form."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return its manifest."""
+        ...
+
+
+VariantT = TypeVar("VariantT", bound=HasManifest)
+
+
+def fastest_within(variants: Sequence[VariantT], memory: float) -> VariantT:
+    """Return the fastest variant of a set within some bytes of memory; if none is, the smallest.
+
+    Args:
+        variants: the set and its plans, the fastest first; at least one.
+        memory: bytes that a training step may take.
+    """
+    smallest = variants[0]
+    for variant in variants:
+        peak = variant.manifest.peak_memory_bytes
+        if peak <= memory:
+            return variant
+        if peak < smallest.manifest.peak_memory_bytes:
+            smallest = variant
+    return smallest
 
 
 def plan_text(manifest: Manifest) -> str:

@@ -72,6 +72,7 @@ SLOW = {
     "tests/fleet/test_private_wire.py": "test_no_private_value_passes_the_broker[int8]",
     "tests/fleet/test_rollout.py": "test_a_release_whose_onnxruntime_does_not_train_is_never_tried",
     "tests/fleet/test_rollout_bundle.py": "test_a_bundle_is_replaced_over_the_air_and_a_broken_one_takes_itself_back",
+    "tests/fleet/test_rollout_plans.py": "test_a_board_with_little_memory_takes_the_plan_of_a_new_set",
     "tests/fleet/test_rollout_sets.py": "test_sets_of_another_model_are_not_begun",
     "tests/fleet/test_rounds.py": "test_a_device_killed_in_mid_round_comes_back_and_finishes",
     "tests/fleet/test_secure_sums.py": "test_a_fleet_ends_where_its_simulation_does",

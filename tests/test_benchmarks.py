@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import history, run, step_time
+from benchmarks import device_memory, history, run, step_time, threads
 from benchmarks.row import Row
 from fleet_protocol.errors import ConfigError
 
@@ -47,6 +47,40 @@ def test_a_model_that_cannot_be_measured_is_a_row_of_the_table(monkeypatch):
     assert row.value is None
     assert row.unit == "skipped: minilm_encoder needs weights that are not installed"
     assert row.name == "step, minilm_encoder width 1 batch 32"
+
+
+def test_a_net_whose_memory_cannot_be_measured_is_a_row(monkeypatch):
+    """Here its set cannot be written."""
+
+    def fail(case):
+        raise ConfigError(f"{case.arch} needs weights that are not installed")
+
+    monkeypatch.setattr(device_memory.UncheckedSet, "of", fail)
+    (row,) = device_memory.measured(step_time.Case("minilm_encoder"))
+    assert row.unit == "skipped: minilm_encoder needs weights that are not installed"
+    assert row.name == "memory of a device, minilm_encoder width 1 batch 32"
+
+
+def test_threads_are_compared_where_a_step_takes_long_enough(monkeypatch, tmp_path):
+    """A net that cannot be exported is a row, too; a short step is not worth a second thread."""
+    case = step_time.Case("mlp", 0.25, 4)
+    monkeypatch.setattr(threads, "CASES", (case,))
+    monkeypatch.setattr(threads, "thread_counts", lambda: (2,))
+    monkeypatch.setattr(threads, "TURNS", 3)
+    monkeypatch.setattr(threads, "TURN_SECONDS", 0.001)
+    (row,) = threads.measured(case, tmp_path)
+    assert row.unit == "skipped: it cannot be exported here"
+    threads.write_sets(tmp_path)
+    (row,) = threads.measured(case, tmp_path)
+    assert row.name == "step with one thread, mlp width 0.25 batch 4"
+    monkeypatch.setattr(threads, "LEAST_SECONDS", 0.0)
+    two, auto = threads.measured(case, tmp_path)
+    assert two.name == "threads, speed of two/one, mlp width 0.25 batch 4"
+    assert two.at_least
+    assert auto.note.startswith("CPU")
+    monkeypatch.setattr(threads, "thread_counts", lambda: ())
+    (row,) = threads.measured(case, tmp_path)
+    assert row.unit == "skipped: one processor is available"
 
 
 def test_other_machines_are_not_compared_with(path, monkeypatch):

@@ -66,6 +66,11 @@ def bounded_step(model: onnx.ModelProto, nbytes: float, tier: str) -> onnx.Model
     )
 
 
+def smallest_step(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a step with the lowest peak memory that recomputing activations reaches."""
+    return _lowered(model, 0, prefixes_in_place((model,)))
+
+
 def peak_of_step(model: onnx.ModelProto) -> int:
     """Return the peak memory of a step that overwrites what it may, in bytes."""
     return peak_memory(model, in_place=prefixes_in_place((model,)))

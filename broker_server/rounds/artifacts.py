@@ -21,7 +21,7 @@ from fleet_protocol.foreign_files import name_problem, open_real, path_within, q
 from fleet_protocol.graphs.vocabulary import read_vocabulary
 from fleet_protocol.manifest import BASE, FileSpec, Manifest, parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
-from fleet_protocol.memory_plans import PLAN_FILES, plan_difference
+from fleet_protocol.memory_plans import PLAN_FILES, fastest_within, plan_difference
 from fleet_protocol.messages import BlobRef
 from models.layout import Layout
 from models.shares import frozen_parameters, largest_first
@@ -43,29 +43,25 @@ class TierArtifacts:
     places: "tuple[TierArtifacts, ...]" = field(default=(), compare=False)
 
     @property
+    def variants(self) -> "tuple[TierArtifacts, ...]":
+        """Return this set and its plans, the fastest first."""
+        return (self, *self.plans)
+
+    @property
     def memory_bytes(self) -> int:
         """Return the estimated peak memory of training by the plan that needs least.
 
         It is that at the place that needs most.
         """
-        plans = [self.manifest.peak_memory_bytes]
-        for plan in self.plans:
-            plans.append(plan.manifest.peak_memory_bytes)
-        places = [min(plans)]
+        peaks = [variant.manifest.peak_memory_bytes for variant in self.variants]
+        places = [min(peaks)]
         for place in self.places:
             places.append(place.memory_bytes)
         return max(places)
 
     def within(self, memory: float) -> "TierArtifacts":
         """Return the fastest plan within some bytes of memory; if none is, the smallest."""
-        smallest = self
-        for plan in (self, *self.plans):
-            peak = plan.manifest.peak_memory_bytes
-            if peak <= memory:
-                return plan
-            if peak < smallest.manifest.peak_memory_bytes:
-                smallest = plan
-        return smallest
+        return fastest_within(self.variants, memory)
 
     def path(self, spec: FileSpec) -> Path:
         """Return the path of a file of the set; raise ConfigError if it is outside the folder."""
@@ -266,7 +262,7 @@ def _load_tier(
     files = {ref.digest: manifest_path}
     for path, plan in plans.items():
         files[plan.ref.digest] = path
-    for variant in (artifacts, *artifacts.plans):
+    for variant in artifacts.variants:
         for spec in variant.manifest.all_files:
             path = variant.path(spec)
             _check_content(path, spec)

@@ -5,7 +5,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from broker_server.rounds.artifacts import Artifacts, TierArtifacts
@@ -20,6 +20,7 @@ from broker_server.strategies.traits import Trait
 from fleet_protocol.data.terms import DataContract
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest
+from fleet_protocol.memory_plans import fastest_within
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.noise import Draw
 from fleet_protocol.spelling import without_login
@@ -51,6 +52,14 @@ def new_run_id() -> str:
 
 
 @dataclass(frozen=True)
+class ReleasedSet:
+    """An artifact set of a rollout, or a plan of it, and how a task names it."""
+
+    manifest: Manifest
+    ref: BlobRef
+
+
+@dataclass(frozen=True)
 class RunContext:
     """The fixed settings of a whole run.
 
@@ -63,7 +72,7 @@ class RunContext:
             bytes nobody can reproduce.
         contracts: the data contract of the devices of each tier, by tier.
         sets: artifact sets, by tier, that a device has tested and trains instead of those of the
-            run.
+            run, each followed by its plans, the fastest first.
     """
 
     run: str
@@ -71,7 +80,7 @@ class RunContext:
     artifacts: Artifacts
     tiers: tuple[TierArtifacts, ...]
     noise: Callable[[str], Draw] = lambda _name: os.urandom
-    sets: Callable[[str], Mapping[str, tuple[Manifest, BlobRef]]] = lambda _device: {}
+    sets: Callable[[str], Mapping[str, Sequence[ReleasedSet]]] = lambda _device: {}
     contracts: Mapping[str, DataContract] = field(default_factory=dict)
 
     @property
@@ -106,16 +115,16 @@ class RunContext:
             tier_set: the run's set of the tier.
             memory: bytes that training may take on the device; they decide on the plan.
         """
-        plan = tier_set.within(memory)
+        before = tier_set.within(memory)
         tested = self.sets(device).get(tier_set.tier.id)
         if tested is None:
-            return plan.ref
-        manifest, ref = tested
-        # A tested set has no plans, so a device with little memory keeps the run's.
-        if manifest.peak_memory_bytes > memory >= plan.manifest.peak_memory_bytes:
-            return plan.ref
+            return before.ref
+        new = fastest_within(tested, memory)
+        # A device keeps a set for which it has the memory, rather than get one that is too large.
+        if new.manifest.peak_memory_bytes > memory >= before.manifest.peak_memory_bytes:
+            return before.ref
         # A set whose updates have another meaning cannot replace the run's.
-        return plan.ref if self.set_difference(tier_set, manifest) else ref
+        return before.ref if self.set_difference(tier_set, new.manifest) else new.ref
 
     def set_difference(self, tier_set: TierArtifacts, new: Manifest) -> str:
         """Return why another artifact set cannot replace a tier's in this run.

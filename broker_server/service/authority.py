@@ -16,7 +16,7 @@ import contextlib
 import ipaddress
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -44,7 +44,7 @@ from fleet_protocol.identity.enrolment import (
     write_secret,
 )
 from fleet_protocol.identity.papers import Membership
-from fleet_protocol.identity.release import MOST_SETS, Release
+from fleet_protocol.identity.release import MOST_PLANS, MOST_SETS, Release
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
@@ -182,7 +182,7 @@ def _extended(
 def sign_release(
     folder: Path,
     builds: Mapping[str, BlobRef],
-    sets: Mapping[str, BlobRef],
+    sets: Mapping[str, Sequence[BlobRef]],
     days: int,
     before: int,
 ) -> tuple[Release, str]:
@@ -191,7 +191,7 @@ def sign_release(
     Args:
         folder: folder of the fleet.
         builds: see `Release`.
-        sets: see `Release`.
+        sets: by tier, the manifest of the set, and then those of its plans, the fastest first.
         days: after which boards no longer accept it; 0 for never.
         before: number of the previous release.
 
@@ -199,15 +199,32 @@ def sign_release(
         The release, and its form as a message.
 
     Raises:
-        ConfigError: see `renew`; or there are too many sets.
+        ConfigError: see `renew`; or there are too many sets or plans.
     """
     if len(sets) > MOST_SETS:
         raise ConfigError(
             f"{len(sets)} tiers do not fit into one release; roll out at most {MOST_SETS} at a time"
         )
-    fleet = Authority.read(folder).fleet
-    number = later(before)
-    release = Release(fleet=fleet, number=number, builds=builds, sets=sets, expires=expiry_of(days))
+    whole = {}
+    plans = {}
+    for tier, manifests in sets.items():
+        whole[tier] = manifests[0]
+        if manifests[1:]:
+            plans[tier] = tuple(manifests[1:])
+    count = sum(len(refs) for refs in plans.values())
+    if count > MOST_PLANS:
+        raise ConfigError(
+            f"{count} plans do not fit into one release; export the tiers again with fewer values "
+            f"of --memory, so that they have at most {MOST_PLANS} plans"
+        )
+    release = Release(
+        fleet=Authority.read(folder).fleet,
+        number=later(before),
+        builds=builds,
+        sets=whole,
+        plans=plans or None,
+        expires=expiry_of(days),
+    )
     return release, issue(release, read_operator_key(folder)).hex()
 
 

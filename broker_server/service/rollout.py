@@ -22,6 +22,7 @@ from fleet_protocol.blobs import blob_ref
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 from fleet_protocol.foreign_files import read_regular
+from fleet_protocol.messages import BlobRef
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,10 @@ def start_rollout(
     before = None
     with contextlib.suppress(ConfigError):
         before = read_rollout(folder)
-    manifests = (
-        {} if sets is None else {tier: artifacts.ref for tier, artifacts in sets.tiers.items()}
-    )
+    manifests: dict[str, list[BlobRef]] = {}
+    if sets is not None:
+        for tier, tier_set in sets.tiers.items():
+            manifests[tier] = [variant.ref for variant in tier_set.variants]
     number = before.release.number if before else 0
     release, signed = sign_release(folder, refs, manifests, days, number)
     rollout = Rollout.model_validate({"release": release, "signed": signed, **how})

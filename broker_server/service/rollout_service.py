@@ -3,11 +3,12 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.run_context import ReleasedSet
 from broker_server.service.blob_service import BlobService
 from broker_server.service.rollout import read_rollout, store_rollout
 from broker_server.service.rollout_state import Rollout
@@ -18,8 +19,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 from fleet_protocol.identity.enrolment import Papers
 from fleet_protocol.identity.release import Release
-from fleet_protocol.manifest import Manifest, parse_manifest
-from fleet_protocol.messages import BlobRef
+from fleet_protocol.manifest import parse_manifest
 
 _LOOK_SECONDS = 1.0  # between two checks of the rollout and the boards
 _JUDGE_SECONDS = 10.0  # between two checks of answers in rounds: a large fleet has many
@@ -91,7 +91,7 @@ class RolloutService:
         self._judge_at = 0.0
         self._papers = source()
         self._number = 0  # of the release whose sets have been read
-        self._sets: Mapping[str, tuple[Manifest, BlobRef]] = {}
+        self._sets: Mapping[str, Sequence[ReleasedSet]] = {}
         self._passed = frozenset[str]()
         self._began = time.time()
 
@@ -99,8 +99,8 @@ class RolloutService:
         """Return the message to each device; the same object until it changes."""
         return self._papers
 
-    def sets(self, device: str) -> Mapping[str, tuple[Manifest, BlobRef]]:
-        """Return, by tier, the artifact sets of the rollout for a device.
+    def sets(self, device: str) -> Mapping[str, Sequence[ReleasedSet]]:
+        """Return, by tier, the artifact sets of the rollout for a device, each before its plans.
 
         Only for a device on which they have passed and not failed since.
         """
@@ -175,8 +175,11 @@ class RolloutService:
         if release.number == self._number:
             return
         sets = {}
-        for tier, ref in release.sets.items():
-            sets[tier] = (parse_manifest(files.read(ref.digest)), ref)
+        for tier in release.sets:
+            variants = []
+            for ref in release.manifests(tier):
+                variants.append(ReleasedSet(parse_manifest(files.read(ref.digest)), ref))
+            sets[tier] = variants
         # Only once all are read: one that cannot be read now is read again.
         self._sets = sets
         self._number = release.number
@@ -218,10 +221,13 @@ class RolloutService:
         return store_rollout(self._folder, lambda: observation.apply(read_rollout(self._folder)))
 
     def _serve(self, release: Release, files: BlobStore, blobs: BlobService) -> None:
-        refs = [*release.builds.values(), *release.sets.values()]
+        refs = list(release.builds.values())
+        for tier in release.sets:
+            refs += release.manifests(tier)
         digests = [ref.digest for ref in refs]
-        for manifest, _ in self._sets.values():
-            digests += [spec.digest for spec in manifest.all_files]
+        for variants in self._sets.values():
+            for variant in variants:
+                digests += [spec.digest for spec in variant.manifest.all_files]
         paths = {digest: files.path(digest) for digest in digests if files.has(digest)}
         blobs.serve(paths, refs[0].chunk_bytes)
 

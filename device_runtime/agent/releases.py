@@ -63,7 +63,7 @@ class Releases:
         record: the line as it is on disk; None without a launcher.
         sets: the same for artifact sets; None if no operator signs them.
         wanted: the release to fetch, signed by the operator, and its file for this board; for
-            artifact sets, the manifest.
+            artifact sets, the manifest of a set or of a plan.
         trial_ends_at: ``time.monotonic()`` at which a trial ends; infinite without one.
         restarts: whether the agent ends for another runtime to start.
     """
@@ -76,6 +76,7 @@ class Releases:
         self.record = _read(self._path)
         self.sets = _read(self._sets_path)
         self.wanted: tuple[Release, BlobRef] | None = None
+        self._smaller: tuple[BlobRef, ...] = ()  # files that need less memory than the wanted one
         self.restarts = False
         self.trial_ends_at = math.inf
         if self._on_trial:
@@ -96,6 +97,7 @@ class Releases:
         from fleet_protocol.identity.release import Release  # noqa: PLC0415
 
         release = news.release if isinstance(news.release, Release) else None
+        before = self.wanted
         self.wanted = None
         # Only one earlier release is kept, so nothing newer is taken until the server has received
         # a message from this one.
@@ -117,28 +119,50 @@ class Releases:
                 "board knows",
             )
         if release.number > newest_number:
-            self._consider(release)
+            self._consider(release, before)
 
-    def _consider(self, release: "Release") -> None:
-        """Accept a new release, or record why this board cannot take it."""
-        ref = self._file_for_board(release)
-        if ref is None:
+    def _consider(self, release: "Release", before: "tuple[Release, BlobRef] | None") -> None:
+        """Accept a new release, or record why this board cannot take it.
+
+        Args:
+            release: the release.
+            before: the value of `wanted` before the release was announced, perhaps once more.
+        """
+        refs = self._files_for_board(release)
+        size = max((ref.size for ref in refs), default=0)
+        if not refs:
             self._decline(release, self._why_none(release))
         elif 0 < release.expires < time.time():
             self._decline(
                 release, "it has expired; the operator can sign it again with a new rollout"
             )
-        elif ref.size > self._config.max_cache_bytes:
-            self._decline(release, f"its {ref.size} bytes are more than max_cache_bytes")
+        elif size > self._config.max_cache_bytes:
+            self._decline(release, f"its {size} bytes are more than max_cache_bytes")
+        elif before is not None and before[0] == release:
+            self.wanted = before  # the board continues with the file that it already fetches
         else:
-            self.wanted = (release, ref)
+            self.wanted = (release, refs[0])
+            self._smaller = refs[1:]
 
-    def _file_for_board(self, release: "Release") -> BlobRef | None:
+    def want_less_memory(self) -> bool:
+        """Want the next file of the release, which needs less memory; return whether there is one.
+
+        The order of the files is the operator's: the fastest first.
+        """
+        if self.wanted is None or not self._smaller:
+            return False
+        release, _ = self.wanted
+        self.wanted = (release, self._smaller[0])
+        self._smaller = self._smaller[1:]
+        return True
+
+    def _files_for_board(self, release: "Release") -> tuple[BlobRef, ...]:
         from fleet_protocol.identity.release import board_kind  # noqa: PLC0415  (as in receive)
 
         if release.sets:
-            return release.sets.get(self._tier(release.sets))
-        return release.builds.get(board_kind())
+            return release.manifests(self._tier(release.sets))
+        build = release.builds.get(board_kind())
+        return () if build is None else (build,)
 
     def _why_none(self, release: "Release") -> str:
         from fleet_protocol.identity.release import board_kind  # noqa: PLC0415  (as in receive)

@@ -112,9 +112,10 @@ class Accelerators:
             hooks: may stop a trial.
 
         Raises:
+            StorageError: the disk has no space for a trial.
             TaskStopped: a hook requested it.
         """
-        trials = _Trials(TrialTask(manifest, batch, hooks), open_graph)
+        trials = _Trials(TrialTask(manifest, batch, hooks, self.path.parent), open_graph)
         refused: list[str] = []
         present = offered()
         for name in self.names:
@@ -200,7 +201,7 @@ class _Trials:
 
 def _fault(steps: ComparedSteps, expected: ReferenceSteps) -> str:
     """Return the results of a trial that deviate too far; empty if they agree."""
-    has_states = bool(expected.states)
+    has_states = expected.has_states
     changes = (
         float(np.linalg.norm(expected.losses)),
         expected.state_change,

@@ -1,14 +1,14 @@
 """The steps of a trial on synthetic samples, and how far those of two providers differ.
 
-A trial must fit into the memory of a training on the same board. So only the results on the CPU are
-copied, once; those of another provider are compared in place.
+A trial must fit into the memory of a training on the same board. So the results on the CPU go to
+disk, and those of another provider are compared with them in place.
 """
 
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from device_runtime.training.backends.session import TrainSession
 from device_runtime.training.epochs import made_up_steps
 from device_runtime.training.hooks import Hooks
+from device_runtime.training.stored_tensors import StoredTensors, Tensors
 from fleet_protocol.manifest import Manifest
 
 STEPS = 5
 """Steps of a trial. The first is not timed: a provider compiles and chooses kernels in it."""
-
-Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,13 @@ class TrialTask:
         manifest: manifest of the artifact set.
         batch: samples of a step.
         hooks: may stop it.
+        folder: folder on a disk with space for parameters and states.
     """
 
     manifest: Manifest
     batch: int
     hooks: Hooks
+    folder: Path
 
 
 class ReferenceSteps:
@@ -48,28 +49,30 @@ class ReferenceSteps:
         losses: losses of the steps.
         states: optimizer states after the first step, when the weights of another provider still
             equal the CPU's to the last bits.
+        has_states: whether there are any.
         parameters: parameters after the last step.
         state_change: Euclidean norm of the change of the states by all steps after the first.
         parameter_change: the same of the parameters.
+
+    Raises:
+        StorageError: the disk has no space for the tensors.
     """
 
     def __init__(self, session: TrainSession, task: TrialTask) -> None:
-        self.states: dict[str, NDArray[Any]] = {}
-        self.parameters: dict[str, NDArray[Any]] = {}
-        self.seconds, self.losses = _take_steps(session, task, self._copy)
-        self.state_change = distance(_numbers(session.states()), self.states)
+        self.states = StoredTensors(task.folder)
+        self.parameters = StoredTensors(task.folder)
+        self.seconds, self.losses = _take_steps(session, task, self._save)
+        last_states = _numbers(session.states())
+        self.has_states = bool(last_states)
+        self.state_change = self.states.difference(last_states).distance
         last = _numbers(session.parameters())
-        self.parameter_change = distance(last, self.parameters)
-        # In place, so that no second copy of the model is in memory.
-        for name, value in last.items():
-            np.copyto(self.parameters[name], value)
+        self.parameter_change = self.parameters.difference(last).distance
+        self.parameters.save(last)
 
-    def _copy(self, session: TrainSession) -> None:
-        """Copy the tensors after the first step."""
-        for name, value in _numbers(session.states()).items():
-            self.states[name] = value.copy()
-        for name, value in _numbers(session.parameters()).items():
-            self.parameters[name] = value.copy()
+    def _save(self, session: TrainSession) -> None:
+        """Store the tensors after the first step."""
+        self.states.save(_numbers(session.states()))
+        self.parameters.save(_numbers(session.parameters()))
 
 
 class ComparedSteps:
@@ -86,22 +89,20 @@ class ComparedSteps:
         self._states_off = 0.0
         self._states_equal = False
         self.seconds, losses = _take_steps(session, task, self._compare_states)
-        last = _numbers(session.parameters())
+        parameters = expected.parameters.difference(_numbers(session.parameters()))
         self.same_bits = (
-            np.array_equal(losses, expected.losses)
-            and self._states_equal
-            and _equal(last, expected.parameters)
+            np.array_equal(losses, expected.losses) and self._states_equal and parameters.is_equal
         )
         self.deviations = (
             float(np.linalg.norm(losses - expected.losses)),
             self._states_off,
-            distance(last, expected.parameters),
+            parameters.distance,
         )
 
     def _compare_states(self, session: TrainSession) -> None:
-        states = _numbers(session.states())
-        self._states_equal = _equal(states, self._expected.states)
-        self._states_off = distance(states, self._expected.states)
+        states = self._expected.states.difference(_numbers(session.states()))
+        self._states_equal = states.is_equal
+        self._states_off = states.distance
 
 
 def _take_steps(
@@ -136,15 +137,3 @@ def _numbers(tensors: Tensors) -> dict[str, NDArray[Any]]:
         if value.shape and value.dtype.kind == "f":
             numbers[name] = value
     return numbers
-
-
-def distance(tensors: Tensors, others: Tensors) -> float:
-    """Return the Euclidean norm of the difference of two sets of tensors; NaN if one has a NaN."""
-    total = 0.0
-    for name, value in tensors.items():
-        total += float(np.linalg.norm(value - others[name])) ** 2
-    return math.sqrt(total)
-
-
-def _equal(tensors: Tensors, others: Tensors) -> bool:
-    return all(np.array_equal(value, others[name]) for name, value in tensors.items())

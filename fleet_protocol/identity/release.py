@@ -12,6 +12,9 @@ from fleet_protocol.messages.bounds import Count, Positive, Word
 from fleet_protocol.messages.values import BlobRef, Name
 
 MOST_SETS = 16
+MOST_PLANS = 32  # of all sets together
+
+_Plans = Annotated[tuple[BlobRef, ...], Field(max_length=MOST_PLANS)]
 
 
 class Release(SignedStatement):
@@ -22,6 +25,8 @@ class Release(SignedStatement):
             a lower number than the highest that it knows.
         builds: by `board_kind`, a tar.gz of the files below opt/shoal/lib.
         sets: a manifest, by tier; its graphs are fetched by the digests in it.
+        plans: manifests of the plans of these sets, by tier, the fastest first. None if the sets
+            have none: boards of earlier versions do not know the field.
         expires: time after which no board accepts the release, in seconds since 1970; 0 for never.
     """
 
@@ -34,13 +39,27 @@ class Release(SignedStatement):
     number: Positive
     builds: Annotated[Mapping[Word, BlobRef], Field(max_length=16)] = {}
     sets: Annotated[Mapping[Word, BlobRef], Field(max_length=MOST_SETS)] = {}
+    plans: Annotated[Mapping[Word, _Plans], Field(max_length=MOST_SETS)] | None = None
     expires: Count = 0
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         if bool(self.builds) == bool(self.sets):
             raise ValueError("a release is a runtime or artifact sets")
+        plans = self.plans or {}
+        if not plans.keys() <= self.sets.keys():
+            raise ValueError("plans of tiers whose artifact sets are missing")
         return self
+
+    def manifests(self, tier: str) -> tuple[BlobRef, ...]:
+        """Return the manifest of a tier's set and then those of its plans, the fastest first.
+
+        Empty if the release has no set of the tier.
+        """
+        if tier not in self.sets:
+            return ()
+        plans = self.plans or {}
+        return (self.sets[tier], *plans.get(tier, ()))
 
 
 def board_kind(machine: str = "", python: str = "") -> str:

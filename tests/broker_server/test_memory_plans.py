@@ -8,7 +8,7 @@ import pytest
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.planning import plan_round
-from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.run_context import ReleasedSet, prepare_run
 from broker_server.rounds.tier_assignment import assign, why_unfit
 from broker_server.settings.fleet import FleetConfig, TiersConfig
 from fleet_protocol.blob_store import BlobStore
@@ -97,13 +97,29 @@ def test_a_device_without_the_memory_for_a_tested_set_keeps_its_plan(loaded, tmp
     context = prepare_run("run", FleetConfig.model_validate(text), loaded)
     tier_set = loaded.tiers[WIDE]
     new = blob_ref(b"new", 1024)
-    tested = {WIDE: (tier_set.manifest, new)}
+    tested = {WIDE: [ReleasedSet(tier_set.manifest, new)]}
     context = replace(context, sets=lambda _device: tested)
     assert context.set_of("a", tier_set) == new
     assert context.set_of("a", tier_set, tier_set.manifest.peak_memory_bytes) == new
     assert context.set_of("a", tier_set, 61_000_000) == tier_set.plans[0].ref
     # Nothing fits, so the tested set is as good as any.
     assert context.set_of("a", tier_set, 1_000) == new
+
+
+def test_a_device_gets_the_fastest_plan_of_a_tested_set_within_its_memory(loaded, tmp_path):
+    """As of the run's set; a rollout brings the plans of its sets."""
+    text = {"fleet": "lab", "model": {"artifacts": tmp_path, "arch": ARCH}}
+    context = prepare_run("run", FleetConfig.model_validate(text), loaded)
+    tier_set = loaded.tiers[WIDE]
+    tested = []
+    for variant in tier_set.variants:
+        name = f"new {variant.manifest.peak_memory_bytes}".encode()
+        tested.append(ReleasedSet(variant.manifest, blob_ref(name, 1024)))
+    context = replace(context, sets=lambda _device: {WIDE: tested})
+    whole, fast, small = (variant.ref for variant in tested)
+    assert context.set_of("a", tier_set) == whole
+    assert context.set_of("a", tier_set, 61_000_000) == fast
+    assert context.set_of("a", tier_set, 41_000_000) == small
 
 
 @pytest.mark.parametrize(

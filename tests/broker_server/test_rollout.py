@@ -20,8 +20,9 @@ from broker_server.store import Store, TaskPhase
 from broker_server.store.queries import find_run
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.identity.enrolment import Papers
 from fleet_protocol.identity.release import Release, board_kind
-from fleet_protocol.messages import DeviceProfile, Profile
+from fleet_protocol.messages import BlobRef, DeviceProfile, Profile
 from tests.broker_server.peer import profile
 
 RELEASE = Release(fleet="lab", number=7, builds={board_kind(): blob_ref(b"a runtime")})
@@ -72,7 +73,19 @@ def test_more_tiers_than_a_release_takes_are_refused(tmp_path):
     with pytest.raises(
         ConfigError, match="17 tiers do not fit into one release; roll out at most 16"
     ):
-        sign_release(tmp_path, {}, {f"w{number}": blob_ref(b"x") for number in range(17)}, 1, 0)
+        sign_release(tmp_path, {}, {f"w{number}": [blob_ref(b"x")] for number in range(17)}, 1, 0)
+    plans = [blob_ref(b"x")] * 34
+    with pytest.raises(ConfigError, match=r"33 plans do not fit .* have at most 32"):
+        sign_release(tmp_path, {}, {"w1": plans}, 1, 0)
+
+
+def test_the_largest_release_fits_into_what_a_board_reads(tmp_path):
+    """All tiers and plans that it may have, of large files."""
+    found_fleet(tmp_path, NewFleet(fleet="lab", host="localhost"))
+    ref = BlobRef(digest=blob_ref(b"x").digest, size=2**30, chunk_bytes=2**20)
+    manifests = {f"w1.00-d10-t{number:02}": [ref] * 3 for number in range(16)}
+    _, signed = sign_release(tmp_path, {}, manifests, 90, 0)
+    Papers(revoked="00", release=signed)
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,31 @@ def test_sets_that_do_not_fit_are_told(member, changes, settings, why):
     )
 
 
+def test_a_board_without_the_memory_for_a_set_wants_its_plans_in_turn(member):
+    """The server repeats what it announces, and the board goes on with the plan that it fetches."""
+    refs = [blob_ref(name) for name in (b"w1.00-d2", b"fast", b"small")]
+    planned = sets(7, "w1.00-d2", plans={"w1.00-d2": refs[1:]})
+    board = member()
+    board.receive(OperatorNotice(False, planned))
+    assert board.wanted == (planned, refs[0])
+    assert board.want_less_memory()
+    board.receive(OperatorNotice(False, planned))
+    assert board.wanted == (planned, refs[1])
+    assert board.want_less_memory()
+    assert board.wanted == (planned, refs[2])
+    assert not board.want_less_memory()
+    newer = sets(8, "w1.00-d2")
+    board.receive(OperatorNotice(False, newer))
+    assert board.wanted == (newer, refs[0])
+
+
+def test_a_release_without_plans_reads_as_before_there_were_any():
+    """Boards of earlier versions refuse keys that they do not know."""
+    assert b"plans" not in sets(7, "w1.00-d2").to_bytes()
+    with pytest.raises(ValueError, match="plans of tiers whose artifact sets are missing"):
+        sets(7, "w1.00-d2", plans={"w0.50-d2": [blob_ref(b"a plan")]})
+
+
 def test_without_an_operator_no_sets_are_taken(made):
     """Nobody has signed them."""
     board = made()

@@ -30,7 +30,7 @@ class Idle(Collecting):
     """Waits for an offer; one may have arrived while the last task was dropped.
 
     For a release of artifact sets it fetches the manifest, then the files of a training task, and
-    takes a step in another process.
+    takes a step in another process. If it lacks memory for a manifest's step, the next one follows.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -99,18 +99,22 @@ class Idle(Collecting):
         """Fetch the files that an artifact set's manifest names; test the set once they are there.
 
         Raises:
-            RefusedError: the manifest is of another tier, or the set is too large for this board.
+            RefusedError: the manifest is of another tier, or the set and all its plans are too
+                large for this board.
         """
         services = self.ctx.services
         manifest = parse_manifest(services.blobs.read(ref.digest))
-        if release.sets.get(manifest.tier) != ref:
+        if ref not in release.manifests(manifest.tier):
             raise RefusedError(
                 RefusalReason.MALFORMED,
                 f"the release names another manifest for tier {manifest.tier}",
             )
         # Checked again when the files are on disk, because other programs may have taken memory
         # meanwhile.
-        self._require_memory(manifest)
+        too_large = self._why_too_large(manifest)
+        if too_large:
+            self._want_less_memory(too_large)
+            return
         graphs = ROUTINES["train"].graphs(manifest, self.ctx.need_setup())
         if not self._files:
             self._collect_files(manifest, graphs, ref.chunk_bytes)
@@ -124,19 +128,28 @@ class Idle(Collecting):
             # In another process: a set that exhausts the memory must not take the agent down.
             services.worker.start("a set", test)
 
-    def _require_memory(self, manifest: Manifest) -> None:
-        """Refuse a set that needs more memory than is free, or as much as killed the agent."""
+    def _want_less_memory(self, reason: str) -> None:
+        """Continue with the release's next manifest; without one, refuse it for this reason."""
+        releases = self.ctx.releases
+        if not releases.want_less_memory() or releases.wanted is None:
+            raise RefusedError(RefusalReason.UNSUPPORTED, reason)
+        self.ctx.services.journal.info(f"{reason}: it takes the next plan of the release")
+        _release, ref = releases.wanted
+        self._files = ()
+        self._collect(ref)
+
+    def _why_too_large(self, manifest: Manifest) -> str:
+        """Return why a set's step is too large for the free memory; empty if it is not."""
         memory = self.ctx.services.memory
         load = memory.measure("training", manifest.tier, manifest.peak_memory_bytes)
         too_large = memory.too_large
         lacks_memory = 0 < load.free < load.peak
         forbidden = too_large is not None and too_large.forbids(load.phase, load.peak)
         if not lacks_memory and not forbidden:
-            return
-        text = f"{manifest.tier} needs {load.peak} bytes of memory, and {load.free} are free"
+            return ""
         if too_large is not None:
-            text = too_large.explanation
-        raise RefusedError(RefusalReason.UNSUPPORTED, text)
+            return too_large.explanation
+        return f"{manifest.tier} needs {load.peak} bytes of memory, and {load.free} are free"
 
     def _collect_files(
         self,

@@ -72,14 +72,31 @@ def forget_loading(_moment: str) -> None:
                     madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_DONTNEED)
 
 
-@functools.cache
-def _shared_arena() -> bool:
-    """Register one arena for all sessions; return False if the runtime does not support that.
+class Arena:
+    """One arena for all sessions of this process, made for the first of them."""
 
-    Its first region is large enough for the intermediate tensors of most tiers: they are then
-    allocated in one piece, whereas regions that grow by doubling fragment. Only pages that were
-    touched count as resident.
-    """
+    def __init__(self) -> None:
+        self._is_shared: bool | None = None
+
+    def share(self, peak_bytes: int) -> bool:
+        """Register the arena at the first call; return False if the runtime does not support that.
+
+        Its first region holds the intermediate tensors of the first graph: they are then allocated
+        in one piece, whereas regions that grow by doubling fragment. Only pages that were touched
+        count as resident.
+
+        Args:
+            peak_bytes: peak memory of the graph; 0 if it is unknown.
+        """
+        if self._is_shared is None:
+            self._is_shared = _register_arena(max(_ARENA_BYTES, peak_bytes))
+        return self._is_shared
+
+
+_ARENA = Arena()
+
+
+def _register_arena(first_bytes: int) -> bool:
     runtime = load_runtime()
     try:
         memory = runtime.OrtMemoryInfo(
@@ -91,7 +108,7 @@ def _shared_arena() -> bool:
         arena = runtime.OrtArenaCfg(
             {
                 "arena_extend_strategy": 0,
-                "initial_chunk_size_bytes": _ARENA_BYTES,
+                "initial_chunk_size_bytes": first_bytes,
                 "max_dead_bytes_per_chunk": _DEAD_BYTES,
             }
         )
@@ -163,7 +180,7 @@ def _session_options(threads: int, *, as_written: bool, peak_bytes: int | None) 
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    if _shared_arena():
+    if _ARENA.share(peak_bytes or 0):
         options.add_session_config_entry("session.use_env_allocators", "1")
     # A pattern is one block for all intermediate tensors of a batch size, kept beside the arena's
     # memory. A small step takes a tenth less time with it, because it allocates from the arena once
