@@ -191,7 +191,7 @@ class _Net:
         return table
 
     def _bound_row(self, budget: Budget, turns: Mapping[str, list[float]]) -> Row:
-        """Return what the matrix products of a share's graph alone would take of PyTorch's step."""
+        """Return the time of only the matrix products of a share's graph, over PyTorch's step."""
         graph = self.folder / budget.name / "train.onnx"
         flops = product_flops(graph, self.case.batch)
         ratios: list[float] = []
