@@ -1,4 +1,4 @@
-"""What convolutions cost by columns, by Winograd's algorithm, and by the runtime's operator."""
+"""Estimates the costs of convolutions by columns, by Winograd's algorithm, and by the runtime."""
 
 import math
 
