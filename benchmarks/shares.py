@@ -5,6 +5,9 @@ The last row compares a net that trains an exit behind every stage with one that
 PyTorch trains with the same parameters frozen. All steps take short turns in one process, as in
 `benchmarks.step_time`; memory is that of a process for each set, less that of one for a tiny set,
 so that the runtime itself does not count. Beside PyTorch, memory is that of the whole processes.
+
+A row without a budget says what the matrix products of a share's graph would take of PyTorch's
+step, at the speed of `benchmarks.gemm`.
 """
 
 import statistics
@@ -13,7 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.gemm import PRODUCT_FLOPS, product_step
 from benchmarks.nets.by_sample import BY_SAMPLE
+from benchmarks.products import product_flops
 from benchmarks.row import Row
 from benchmarks.step_time import Case, Step, Subjects, turns_of
 from benchmarks.torch_peak import torch_peak
@@ -152,10 +157,11 @@ class _Net:
             steps[name] = ways["device"]
             steps[f"{name} eager"] = ways["eager"]
             sent[name] = _sent_bytes(subjects)
-        turns = turns_of(steps)
+        turns = turns_of({**steps, "product": product_step()})
         table: list[Row] = []
         for budget in SHARES.values():
             table += self._step_rows(budget, turns)
+            table.append(self._bound_row(budget, turns))
             table += self._memory_rows(budget)
             table.append(self._upload_row(budget, sent))
         return table
@@ -183,6 +189,21 @@ class _Net:
             )
             table.append(row)
         return table
+
+    def _bound_row(self, budget: Budget, turns: Mapping[str, list[float]]) -> Row:
+        """Return the time of only the matrix products of a share's graph, over PyTorch's step."""
+        graph = self.folder / budget.name / "train.onnx"
+        flops = product_flops(graph, self.case.batch)
+        ratios: list[float] = []
+        for product, eager in zip(turns["product"], turns[f"{budget.name} eager"], strict=True):
+            ratios.append(flops / PRODUCT_FLOPS * product / eager)
+        rate = PRODUCT_FLOPS / statistics.median(turns["product"]) / 1e9
+        return Row.from_values(
+            f"share, products/eager, {self._title(budget)}",
+            ratios,
+            "ratio, processor",
+            note=f"product {rate:.0f} GFLOP/s, graph {flops / 1e9:.2f} GFLOP",
+        )
 
     def _memory_rows(self, budget: Budget) -> list[Row]:
         title = self._title(budget)

@@ -28,17 +28,21 @@ Every product packs the kernel again, so few rows with a large kernel take a thi
 class _Columns:
     """A gathered column matrix ``[batch * positions, taps * channels]``.
 
+    Or ``[batch * positions, channels * taps]``.
+
     Attributes:
         rows: ``[batch, places, channels]`` from which it is gathered.
         table: the source place of each position and tap.
         width: number of columns.
         nbytes: size for a batch of 32.
+        has_channels_first: whether channels come before taps.
     """
 
     rows: str
     table: NDArray[np.int64]
     width: int
     nbytes: int
+    has_channels_first: bool
 
     def pieces(self, outputs: int) -> list[NDArray[np.int64]]:
         """Return the table in pieces, each with at most the allowed number of columns.
@@ -57,17 +61,18 @@ class _Columns:
 def _columns(graph: SizedGraph, name: str) -> _Columns | None:
     """Return the columns behind an operand.
 
-    They consist of a Gather by a constant along the places and a Reshape to a matrix; None for
-    anything else.
+    They consist of a Gather by a constant along the places and a Reshape to a matrix, perhaps with
+    a Transpose that puts channels first; None for anything else.
     """
-    reshape = graph.producers.get(name)
-    if reshape is None or reshape.op_type != "Reshape":
+    source = _before(graph, name, "Reshape")
+    split = None
+    if source is not None and source.op_type == "Transpose":
+        split = source.input[0]
+        source = _before(graph, split, "Reshape")
+    if source is None or source.op_type != "Gather" or attribute(source, "axis") != 1:
         return None
-    gather = graph.producers.get(reshape.input[0])
-    if gather is None or gather.op_type != "Gather" or attribute(gather, "axis") != 1:
-        return None
-    rows = gather.input[0]
-    table = graph.constants.get(gather.input[1])
+    rows = source.input[0]
+    table = graph.constants.get(source.input[1])
     shape = graph.shapes.get(name, ())
     channels = (graph.shapes.get(rows) or (0,))[-1]
     # Columns are whole rows of channels, or these are not columns of a convolution.
@@ -75,8 +80,19 @@ def _columns(graph: SizedGraph, name: str) -> _Columns | None:
         return None
     if len(graph.shapes[rows]) != 3:  # maps of a batch by places and channels
         return None
-    places = numpy_helper.to_array(table).reshape(-1, shape[1] // channels)
-    return _Columns(rows, places, shape[1], graph.sizes[name])
+    taps = shape[1] // channels
+    if split is not None and graph.shapes[split][1:] != (taps, channels):
+        return None
+    places = numpy_helper.to_array(table).reshape(-1, taps)
+    return _Columns(rows, places, shape[1], graph.sizes[name], split is not None)
+
+
+def _before(graph: SizedGraph, name: str, operator: str) -> onnx.NodeProto | None:
+    """Return the node before the operator that makes a value; None if another one makes it."""
+    node = graph.producers.get(name)
+    if node is None or node.op_type != operator:
+        return None
+    return graph.producers.get(node.input[0])
 
 
 def in_pieces(graph: SizedGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
@@ -119,9 +135,17 @@ def _gathered(
     wide = graph.name()
     matrix = graph.name()
     table = graph.constant(piece.reshape(-1))
-    gather = helper.make_node("Gather", [columns.rows, table], [wide], axis=1)
+    nodes = [helper.make_node("Gather", [columns.rows, table], [wide], axis=1)]
+    if columns.has_channels_first:
+        taps = piece.shape[1]
+        split = graph.name()
+        sizes = graph.ints(-1, taps, columns.width // taps)
+        nodes.append(helper.make_node("Reshape", [wide, sizes], [split]))
+        wide = graph.name()
+        nodes.append(helper.make_node("Transpose", [split], [wide], perm=[0, 2, 1]))
     sizes = graph.ints(-1, columns.width)
-    return [gather, helper.make_node("Reshape", [wide, sizes], [matrix])], matrix
+    nodes.append(helper.make_node("Reshape", [wide, sizes], [matrix]))
+    return nodes, matrix
 
 
 def _like(

@@ -66,7 +66,11 @@ def _delay(graph: fx.Graph, backward: fx.Node) -> None:
     # Another reader, such as a proximal term, needs the gradient early.
     if len(gradient.users) != 2 or norm is None or scaled is None or len(norm.args) != 1:
         return
-    grad, x, weight, _bias, stride, padding, dilation = backward.args[:7]
+    scale = _number_times(scaled, gradient)
+    if scale is None:
+        return
+    grad: Any = backward.args[0]
+    x, weight, _bias, stride, padding, dilation = backward.args[1:7]
     with graph.inserting_before(backward):
         direct = graph.call_function(
             torch.ops.shoal.kernel_gradient_norm.default,
@@ -74,14 +78,27 @@ def _delay(graph: fx.Graph, backward: fx.Node) -> None:
         )
     direct.meta = dict(norm.meta)
     norm.replace_all_uses_with(direct)
+    # The factor is multiplied to the few places rather than to the gradient.
     with graph.inserting_before(scaled):
-        late = graph.call_function(_BACKWARD, _with_mask(backward, [False, True, False]))
+        slopes = graph.call_function(_aten.mul.Tensor, (grad, scale))
+        late = graph.call_function(
+            _BACKWARD, (slopes, *_with_mask(backward, [False, True, False])[1:])
+        )
         late_gradient = graph.call_function(operator.getitem, (late, _KERNEL))
+    slopes.meta = dict(grad.meta)
     late.meta = dict(backward.meta)
     late_gradient.meta = dict(gradient.meta)
-    scaled.replace_input_with(gradient, late_gradient)
+    scaled.replace_all_uses_with(late_gradient)
     to_x, _to_weight, to_bias = _mask(backward)
     backward.args = _with_mask(backward, [to_x, False, to_bias])
+
+
+def _number_times(product: fx.Node, gradient: fx.Node) -> fx.Node | None:
+    """Return the number that multiplies a gradient; None if the other factor has several."""
+    factor: Any = product.args[1]
+    if product.args[0] is not gradient or not isinstance(factor, fx.Node):
+        return None
+    return factor if factor.meta["val"].shape == () else None
 
 
 def _mask(backward: fx.Node) -> list[bool]:

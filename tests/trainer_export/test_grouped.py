@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from trainer_export.graph import Port
 from trainer_export.lowering import depthwise, groups
-from trainer_export.lowering.columns import Geometry
+from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.program import write_graph
 from trainer_export.lowering.tiles import Tiles, forward_tiles
 from trainer_export.traced_program import trace_program

@@ -18,10 +18,10 @@ from trainer_export.exit_stages import stages_of
 from trainer_export.formats.chained import Chained
 from trainer_export.formats.files import GraphFile
 from trainer_export.formats.model_bytes import model_bytes
-from trainer_export.frozen_convolutions import mark_frozen
 from trainer_export.late_gradients import delay_gradients
 from trainer_export.lowering.program import write_graph
 from trainer_export.model_inputs import Signature
+from trainer_export.pointwise_norms import has_convolutions
 from trainer_export.recipe import Recipe
 from trainer_export.recomputing import compute_again
 from trainer_export.routines.evaluate import check_eval, trace_eval
@@ -144,12 +144,14 @@ def write_step_graphs(
 
 
 def _write_step(step: Trace, signature: Signature) -> GraphFile:
-    """Write a training step or a part of it, whose frozen layers need no gradient."""
+    """Write a training step or a part of it."""
     # A step that trains everything keeps the order of its additions, and so its bits.
-    if signature.base:
+    has_frozen = bool(signature.base)
+    if has_frozen:
         delay_gradients(step.program.graph)
-        mark_frozen(step.program.graph, step.inputs, signature.base)
-    return write_trace(step)
+    # Only convolutions gain from another order.
+    is_free = has_frozen and has_convolutions(step.program.graph)
+    return write_trace(step, free_order=is_free)
 
 
 def write_train_graph(
@@ -185,10 +187,16 @@ def write_forward_graphs(
     return tuple(write_trace(trace) for trace in traces)
 
 
-def write_trace(trace: Trace) -> GraphFile:
-    """Return a traced program as a file of the portable format."""
+def write_trace(trace: Trace, *, free_order: bool = False) -> GraphFile:
+    """Return a traced program as a file of the portable format.
+
+    Args:
+        trace: the program.
+        free_order: whether additions may have any order.
+    """
     # The name lies in the graph too, so that a file can be recognised without its manifest.
-    model = fit_into_memory(write_graph(trace, {"shoal.graph": trace.name}))
+    metadata = {"shoal.graph": trace.name}
+    model = fit_into_memory(write_graph(trace, metadata, free_order=free_order))
     data = model_bytes(model)
     visible_inputs = []
     for port in trace.inputs:

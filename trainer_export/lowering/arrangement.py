@@ -41,6 +41,7 @@ class Arranger:
             depthwise convolutions produce them.
         keeps_maps: whether views of feature maps keep the order in which these lie; true if
             convolutions produce them.
+        free_order: whether additions may have any order; otherwise a graph keeps its bits.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Arranger:
         *,
         keeps_planes: bool = False,
         keeps_maps: bool = False,
+        free_order: bool = False,
     ) -> None:
         self.graph = graph
         self.batch_source = batch_source
         self.keeps_planes = keeps_planes
         self.keeps_maps = keeps_maps
+        self.free_order = free_order
         # The methods of the graph that rules use most.
         self.node = graph.node
         self.nodes = graph.nodes

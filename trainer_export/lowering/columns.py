@@ -7,8 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer_export.lowering.arrangement import identity
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Value, channels_last, planes
+from trainer_export.lowering.geometry import Geometry
+from trainer_export.lowering.values import (
+    BATCH_HINT,
+    Spec,
+    Value,
+    channels_last,
+    planes,
+    reorder,
+)
 
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
 # To copy a row by a look-up.
@@ -23,105 +32,6 @@ _SLICE_ROW_NS = 6.0
 _SLICE_FLOAT_NS = 0.2
 # To sort a number of a map by its remainder modulo the stride; measured on 2026-11-30.
 _PHASE_NS = 1.0
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The static shape of a convolution, with zeros before and after each spatial dimension."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    @property
-    def taps(self) -> int:
-        """Number of weights per pair of channels."""
-        return math.prod(self.kernel)
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Return whether every output reads one input, at its own place."""
-        return self.taps == 1 and self.inputs == self.outputs
-
-    @property
-    def is_patches(self) -> bool:
-        """Return whether every input belongs to the window of one output."""
-        covered = []
-        for size, width in zip(self.outputs, self.kernel, strict=True):
-            covered.append(size * width)
-        side_by_side = self.stride == self.kernel and self.inputs == tuple(covered)
-        return side_by_side and not any(self.padding) and max(self.dilation) == 1
-
-    def table(self) -> NDArray[np.int64]:
-        """Return for each output and tap the flat input position that it reads.
-
-        The number of all positions stands for a zero.
-        """
-        indices = []
-        for axis in range(len(self.outputs)):
-            output, tap = self._grid(self.outputs, axis)
-            start = output * self.stride[axis]
-            indices.append(start + tap * self.dilation[axis] - self.padding[axis])
-        return self._flat(indices, self.inputs, self.outputs)
-
-    def reverse_table(self) -> NDArray[np.int64]:
-        """Return for each input and tap the flat output position that reads it there.
-
-        The number of positions means no output.
-        """
-        indices = []
-        for axis in range(len(self.inputs)):
-            place, tap = self._grid(self.inputs, axis)
-            scaled = place + self.padding[axis] - tap * self.dilation[axis]
-            # Between two strides there is no output.
-            on_step = scaled % self.stride[axis] == 0
-            indices.append(
-                np.where(
-                    on_step,
-                    scaled // self.stride[axis],
-                    -1,
-                )
-            )
-        return self._flat(indices, self.outputs, self.inputs)
-
-    def _grid(
-        self,
-        sizes: tuple[int, ...],
-        axis: int,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return places and taps along an axis, to be broadcast over all axes of both."""
-        rank = len(sizes)
-        # Axes of places come first, then the axes of taps.
-        place_sizes = [1] * (2 * rank)
-        place_sizes[axis] = sizes[axis]
-        places = np.arange(sizes[axis])
-        tap_sizes = [1] * (2 * rank)
-        tap_sizes[rank + axis] = self.kernel[axis]
-        taps = np.arange(self.kernel[axis])
-        return places.reshape(place_sizes), taps.reshape(tap_sizes)
-
-    def _flat(
-        self,
-        indices: list[NDArray[np.int64]],
-        there: tuple[int, ...],
-        here: tuple[int, ...],
-    ) -> NDArray[np.int64]:
-        """Return flat positions, int64 [prod(here), taps], of an index for each axis of ``there``.
-
-        A position outside becomes ``prod(there)``.
-        """
-        flat = np.zeros((1,) * (2 * len(here)), np.int64)
-        valid = np.ones_like(flat, bool)
-        for index, size in zip(indices, there, strict=True):
-            valid = valid & (index >= 0) & (index < size)
-            # Clipped, so that an invalid index cannot overflow into a valid position.
-            flat = flat * size + np.clip(index, 0, size - 1)
-        positions = np.where(valid, flat, math.prod(there))
-        full = np.broadcast_to(positions, (*here, *self.kernel))
-        return full.reshape(math.prod(here), self.taps)
 
 
 def rows_of(emit: Emitter, x: Value, *, zero_row: bool) -> str:
@@ -140,12 +50,17 @@ def rows_of(emit: Emitter, x: Value, *, zero_row: bool) -> str:
 
 def look_up(emit: Emitter, x: Value, table: NDArray[np.int64]) -> str:
     """Return the rows of ``x`` in a table, as a matrix [batch * len(table), taps * channels]."""
+    columns = _looked_up(emit, x, table)
+    matrix_sizes = emit.ints(-1, table.shape[1] * x.shape[1])
+    return emit.node("Reshape", columns, matrix_sizes)
+
+
+def _looked_up(emit: Emitter, x: Value, table: NDArray[np.int64]) -> str:
+    """Return the rows of ``x`` in a table, [batch, places and taps of the table, channels]."""
     has_zeros = bool((table == math.prod(x.shape[2:])).any())
     rows = rows_of(emit, x, zero_row=has_zeros)
     places = emit.constant(table.reshape(-1))
-    columns = emit.node("Gather", rows, places, axis=1)
-    matrix_sizes = emit.ints(-1, table.shape[1] * x.shape[1])
-    return emit.node("Reshape", columns, matrix_sizes)
+    return emit.node("Gather", rows, places, axis=1)
 
 
 def look_up_ns(rows: int, taps: int, channels: int) -> float:
@@ -164,11 +79,49 @@ class Columns:
     transposed: int
 
 
-def columns_of(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
-    """Return the columns of a convolution, taps before channels, in the cheapest way.
+def columns_of(emit: Emitter, x: Value, geometry: Geometry, outputs: int) -> Columns:
+    """Return the columns of a convolution in the cheapest way.
 
     Forward pass and weight gradient request equal nodes, which the graph contains once.
+
+    Args:
+        emit: the emitter.
+        x: the map that the windows read.
+        geometry: the convolution.
+        outputs: output channels of the kernel.
     """
+    if puts_channels_first(emit, geometry, outputs):
+        return Columns(_channels_first(emit, x, geometry), 0)
+    return _taps_first(emit, x, geometry)
+
+
+def puts_channels_first(emit: Emitter, geometry: Geometry, outputs: int) -> bool:
+    """Return whether columns have channels before taps, as kernels lie in memory.
+
+    To transpose the columns of a batch is then cheaper than to transpose the kernel and its
+    gradient. The order of additions changes.
+    """
+    if not emit.free_order or geometry.taps == 1:
+        return False
+    return BATCH_HINT * math.prod(geometry.outputs) < outputs
+
+
+def kernel_order(emit: Emitter, geometry: Geometry, outputs: int) -> tuple[int, ...]:
+    """Return the axes of a kernel in the order that matches its columns."""
+    rank = 2 + len(geometry.kernel)
+    if puts_channels_first(emit, geometry, outputs):
+        return identity(rank)
+    return channels_last(rank)
+
+
+def _channels_first(emit: Emitter, x: Value, geometry: Geometry) -> str:
+    gathered = _looked_up(emit, x, geometry.table())
+    split = emit.node("Reshape", gathered, emit.ints(-1, geometry.taps, x.shape[1]))
+    moved = emit.node("Transpose", split, perm=[0, 2, 1])
+    return emit.node("Reshape", moved, emit.ints(-1, x.shape[1] * geometry.taps))
+
+
+def _taps_first(emit: Emitter, x: Value, geometry: Geometry) -> Columns:
     channels = x.shape[1]
     if geometry.is_pointwise:
         matrix = matrix_of(emit, x)
@@ -358,3 +311,18 @@ def matrix_of(emit: Emitter, x: Value) -> str:
     rows = rows_of(emit, x, zero_row=False)
     matrix_sizes = emit.ints(-1, x.shape[1])
     return emit.node("Reshape", rows, matrix_sizes)
+
+
+def kernel_matrix(emit: Emitter, weight: Value, order: tuple[int, ...]) -> str:
+    """Return a kernel as a matrix, with the outputs as rows and the other axes in an order."""
+    physical = reorder(weight.shape, order)
+    rows = emit.arranged(weight, order)
+    return emit.reshaped(rows, physical, (weight.shape[0], math.prod(physical[1:])))
+
+
+def map_of(emit: Emitter, matrix: str, out: Spec) -> Value:
+    """Return a matrix [batch * positions, channels] as the feature map of the result."""
+    order = channels_last(len(out.shape))
+    map_sizes = emit.ints(-1, *out.shape[2:], out.shape[1])
+    name = emit.node("Reshape", matrix, map_sizes)
+    return emit.value(name, out.shape, order=order)

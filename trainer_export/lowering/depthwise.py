@@ -16,8 +16,8 @@ from functools import reduce
 
 import numpy as np
 
-from trainer_export.lowering.columns import Geometry
 from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.group_costs import runtime_ns, tiles_ns
 from trainer_export.lowering.runtime_conv import (
     fits_conv_transpose,

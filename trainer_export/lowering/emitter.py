@@ -117,7 +117,7 @@ class Emitter(Arranger):
         lifted = self._lifted(widened, physical)
         if lifted is not None:
             names, target = lifted
-        elif self.keeps_planes:
+        elif self.keeps_planes or self.free_order:
             names, target = self._shortened(widened, physical)
         (name,) = self.nodes(op_type, *names, outputs=1, attributes=attributes)
         return replace(result, name=self.reshaped(name, target, physical))

@@ -7,7 +7,7 @@ processor time; only their ratios matter.
 
 import math
 
-from trainer_export.lowering.columns import Geometry
+from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.tiles import Tiles
 from trainer_export.lowering.values import BATCH_HINT
 

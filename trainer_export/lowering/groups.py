@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer_export.lowering import depthwise
-from trainer_export.lowering.columns import Geometry
 from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.group_costs import columns_ns, runtime_ns
 from trainer_export.lowering.runtime_conv import (
     fits_conv_transpose,

@@ -18,8 +18,18 @@ from trainer_export.pointwise_norms import has_convolutions, has_groups
 from trainer_export.traced_program import Trace
 
 
-def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
+def write_graph(
+    trace: Trace,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    free_order: bool = False,
+) -> Any:
     """Return the ONNX model of a traced program, of standard operators: an ``onnx.ModelProto``.
+
+    Args:
+        trace: the program.
+        metadata: names and values to write into the model.
+        free_order: whether additions may have any order, which makes convolutions cheaper.
 
     Raises:
         ExportError: an operator has no lowering; the message names it, its module and a
@@ -37,6 +47,7 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
         trace.batch_input,
         keeps_planes=has_groups(trace.program.graph),
         keeps_maps=has_convolutions(trace.program.graph),
+        free_order=free_order,
     )
     for port, value in zip(trace.outputs, lower(emitter, trace, values), strict=True):
         if port.name not in trace.hidden:

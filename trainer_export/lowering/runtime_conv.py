@@ -1,7 +1,7 @@
 """The runtime's own convolutions, on maps in plain order."""
 
-from trainer_export.lowering.columns import Geometry
 from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.values import Spec, Value
 
 

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer_export.lowering.columns import Geometry
+from trainer_export.lowering.geometry import Geometry
 
 _MOST_ROWS = 8  # largest height of a tile: higher tiles multiply more zeros than they save copies
 _WIDTHS = (8, 16, 32)  # sizes of tiles along the last axis

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_protocol.errors import ExportError
-from trainer_export.lowering.columns import Geometry
+from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.values import Value, is_fixed, is_single
 
 Sizes = Sequence[int]

@@ -21,8 +21,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer_export.lowering.columns import Geometry
 from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.values import Spec, Value, channels_last
 
 _TAPS = 3  # height and width of a kernel
@@ -38,21 +38,12 @@ SIZES = tuple(_POINTS)
 """Heights and widths that a tile of results may have."""
 
 
-def fits_winograd(geometry: Geometry) -> bool:
-    """Return whether a convolution has a 3x3 kernel whose taps and steps are neighbours."""
-    return (
-        geometry.kernel == (_TAPS, _TAPS)
-        and geometry.stride == (1, 1)
-        and geometry.dilation == (1, 1)
-    )
-
-
 @dataclass(frozen=True)
 class Tiling:
     """The tiles of a convolution.
 
     Attributes:
-        geometry: the convolution; see `fits_winograd`.
+        geometry: the convolution; see `tilings_of`.
         size: height and width of a tile of results, one of `SIZES`.
     """
 
@@ -95,6 +86,16 @@ class Tiling:
         return _both(places), _both(taps), _both(results.T)
 
 
+def tilings_of(geometry: Geometry) -> list[Tiling]:
+    """Return the tilings of a convolution; none unless it has 3x3 taps and steps of one place."""
+    fits = (
+        geometry.kernel == (_TAPS, _TAPS)
+        and geometry.stride == (1, 1)
+        and geometry.dilation == (1, 1)
+    )
+    return [Tiling(geometry, size) for size in SIZES] if fits else []
+
+
 def _powers(size: int, count: int) -> NDArray[np.float64]:
     """Return the powers of each point, [n, count], and for infinity a 1 in the last place."""
     finite = np.vander(np.array(_POINTS[size], np.float64), count, increasing=True)
@@ -108,33 +109,59 @@ def _both(matrix: NDArray[np.float64]) -> NDArray[np.float32]:
     return np.kron(matrix, matrix).astype(np.float32)
 
 
-def winograd(emit: Emitter, out: Spec, x: Value, weight: Value, tiling: Tiling) -> Value:
+def winograd(  # noqa: PLR0913  (what a convolution is)
+    emit: Emitter,
+    out: Spec,
+    x: Value,
+    weight: Value,
+    tiling: Tiling,
+    *,
+    turned: bool = False,
+) -> Value:
     """Return a convolution without its bias, channels-last.
 
     Between its transforms, a map has the batch behind its places, so that every transform is one
     product for all samples and channels.
+
+    Args:
+        emit: the emitter.
+        out: shape of the result.
+        x: the complete map.
+        weight: the kernel [outputs, inputs, 3, 3].
+        tiling: the tiles of the convolution.
+        turned: whether to use the kernel turned by 180 degrees, from its outputs to its inputs.
     """
     to_places, to_taps, to_results = tiling.matrices()
     squares = len(to_places)
-    outputs, inputs = weight.shape[:2]
+    channels = x.shape[1]
     flat = emit.ints(squares, -1)
 
     windows = emit.node("Reshape", _windows(emit, x, tiling), flat)
     places = emit.node("MatMul", emit.constant(to_places), windows)
-    rows = emit.node("Reshape", places, emit.ints(squares, -1, inputs))
+    rows = emit.node("Reshape", places, emit.ints(squares, -1, channels))
 
-    # Outputs and inputs change places last: to move runs of nine taps takes twice as long.
-    kernel = emit.reshaped(
-        emit.in_logical_order(weight), weight.shape, (outputs * inputs, _TAPS * _TAPS)
-    )
-    transformed = emit.node("Gemm", emit.constant(to_taps), kernel, transB=1)
-    by_outputs = emit.node("Reshape", transformed, emit.ints(squares, outputs, inputs))
-    kernels = emit.node("Transpose", by_outputs, perm=[0, 2, 1])
-
+    if turned:
+        to_taps = to_taps[:, ::-1]
+    kernels = _transformed(emit, weight, to_taps)
+    if not turned:
+        # After the transform: to move runs of nine taps takes twice as long.
+        kernels = emit.node("Transpose", kernels, perm=[0, 2, 1])
     products = emit.node("MatMul", rows, kernels)
     flat_products = emit.node("Reshape", products, flat)
     results = emit.node("MatMul", emit.constant(to_results), flat_products)
-    return emit.value(_joined(emit, results, outputs, tiling), out.shape, order=channels_last(4))
+    joined = _joined(emit, results, out.shape[1], tiling)
+    return emit.value(joined, out.shape, order=channels_last(4))
+
+
+def _transformed(emit: Emitter, weight: Value, to_taps: NDArray[np.float32]) -> str:
+    """Return the transformed kernel, [places of a window, outputs, inputs]."""
+    outputs, inputs = weight.shape[:2]
+    kernel = emit.reshaped(
+        emit.in_logical_order(weight), weight.shape, (outputs * inputs, _TAPS * _TAPS)
+    )
+    matrix = emit.constant(np.ascontiguousarray(to_taps))
+    transformed = emit.node("Gemm", matrix, kernel, transB=1)
+    return emit.node("Reshape", transformed, emit.ints(len(to_taps), outputs, inputs))
 
 
 def _windows(emit: Emitter, x: Value, tiling: Tiling) -> str:

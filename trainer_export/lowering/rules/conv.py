@@ -9,30 +9,25 @@ dilations and numbers of spatial dimensions only change the table. Maps with few
 in planes instead.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trainer_export.lowering import groups
 from trainer_export.lowering.columns import (
-    Geometry,
     columns_of,
     is_by_strides,
-    look_up,
-    look_up_ns,
+    kernel_matrix,
+    kernel_order,
+    map_of,
     matrix_of,
 )
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.runtime_conv import (
-    fits_conv_transpose,
-    runtime_conv,
-    runtime_conv_transpose,
-)
+from trainer_export.lowering.geometry import Geometry
+from trainer_export.lowering.input_gradients import gradient_of_windows
+from trainer_export.lowering.runtime_conv import runtime_conv
 from trainer_export.lowering.values import Spec, Value, channels_last, planes, reorder
 from trainer_export.lowering.windows import Convolution
 
@@ -41,23 +36,6 @@ aten = torch.ops.aten
 # Up to this many channels, outputs are stored in planes: runs along a plane are longer than runs
 # along channels.
 _FEW = 8
-# Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
-_FLOP_NS = 0.005
-_WRITTEN_PRODUCT_NS = 0.2  # to write a product that is read again
-_SUM_NS = 0.1  # to add a number to a sum
-# By the runtime's ConvTranspose, for each output.
-_TRANSPOSED_NS = 15.0
-# Per floating point operation of ConvTranspose.
-_TRANSPOSED_FLOP_NS = 0.015
-
-
-def _weight_matrix(emit: Emitter, weight: Value) -> str:
-    """Return the kernel as [outputs, taps * inputs]."""
-    order = channels_last(weight.rank)
-    physical = reorder(weight.shape, order)
-    matrix = (weight.shape[0], math.prod(physical[1:]))
-    rows = emit.arranged(weight, order)
-    return emit.reshaped(rows, physical, matrix)
 
 
 def convolved(
@@ -88,8 +66,9 @@ def convolved(
         lying = emit.arranged(result, planes(result.rank))
         in_planes = emit.value(lying, out.shape, order=planes(result.rank))
         return with_bias(emit, in_planes, bias)
-    kernel = _weight_matrix(emit, weight)
-    columns = columns_of(emit, whole_x, geometry)
+    order = kernel_order(emit, geometry, weight.shape[0])
+    kernel = kernel_matrix(emit, weight, order)
+    columns = columns_of(emit, whole_x, geometry, weight.shape[0])
     # Then the result lies in planes, as its columns do.
     if columns.transposed and out.shape[1] <= _FEW:
         return _planes_product(emit, out, kernel, columns.name, bias)
@@ -98,7 +77,7 @@ def convolved(
         inputs.append(emit.in_logical_order(bias))
     # A Gemm transposes either operand at no cost.
     matrix = emit.node("Gemm", *inputs, transA=columns.transposed, transB=1)
-    return _feature_map(emit, matrix, out)
+    return map_of(emit, matrix, out)
 
 
 def _is_planes_product(emit: Emitter, x: Value, geometry: Geometry) -> bool:
@@ -182,14 +161,6 @@ def with_bias(emit: Emitter, result: Value, bias: Value | None) -> Value:
     return emit.add(result, shift)
 
 
-def _feature_map(emit: Emitter, matrix: str, out: Spec) -> Value:
-    """Return a matrix [batch * positions, channels] as the feature map of the result."""
-    order = channels_last(len(out.shape))
-    map_sizes = emit.ints(-1, *out.shape[2:], out.shape[1])
-    name = emit.node("Reshape", matrix, map_sizes)
-    return emit.value(name, out.shape, order=order)
-
-
 def _convolution_backward(
     emit: Emitter,
     out: Sequence[Spec | None],
@@ -246,7 +217,7 @@ def _weight_gradient(
     """
     if _is_planes_product(emit, x, geometry):
         return _pointwise_gradient_in_planes(emit, grad, x, shape)
-    columns = columns_of(emit, x, geometry)
+    columns = columns_of(emit, x, geometry, shape[0])
     in_planes = grad.lies(planes(grad.rank))
     # A map in planes is read as it lies, without a transpose.
     if in_planes:
@@ -262,7 +233,7 @@ def _weight_gradient(
         transA=int(not in_planes),
         transB=columns.transposed,
     )
-    order = channels_last(len(shape))
+    order = kernel_order(emit, geometry, shape[0])
     physical = reorder(shape, order)
     # -1 is the taps times the inputs.
     gradient = emit.reshaped(matrix, (shape[0], -1), physical)
@@ -277,118 +248,19 @@ def _input_gradient(
     geometry: Geometry,
     group_count: int,
 ) -> Value:
-    """Return ``dX``, the sum over taps of ``dY W`` at the outputs that read an input.
-
-    It is written in the cheapest of three ways: look up the outputs of each input and multiply; or
-    multiply first and add the products of each input; or use the runtime's operator. The first
-    moves rows of output channels and multiplies for every input. The second moves rows of input
-    channels and multiplies for every output. The third is the fastest for few channels.
-    """
+    """Return ``dX``, the sum over taps of ``dY W`` at the outputs that read an input."""
     if group_count > 1:
         return groups.wide_of(emit, out, grad, weight, geometry)
     if _is_planes_product(emit, grad, geometry):
         return _pointwise_in_planes(emit, out, grad, weight, transposes=True)
     if geometry.is_pointwise:
         rows = matrix_of(emit, grad)
-        kernel = _weight_matrix(emit, weight)
+        kernel = kernel_matrix(emit, weight, channels_last(weight.rank))
         product = emit.node("Gemm", rows, kernel)
-        return _feature_map(emit, product, out)
-    table = geometry.reverse_table()
-    results = math.prod(geometry.outputs)
-    # The largest number of outputs that read one input.
-    reach = int((table < results).sum(1).max())
-    look_up_cost, multiply_cost, runtime_cost = _costs(geometry, weight, reach)
-    # Ties go to the runtime, then to looking up first.
-    if runtime_cost <= min(look_up_cost, multiply_cost):
-        return runtime_conv_transpose(emit, out, grad, weight, geometry)
-    if look_up_cost <= multiply_cost:
-        return _look_up_first(emit, out, grad, weight, table)
-    return _multiply_first(emit, out, grad, weight, geometry)
-
-
-def _costs(geometry: Geometry, weight: Value, reach: int) -> tuple[float, float, float]:
-    """Return nanoseconds per sample of the three ways to write an input's gradient."""
-    outputs, inputs = weight.shape[:2]
-    places = math.prod(geometry.inputs)
-    results = math.prod(geometry.outputs)
-    taps = geometry.taps
-    flops = 2 * taps * inputs * outputs
-    look_up_first = places * (look_up_ns(1, taps, outputs) + flops * _FLOP_NS)
-    products = results * (flops * _FLOP_NS + taps * inputs * _WRITTEN_PRODUCT_NS)
-    sums = places * (look_up_ns(1, reach, inputs) + reach * inputs * _SUM_NS)
-    by_runtime = math.inf
-    if fits_conv_transpose(geometry):
-        by_runtime = results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS)
-    return look_up_first, products + sums, by_runtime
-
-
-def _look_up_first(
-    emit: Emitter,
-    out: Spec,
-    grad: Value,
-    weight: Value,
-    table: NDArray[np.int64],
-) -> Value:
-    """Return the gradient as a product with the gradients of the outputs of each input."""
-    outputs, inputs = weight.shape[:2]
-    # Taps before outputs, as in the rows of the table, and inputs as columns.
-    order = (*range(2, weight.rank), 0, 1)
-    physical = reorder(weight.shape, order)
-    matrix = (table.shape[1] * outputs, inputs)
-    taps = emit.arranged(weight, order)
-    kernel = emit.reshaped(taps, physical, matrix)
-    columns = look_up(emit, grad, table)
-    product = emit.node("Gemm", columns, kernel)
-    return _feature_map(emit, product, out)
-
-
-def _multiply_first(
-    emit: Emitter,
-    out: Spec,
-    grad: Value,
-    weight: Value,
-    geometry: Geometry,
-) -> Value:
-    """Return the gradient as sums of the products of every output and tap."""
-    inputs = weight.shape[1]
-    matrix = matrix_of(emit, grad)
-    kernel = _weight_matrix(emit, weight)
-    products = emit.node("Gemm", matrix, kernel)
-    count = math.prod(geometry.outputs) * geometry.taps
-    row_sizes = emit.ints(-1, count, inputs)
-    rows = emit.node("Reshape", products, row_sizes)
-    contributions, reach = _contributions(emit, rows, geometry)
-    # One product for each input needs no sum.
-    if reach == 1 and emit.keeps_planes:
-        return _feature_map(emit, contributions, out)
-    input_sizes = emit.ints(-1, reach, inputs)
-    by_input = emit.node("Reshape", contributions, input_sizes)
-    axes = emit.ints(1)
-    total = emit.node("ReduceSum", by_input, axes, keepdims=0)
-    return _feature_map(emit, total, out)
-
-
-def _contributions(emit: Emitter, rows: str, geometry: Geometry) -> tuple[str, int]:
-    """Return for each input its products [output, tap], and the number of all products.
-
-    Inputs with fewer products are padded with zeros.
-    """
-    table = geometry.reverse_table()
-    results = math.prod(geometry.outputs)
-    reach = int((table < results).sum(1).max())
-    taps = geometry.taps
-    zero = results * taps
-    # The number of a product: its output times the taps, plus its tap.
-    index = np.where(table < results, table * taps + np.arange(taps), zero)
-    # After sorting, the row of zeros is last, because it has the largest number.
-    index = np.sort(index, axis=1)[:, :reach]
-    if (index == zero).any():
-        pads = emit.ints(0, 0, 0, 0, 1, 0)
-        rows = emit.node("Pad", rows, pads)
-    return emit.node("Gather", rows, emit.constant(index.reshape(-1)), axis=1), reach
+        return map_of(emit, product, out)
+    return gradient_of_windows(emit, out, grad, weight, geometry)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    aten.convolution.default: convolved,
     aten.convolution_backward.default: _convolution_backward,
 }

@@ -19,7 +19,7 @@ def _kernel_gradient_norm(
     stride, padding, dilation = steps
     convolution = Convolution(stride, padding, dilation, False, [0], 1)
     geometry = convolution.geometry(x.shape[2:], weight, grad.shape[2:])
-    columns = columns_of(emit, emit.full(x), geometry)
+    columns = columns_of(emit, emit.full(x), geometry, weight.shape[0])
     slopes = matrix_of(emit, emit.full(grad))
     # Each is [places, places].
     of_columns = emit.node(

@@ -1,6 +1,8 @@
-"""Convolutions whose kernels a step does not train are computed in the cheapest way."""
+"""Steps with frozen parameters may add in any order.
 
-from collections.abc import Collection
+Their convolutions and gradients are computed in the cheapest way.
+"""
+
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainer_export.formats.onnx import fit_into_memory
-from trainer_export.frozen_convolutions import mark_frozen
 from trainer_export.graph import GraphBuilder, Port
 from trainer_export.late_gradients import delay_gradients
-from trainer_export.lowering.columns import Geometry
 from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.program import write_graph
 from trainer_export.lowering.values import Spec
 from trainer_export.lowering.winograd import SIZES, Tiling, winograd
+from trainer_export.sized_graph import SizedGraph
 from trainer_export.traced_program import trace_program
 
 BATCH = 3
@@ -40,7 +42,7 @@ def numbers(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def written(
-    x: tuple[int, ...], kernel: tuple[int, ...], stride: int, frozen: Collection[str]
+    x: tuple[int, ...], kernel: tuple[int, ...], stride: int, *, free_order: bool
 ) -> onnx.ModelProto:
     """The graph of a convolution."""
 
@@ -49,8 +51,7 @@ def written(
 
     inputs = (Port("x", "float32", ("batch", *x)), Port(KERNEL, "float32", kernel))
     trace = trace_program("train", function, inputs, (Port("y", "float32", ("batch",)),))
-    mark_frozen(trace.program.graph, trace.inputs, frozen)
-    return write_graph(trace)
+    return write_graph(trace, free_order=free_order)
 
 
 def operators(model: onnx.ModelProto) -> set[str]:
@@ -71,17 +72,133 @@ def test_winograd_is_a_convolution(
         torch.from_numpy(x).double(), torch.from_numpy(kernel).double(), padding=padding
     ).numpy()
     geometry = Geometry(map_size, expected.shape[2:], (3, 3), (1, 1), padding, (1, 1))
+    found = by_winograd(x, kernel, expected.shape, Tiling(geometry, size))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def by_winograd(
+    x: np.ndarray[Any, Any],
+    kernel: np.ndarray[Any, Any],
+    shape: tuple[int, ...],
+    tiling: Tiling,
+    *,
+    turned: bool = False,
+) -> Any:
+    """The result of `winograd` in the runtime."""
     graph = GraphBuilder("train")
     emit = Emitter(graph, "x")
     x_value = emit.value(graph.input(Port("x", "float32", ("batch", *x.shape[1:]))), x.shape)
     weight = emit.value(graph.input(Port(KERNEL, "float32", kernel.shape)), kernel.shape)
-    out = Spec(expected.shape, torch.float32)
-    result = winograd(emit, out, x_value, weight, Tiling(geometry, size))
-    port = Port("y", "float32", ("batch", *expected.shape[1:]))
-    graph.output(port, emit.in_logical_order(result))
-    np.testing.assert_allclose(
-        run(graph.model(), {"x": x, KERNEL: kernel}), expected, rtol=1e-4, atol=1e-4
+    out = Spec(shape, torch.float32)
+    result = winograd(emit, out, x_value, weight, tiling, turned=turned)
+    graph.output(Port("y", "float32", ("batch", *shape[1:])), emit.in_logical_order(result))
+    return run(graph.model(), {"x": x, KERNEL: kernel})
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("padding", [(0, 0), (1, 1), (2, 1)])
+def test_winograd_with_a_turned_kernel_is_the_gradient_of_the_input(
+    size: int, padding: tuple[int, int]
+) -> None:
+    """The gradient is a convolution, from the outputs of the kernel to its inputs."""
+    shape = (BATCH, 5, 5, 7)
+    kernel = numbers(6, 5, 3, 3)
+    results = (5 + 2 * padding[0] - 2, 7 + 2 * padding[1] - 2)
+    slope = numbers(BATCH, 6, *results)
+    weight = torch.from_numpy(kernel).double()
+    expected = torch.nn.grad.conv2d_input(
+        shape, weight, torch.from_numpy(slope).double(), padding=padding
+    ).numpy()
+    geometry = Geometry((5, 7), results, (3, 3), (1, 1), padding, (1, 1))
+    found = by_winograd(slope, kernel, shape, Tiling(geometry.turned, size), turned=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def gradients(
+    x: tuple[int, ...], kernel: tuple[int, ...], stride: int, *, free_order: bool
+) -> tuple[onnx.ModelProto, Any, dict[str, Any]]:
+    """The graph of both gradients of a convolution, the expected values joined, and the inputs."""
+
+    def function(x: Tensor, weight: Tensor, slope: Tensor) -> list[Tensor]:
+        x = x.detach().requires_grad_()
+        weight = weight.detach().requires_grad_()
+        y = functional.conv2d(x, weight, stride=stride, padding=1)
+        to_x, to_weight = torch.autograd.grad(y, (x, weight), slope)
+        return [torch.cat([to_x.flatten(), to_weight.flatten(), y.flatten()])]
+
+    side = -(-x[1] // stride)
+    slope = (kernel[0], side, side)
+    inputs = (
+        Port("x", "float32", ("batch", *x)),
+        Port(KERNEL, "float32", kernel),
+        Port("slope", "float32", ("batch", *slope)),
     )
+    trace = trace_program("train", function, inputs, (Port("y", "float32", ("batch",)),))
+    model = write_graph(trace, free_order=free_order)
+    feed = {
+        "x": numbers(BATCH, *x),
+        KERNEL: numbers(*kernel),
+        "slope": numbers(BATCH, *slope),
+    }
+    (expected,) = function(*(torch.from_numpy(value).double() for value in feed.values()))
+    return model, expected.detach().numpy(), feed
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("x", "kernel"),
+    [
+        ((24, 3, 3), (320, 24, 3, 3)),
+        ((64, 12, 12), (64, 64, 3, 3)),
+    ],
+)
+def test_gradients_in_any_order_are_those_of_autograd(
+    x: tuple[int, ...], kernel: tuple[int, ...], stride: int
+) -> None:
+    """Of few places and many channels, and of maps that are worth tiles."""
+    model, expected, feed = gradients(x, kernel, stride, free_order=True)
+    for graph in (model, fit_into_memory(model)):
+        np.testing.assert_allclose(run(graph, feed), expected, atol=2e-5 * expected.std())
+
+
+def test_no_kernel_of_few_places_is_transposed() -> None:
+    """The columns of a batch have fewer numbers than the kernel, so they are transposed."""
+    x, kernel = (24, 3, 3), (320, 24, 3, 3)
+
+    def transposed(*, free_order: bool) -> set[int]:
+        model, _, _ = gradients(x, kernel, 1, free_order=free_order)
+        shapes = SizedGraph(model).shapes
+        nodes = [node for node in model.graph.node if node.op_type == "Transpose"]
+        return {int(np.prod(shapes[node.output[0]])) for node in nodes}
+
+    numbers_of_kernel = int(np.prod(kernel))
+    assert numbers_of_kernel in transposed(free_order=False)
+    assert numbers_of_kernel not in transposed(free_order=True)
+
+
+def test_columns_do_not_stay_in_memory_until_the_gradient() -> None:
+    """Forward pass and gradient look them up again, whichever of taps and channels comes first."""
+    model, _, _ = gradients((24, 3, 3), (320, 24, 3, 3), 1, free_order=True)
+    fitted = fit_into_memory(model)
+
+    def look_ups(graph: onnx.ModelProto) -> int:
+        return sum(node.op_type == "Gather" for node in graph.graph.node)
+
+    assert look_ups(fitted) == look_ups(model) + 1
+
+
+def test_a_number_times_kernels_of_one_tap_works_in_long_runs() -> None:
+    """The runtime multiplies along the last axes, which here have one number each."""
+
+    def function(weight: Tensor, rate: Tensor) -> list[Tensor]:
+        return [weight * rate]
+
+    kernel = (8, 4, 1, 1)
+    inputs = (Port(KERNEL, "float32", kernel), Port("rate", "float32", ()))
+    trace = trace_program("train", function, inputs, (Port("y", "float32", kernel),))
+    model = write_graph(trace, free_order=True)
+    (product,) = [node for node in model.graph.node if node.op_type == "Mul"]
+    assert SizedGraph(model).shapes[product.output[0]] == (8, 4)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +214,7 @@ def test_the_cheapest_way_is_chosen(
     x: tuple[int, ...], kernel: tuple[int, ...], stride: int, operator: str
 ) -> None:
     """Tiles of maps with channels, the runtime for images, columns for few or large products."""
-    model = written(x, kernel, stride, ["kernel"])
+    model = written(x, kernel, stride, free_order=True)
     ways = operators(model) & {"MatMul", "Conv"}
     assert ways == {operator} & {"MatMul", "Conv"}
     assert operator in operators(model)
@@ -111,9 +228,9 @@ def test_the_cheapest_way_is_chosen(
     np.testing.assert_allclose(run(model, feed), expected, atol=2e-5 * expected.std())
 
 
-def test_a_trained_kernel_keeps_its_columns() -> None:
+def test_other_graphs_keep_their_columns() -> None:
     """The order of additions in tiers that train everything stays what it was."""
-    assert "Gemm" in operators(written((64, 24, 24), (64, 64, 3, 3), 1, []))
+    assert "Gemm" in operators(written((64, 24, 24), (64, 64, 3, 3), 1, free_order=False))
 
 
 def test_a_pooling_without_gradient_returns_no_indices() -> None:
@@ -152,6 +269,9 @@ def test_a_late_gradient_has_the_norm_of_the_gradient(stride: int) -> None:
     norm = targets.index(torch.ops.shoal.kernel_gradient_norm.default)
     assert norm < targets.index(torch.ops.aten.convolution_backward.default)
     assert torch.ops.aten.linalg_vector_norm.default not in targets
+    # The factor multiplies the few places rather than the gradient.
+    products = trace.program.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    assert kernel not in [tuple(product.meta["val"].shape) for product in products]
     feed = {
         "x": numbers(BATCH, 256, 2, 2),
         KERNEL: numbers(*kernel),
