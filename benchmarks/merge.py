@@ -88,7 +88,10 @@ def plans_of(
     return plans
 
 
-def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, NDArray[np.float32]]:
+def _weights(
+    shapes: dict[str, tuple[int, ...]],
+    seed: int,
+) -> dict[str, NDArray[np.float32]]:
     rng = np.random.default_rng(seed)
     return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 

@@ -33,7 +33,11 @@ class _Sink:
     taken = 0
     authentic = False
 
-    def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
+    def publish_stream(
+        self,
+        messages: Iterable[tuple[str, bytes]],
+        deadline: float,
+    ) -> int:
         """Count the bytes of payloads, and return how many they are."""
         del deadline
         sizes = [len(payload) for _, payload in messages]

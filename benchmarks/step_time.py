@@ -219,7 +219,11 @@ def _row(
     )
 
 
-def _share_of_product(case: Case, turns: Mapping[str, list[float]], flops: int) -> Row:
+def _share_of_product(
+    case: Case,
+    turns: Mapping[str, list[float]],
+    flops: int,
+) -> Row:
     """Return the row of a step's speed over that of a matrix product.
 
     Args:
@@ -244,7 +248,11 @@ class Subjects:
         flops: floating point operations of a step, without element-wise work and optimizer.
     """
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(
+        self,
+        case: Case,
+        folder: Path,
+    ) -> None:
         self._folder = folder
         self._recipe = case.recipe
         arch = case.architecture

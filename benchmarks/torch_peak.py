@@ -23,7 +23,11 @@ _STEPS = 8
 _IGNORED = -1  # a label that no loss counts
 
 
-def torch_peak(manifest: Path, batch: int, samples: Path | None = None) -> float:
+def torch_peak(
+    manifest: Path,
+    batch: int,
+    samples: Path | None = None,
+) -> float:
     """Return the peak resident memory in MB of a process that trains in PyTorch, with one thread.
 
     Args:
@@ -50,7 +54,11 @@ def _read(samples: str) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
 
 
-def _loss(manifest: Manifest, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _loss(
+    manifest: Manifest,
+    logits: torch.Tensor,
+    y: torch.Tensor,
+) -> torch.Tensor:
     # Logits of tokens have their classes last, those of images first.
     if len(manifest.label_shape) == 1:
         logits = logits.transpose(1, 2)

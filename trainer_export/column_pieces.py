@@ -87,7 +87,11 @@ def _columns(graph: SizedGraph, name: str) -> _Columns | None:
     return _Columns(rows, places, shape[1], graph.sizes[name], split is not None)
 
 
-def _before(graph: SizedGraph, name: str, operator: str) -> onnx.NodeProto | None:
+def _before(
+    graph: SizedGraph,
+    name: str,
+    operator: str,
+) -> onnx.NodeProto | None:
     """Return the node before the operator that makes a value; None if another one makes it."""
     node = graph.producers.get(name)
     if node is None or node.op_type != operator:

@@ -87,7 +87,10 @@ def rename_all(
     return renamed
 
 
-def _refuse_duplicates(renamed: Mapping[str, str], source: str) -> None:
+def _refuse_duplicates(
+    renamed: Mapping[str, str],
+    source: str,
+) -> None:
     first: dict[str, str] = {}
     for theirs, ours in renamed.items():
         if not ours:
@@ -128,7 +131,10 @@ def _patterns_of(names: Iterable[str]) -> list[str]:
     return list(patterns)
 
 
-def example_pair(additional: Mapping[str, Any], missing: Mapping[str, Any]) -> str:
+def example_pair(
+    additional: Mapping[str, Any],
+    missing: Mapping[str, Any],
+) -> str:
     """Return a pair that would rename tensors of a source to those that a model misses.
 
     Args:

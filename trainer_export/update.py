@@ -182,7 +182,10 @@ def _clipped(slopes: list[Tensor], recipe: Recipe) -> tuple[list[Tensor], Tensor
     return slopes, clip_scale(slopes, recipe.clip_norm)
 
 
-def changing_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[Port, ...]:
+def changing_ports(
+    shapes: Mapping[str, tuple[int, ...]],
+    recipe: Recipe,
+) -> tuple[Port, ...]:
     """Return ports of all values that a step changes.
 
     These are parameters, states of the optimizer, and gradient sums of micro-batches.
@@ -194,7 +197,10 @@ def changing_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tup
     return (*parameter_ports(shapes), *states)
 
 
-def extra_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[Port, ...]:
+def extra_ports(
+    shapes: Mapping[str, tuple[int, ...]],
+    recipe: Recipe,
+) -> tuple[Port, ...]:
     """Return ports for the proximal term and for micro-batches.
 
     The term needs the sent weights and its strength.
