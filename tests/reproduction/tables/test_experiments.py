@@ -32,11 +32,11 @@ ISSUE = {
     "fedrolex-3", "fedrolex-4", "fedrolex-gamma", "fedrolex-repeat",
     "inclusivefl-2", "inclusivefl-4", "inclusivefl-5",
     "whalefl-1", "whalefl-static", "whalefl-mild", "whalefl-strong", "whalefl-ablations", "whalefl-repeat",
-    "fml-1", "fml-models", "fml-tasks",
+    "fml-1", "fml-models", "fml-repeat", "fml-tasks",
     "fedrolex-sbn", "fedrolex-long", "fml-rates", "fml-full", "whalefl-plain", "heterofl-4",
     "heterofl-lg", "fedrolex-rho", "fedrolex-ablations", "fedrolex-bounds", "inclusivefl-depths",
     "whalefl-alpha", "whalefl-tasks", "fml-fedprox", "fml-catfish",
-    "beyond-1", "depthfl-1", "depthfl-2", "private-1", "shares-1",
+    "beyond-1", "beyond-repeat", "depthfl-1", "depthfl-2", "private-1", "shares-1",
 }  # fmt: skip
 
 

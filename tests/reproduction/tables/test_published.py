@@ -159,6 +159,8 @@ def test_every_published_row_with_data_has_an_arm(table):
         "whalefl-tasks",
         "fml-catfish",
         "beyond-1",
+        "beyond-repeat",
+        "fml-repeat",
         "depthfl-1",
         "depthfl-2",
         "private-1",
