@@ -257,7 +257,7 @@ def test_a_repeated_claim_has_other_or_further_seeds_and_the_same_bounds():
             shares = set(experiment.seeds["small"]) & set(other.seeds["small"])
             assert bool(shares) != other.table.endswith("-repeat")
             repeated += 1
-    assert repeated == 8
+    assert repeated == 10
 
 
 def test_two_tasks_have_the_labels_of_their_own_sets():
