@@ -238,10 +238,15 @@ def winograd_kernel_gradient(
     """
     to_places, to_taps, to_results = tiling.matrices()
     shape = (grad.shape[1], x.shape[1], _TAPS, _TAPS)
-    rows = _transformed_squares(emit, x, tiling.table(), to_places)
+    # In reversed order, so that these windows are not those of the forward pass, which would wait
+    # in memory until the gradient.
+    table = tiling.table().reshape(len(to_places), -1)[::-1].reshape(-1)
+    to_places = np.ascontiguousarray(to_places[:, ::-1])
+    rows = _transformed_squares(emit, x, table, to_places)
     from_results = np.ascontiguousarray(to_results.T)
     slopes = _transformed_squares(emit, grad, tiling.results_table(), from_results)
-    products = emit.node("MatMul", emit.node("Transpose", slopes, perm=[0, 2, 1]), rows)
+    slope_columns = emit.node("Transpose", slopes, perm=[0, 2, 1])
+    products = emit.node("MatMul", slope_columns, rows)
     flat = emit.node("Reshape", products, emit.ints(len(to_places), -1))
     taps = emit.node("Gemm", flat, emit.constant(to_taps), transA=1)
     numbers = (shape[0] * shape[1], _TAPS * _TAPS)

@@ -215,6 +215,7 @@ def _weight_gradient(
 ) -> Value:
     """Return ``dY^T columns(X)``; a Gemm transposes either operand at no cost.
 
+    A step that may add in any order uses Winograd's algorithm where the convolution does.
     `matrix_products.convolution_backward` writes the same in operators of PyTorch.
     """
     if _is_planes_product(emit, x, geometry):
