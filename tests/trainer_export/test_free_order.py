@@ -20,7 +20,12 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.program import write_graph
 from trainer_export.lowering.values import Spec
-from trainer_export.lowering.winograd import SIZES, Tiling, winograd
+from trainer_export.lowering.winograd import (
+    SIZES,
+    Tiling,
+    winograd,
+    winograd_kernel_gradient,
+)
 from trainer_export.sized_graph import SizedGraph
 from trainer_export.traced_program import trace_program
 
@@ -112,6 +117,40 @@ def test_winograd_with_a_turned_kernel_is_the_gradient_of_the_input(
     geometry = Geometry((5, 7), results, (3, 3), (1, 1), padding, (1, 1))
     found = by_winograd(slope, kernel, shape, Tiling(geometry.turned, size), turned=True)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("padding", [(0, 0), (1, 1), (2, 1)])
+def test_winograd_has_the_gradient_of_the_kernel(size: int, padding: tuple[int, int]) -> None:
+    """Also for tiles that reach beyond the results, whose slopes are zeros."""
+    x = numbers(BATCH, 5, 5, 7)
+    slope = numbers(BATCH, 6, 5 + 2 * padding[0] - 2, 7 + 2 * padding[1] - 2)
+    kernel = (6, 5, 3, 3)
+    expected = torch.nn.grad.conv2d_weight(
+        torch.from_numpy(x).double(), kernel, torch.from_numpy(slope).double(), padding=padding
+    ).numpy()
+    graph = GraphBuilder("train")
+    emit = Emitter(graph, "x")
+    maps = []
+    for name, value in (("x", x), ("slope", slope)):
+        port = Port(name, "float32", ("batch", *value.shape[1:]))
+        maps.append(emit.value(graph.input(port), value.shape))
+    geometry = Geometry((5, 7), slope.shape[2:], (3, 3), (1, 1), padding, (1, 1))
+    result = winograd_kernel_gradient(emit, maps[1], maps[0], Tiling(geometry, size))
+    graph.output(Port("y", "float32", kernel), emit.in_logical_order(result))
+    found = run(graph.model(), {"x": x, "slope": slope})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_a_kernel_looks_up_its_own_tiles() -> None:
+    """Transformed windows of the forward pass would wait in memory until the gradient."""
+    model, _, _ = gradients((64, 12, 12), (64, 64, 3, 3), 1, free_order=True)
+    shapes = SizedGraph(model).shapes
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    assert [36, 64, 64] in [list(shapes[node.output[0]]) for node in products]
+    look_ups = [node for node in model.graph.node if node.op_type == "Gather"]
+    # Windows twice, tiles of slopes, and windows of slopes for the gradient of the map.
+    assert len(look_ups) == 4
 
 
 def gradients(

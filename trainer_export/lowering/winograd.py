@@ -14,7 +14,7 @@ Neural Networks", ACM TOMS 2020). Measured in float32 on 64 channels, the larges
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -65,13 +65,35 @@ class Tiling:
 
         The number of all positions stands for a zero.
         """
+        return self._positions(self.window, self.geometry.padding, self.geometry.inputs)
+
+    def results_table(self) -> NDArray[np.int64]:
+        """Return for each result of a tile and each tile the flat position of the result.
+
+        The number of all results stands for a zero.
+        """
+        return self._positions(self.size, (0, 0), self.geometry.outputs)
+
+    def _positions(
+        self,
+        extent: int,
+        padding: Sequence[int],
+        sizes: Sequence[int],
+    ) -> NDArray[np.int64]:
+        """Return the flat positions of squares that begin at each tile.
+
+        Args:
+            extent: height and width of a square.
+            padding: rows and columns before the map.
+            sizes: height and width of the map, whose product stands for a position outside.
+        """
         axes = []
         for axis, count in enumerate(self.counts):
-            first = np.arange(count) * self.size - self.geometry.padding[axis]
-            axes.append(np.arange(self.window)[:, None] + first)
+            first = np.arange(count) * self.size - padding[axis]
+            axes.append(np.arange(extent)[:, None] + first)
         rows = axes[0][:, None, :, None]
         columns = axes[1][None, :, None, :]
-        height, width = self.geometry.inputs
+        height, width = sizes
         inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
         return np.where(inside, rows * width + columns, height * width).reshape(-1)
 
@@ -132,14 +154,8 @@ def winograd(  # noqa: PLR0913  (what a convolution is)
         turned: whether to use the kernel turned by 180 degrees, from its outputs to its inputs.
     """
     to_places, to_taps, to_results = tiling.matrices()
-    squares = len(to_places)
-    channels = x.shape[1]
-    flat = emit.ints(squares, -1)
-
-    windows = emit.node("Reshape", _windows(emit, x, tiling), flat)
-    places = emit.node("MatMul", emit.constant(to_places), windows)
-    rows = emit.node("Reshape", places, emit.ints(squares, -1, channels))
-
+    flat = emit.ints(len(to_places), -1)
+    rows = _transformed_squares(emit, x, tiling.table(), to_places)
     if turned:
         to_taps = to_taps[:, ::-1]
     kernels = _transformed(emit, weight, to_taps)
@@ -164,14 +180,29 @@ def _transformed(emit: Emitter, weight: Value, to_taps: NDArray[np.float32]) -> 
     return emit.node("Reshape", transformed, emit.ints(len(to_taps), outputs, inputs))
 
 
-def _windows(emit: Emitter, x: Value, tiling: Tiling) -> str:
-    """Return the places of all windows, [places of a window * tiles, batch * channels]."""
-    positions = math.prod(tiling.geometry.inputs)
+def _transformed_squares(
+    emit: Emitter,
+    x: Value,
+    table: NDArray[np.int64],
+    transform: NDArray[np.float32],
+) -> str:
+    """Return the transformed squares of a map, [places of a window, tiles * batch, channels].
+
+    Args:
+        emit: the emitter.
+        x: the complete map.
+        table: flat positions [places of a square * tiles]; the number of all stands for a zero.
+        transform: float32 [places of a window, places of a square].
+    """
+    windows, squares = transform.shape
+    positions = math.prod(x.shape[2:])
     rows = emit.node("Reshape", emit.arranged(x, _SPACE_FIRST), emit.ints(positions, -1))
-    table = tiling.table()
     if (table == positions).any():
         rows = emit.node("Pad", rows, emit.ints(0, 0, 1, 0))
-    return emit.node("Gather", rows, emit.constant(table), axis=0)
+    gathered = emit.node("Gather", rows, emit.constant(table), axis=0)
+    matrix = emit.node("Reshape", gathered, emit.ints(squares, -1))
+    transformed = emit.node("MatMul", emit.constant(transform), matrix)
+    return emit.node("Reshape", transformed, emit.ints(windows, -1, x.shape[1]))
 
 
 def _joined(emit: Emitter, results: str, outputs: int, tiling: Tiling) -> str:
@@ -186,3 +217,37 @@ def _joined(emit: Emitter, results: str, outputs: int, tiling: Tiling) -> str:
         return joined
     ends = emit.ints(*tiling.geometry.outputs)
     return emit.node("Slice", joined, emit.ints(0, 0), ends, emit.ints(1, 2))
+
+
+def winograd_kernel_gradient(
+    emit: Emitter,
+    grad: Value,
+    x: Value,
+    tiling: Tiling,
+) -> Value:
+    """Return the gradient of a kernel, [outputs, inputs, 3, 3].
+
+    Every transform is linear, so the gradient is its transpose: slopes become places of windows,
+    and the products of places become taps.
+
+    Args:
+        emit: the emitter.
+        grad: the gradient of the convolution's result, complete.
+        x: the complete map that the convolution reads.
+        tiling: the tiles of the convolution.
+    """
+    to_places, to_taps, to_results = tiling.matrices()
+    shape = (grad.shape[1], x.shape[1], _TAPS, _TAPS)
+    # In reversed order, so that these windows are not those of the forward pass, which would wait
+    # in memory until the gradient.
+    table = tiling.table().reshape(len(to_places), -1)[::-1].reshape(-1)
+    to_places = np.ascontiguousarray(to_places[:, ::-1])
+    rows = _transformed_squares(emit, x, table, to_places)
+    from_results = np.ascontiguousarray(to_results.T)
+    slopes = _transformed_squares(emit, grad, tiling.results_table(), from_results)
+    slope_columns = emit.node("Transpose", slopes, perm=[0, 2, 1])
+    products = emit.node("MatMul", slope_columns, rows)
+    flat = emit.node("Reshape", products, emit.ints(len(to_places), -1))
+    taps = emit.node("Gemm", flat, emit.constant(to_taps), transA=1)
+    numbers = (shape[0] * shape[1], _TAPS * _TAPS)
+    return emit.value(emit.reshaped(taps, numbers, shape), shape)

@@ -24,12 +24,14 @@ from trainer_export.lowering.columns import (
     map_of,
     matrix_of,
 )
+from trainer_export.lowering.convolution_costs import cheaper_tiling
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.geometry import Geometry
 from trainer_export.lowering.input_gradients import gradient_of_windows
 from trainer_export.lowering.runtime_conv import runtime_conv
 from trainer_export.lowering.values import Spec, Value, channels_last, planes, reorder
 from trainer_export.lowering.windows import Convolution
+from trainer_export.lowering.winograd import winograd_kernel_gradient
 
 aten = torch.ops.aten
 
@@ -213,10 +215,15 @@ def _weight_gradient(
 ) -> Value:
     """Return ``dY^T columns(X)``; a Gemm transposes either operand at no cost.
 
+    A step that may add in any order uses Winograd's algorithm where the convolution does.
     `matrix_products.convolution_backward` writes the same in operators of PyTorch.
     """
     if _is_planes_product(emit, x, geometry):
         return _pointwise_gradient_in_planes(emit, grad, x, shape)
+    if emit.free_order and not emit.keeps_planes:
+        tiling = cheaper_tiling(geometry, shape[1], shape[0])
+        if tiling is not None:
+            return winograd_kernel_gradient(emit, grad, x, tiling)
     columns = columns_of(emit, x, geometry, shape[0])
     in_planes = grad.lies(planes(grad.rank))
     # A map in planes is read as it lies, without a transpose.
