@@ -5,10 +5,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import nn
+
+from trainer_export.packages.sizes import with_sizes
 
 
 def bound_arguments(make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +101,26 @@ def made_by(
     except Exception:  # noqa: BLE001 - constructors that compute raise anything
         with torch.random.fork_rng(devices=[]):
             return _watch(factory)
+
+
+def made_with(
+    factory: Callable[..., nn.Module],
+    arguments: Mapping[str, Any],
+) -> tuple[type[nn.Module], dict[str, Any] | None]:
+    """Return what `made_by` returns for a factory that may set some of the arguments itself.
+
+    Such a factory accepts no other value for these, so its class gets them.
+
+    Raises:
+        ConfigError: if the class has no such argument.
+    """
+    try:
+        return made_by(partial(factory, **arguments))
+    except Exception:
+        kind, built_with = made_by(factory)
+        if built_with is None:
+            raise
+        return kind, with_sizes(built_with, arguments)
 
 
 def _watch(

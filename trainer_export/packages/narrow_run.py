@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fleet_protocol.errors import ModelError, ShoalError
+from fleet_protocol.errors import ConfigError, ModelError, ShoalError
 from models.architecture import Architecture
 from models.cut import Cut
 from models.layout import Layout
@@ -18,11 +18,17 @@ def require_run(arch: Architecture) -> None:
     """Run the whole model of an architecture once, before anything is tried on it.
 
     Raises:
+        ConfigError: if the model has no parameters.
         ModelError: if the model fails; the message has the model's own, and names `--set`.
     """
     builder = ModelBuilder(arch)
     with torch.random.fork_rng(devices=[]), SkippedInitialization():
         module = builder.build(Cut())
+    if next(module.parameters(), None) is None:
+        raise ConfigError(
+            f"{arch.name} has no parameters, so there is nothing to train; a layer without weights,"
+            " such as an activation, is exported within a model that has some"
+        )
     try:
         _run(module, builder)
     except ShoalError:

@@ -39,6 +39,11 @@ def advice_on_refusal(model: PackageModel) -> str:
     Args:
         model: the model, which the exporter or the proof of its layout has refused.
     """
+    if not _can_build(model):
+        return (
+            f"the constructor of {model.spec} does not accept these arguments, so nothing else was"
+            " tried; with --set, give it the arguments that its message asks for"
+        )
     rates = rates_that_draw(model)
     if rates:
         options = " ".join(f"--set {place}=0.0" for place in rates)
@@ -60,6 +65,15 @@ def advice_on_refusal(model: PackageModel) -> str:
         f"the code of {model.spec} belongs to its package, so you can only set other arguments"
         " with --set, or keep an argument whole with --axis ARGUMENT=off; no other remedy is known"
     )
+
+
+def _can_build(model: PackageModel) -> bool:
+    """Return whether the constructor of a model accepts its arguments."""
+    try:
+        ShapeProber.for_model(model)
+    except Exception:  # noqa: BLE001 - a package's constructor raises anything
+        return False
+    return True
 
 
 def _number_that_helps(model: PackageModel) -> str:
@@ -90,7 +104,8 @@ def _class_that_exports(model: PackageModel) -> str:
         if time.process_time() > until:
             break
         with suppress(ConfigError):  # it may not be built without further arguments
-            if can_export(package_model(model.spec, {**model.changes, "class": name})):
+            other = package_model(model.spec, {**model.changes, "class": name})
+            if _can_build(other) and can_export(other):
                 return name
     return ""
 

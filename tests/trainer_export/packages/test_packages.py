@@ -19,7 +19,7 @@ from trainer_export.artifact_set import ExportOptions, ExportRequest, export_arc
 from trainer_export.packages.advice import advice_on_widths
 from trainer_export.packages.axis_forms import groups_form, heads_form, parse_pins
 from trainer_export.packages.builder import architecture_of
-from trainer_export.packages.constructor import made_by
+from trainer_export.packages.constructor import made_by, made_with
 from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
 from trainer_export.packages.masks import choose_mask
@@ -121,6 +121,20 @@ def test_a_constructor_that_passes_its_arguments_on_shows_those_of_its_base() ->
         "num_classes": 4,
     }
     assert made_by(partial(nn.Sequential, nn.Linear(2, 3))) == (nn.Sequential, None)
+
+
+def test_arguments_that_a_function_sets_itself_are_those_of_its_class() -> None:
+    """As the depths of a model of timm; an argument that the class lacks is named."""
+
+    def tiny(**further: int) -> Encoder:
+        return Encoder(embed_dim=6, **further)
+
+    kind, arguments = made_with(tiny, {"embed_dim": 9, "depth": 3})
+    assert arguments is not None
+    assert kind(**arguments).head.in_features == 9
+    assert arguments["depth"] == 3
+    with pytest.raises(ConfigError, match="there is no argument width"):
+        made_with(tiny, {"width": 9})
 
 
 def test_a_user_decides_about_axes() -> None:

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fleet_protocol.errors import ExportError
+from fleet_protocol.errors import ConfigError, ExportError, ModelError
 from fleet_protocol.recipe import RecipeTable
 from models import infer_layout
 from models.zoo.conversion_plan import convert_where_needed
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.packages.axis_forms import classes_form
 from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.refusals import advice_on_refusal, rates_that_draw
@@ -67,6 +68,22 @@ def test_a_number_that_helps_at_0_is_named() -> None:
     """Not another one, with which at 0 the model does not run."""
     model = package_model(f"{MODELS}:Rescaled", {"input_shape": (4,)})
     assert advice_on_refusal(model).endswith("can be exported with --set rescale_every=0")
+
+
+def test_a_constructor_that_fails_gets_advice_about_its_arguments() -> None:
+    """The refusal has the constructor's own message; nothing is tried, and nothing else fails."""
+    arguments = {"num_groups": 3, "num_channels": 4, "input_shape": (4,)}
+    model = package_model("torch.nn:GroupNorm", arguments)
+    with pytest.raises(ModelError, match="must be divisible by num_groups"):
+        discover_axes(model)
+    assert "does not accept these arguments" in advice_on_refusal(model)
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    """As a layer that only computes, of which half would be nothing."""
+    model = package_model("torch.nn:Threshold", {"threshold": 1, "value": 0, "input_shape": (4,)})
+    with pytest.raises(ConfigError, match="threshold has no parameters"):
+        discover_axes(model)
 
 
 @pytest.mark.parametrize(
