@@ -28,7 +28,9 @@ from fleet_protocol.onnx_runtime import check_runtime
 LIMIT = 1e-4
 """Largest relative deviation of a tensor from PyTorch in a published graph."""
 
-_LIMIT_IN_FLOAT64 = 1e-6  # if the graph is run in float64, too; its constants are rounded
+# If the graph is run in float64, too. Its constants are rounded to float32, and the transforms of
+# Winograd's algorithm multiply their errors: 3e-6 was measured for half of a ResNet-18.
+_LIMIT_IN_FLOAT64 = 1e-5
 _ROUNDINGS = 5  # a tensor may differ from float64 by this multiple of PyTorch's float32 error,
 _LOOSEST = 1e-2  # but never by more than this
 # Smallest scale of a tensor, as a share of the largest of its kind: zero gradients have no scale.

@@ -227,7 +227,7 @@ class TierSets:
         checks = list(portable.check_graphs(graphs, model.module, recipe, model.batches))
         skipped: dict[str, str] = {}
         try:
-            checks += check_parts(graphs, model.module, recipe, model.batches)
+            checks += check_parts(graphs, checks, model.module, recipe, model.batches)
         except NotKeptError as error:
             skipped[BELOW] = str(error)
             graphs = without_parts(graphs)
@@ -239,7 +239,7 @@ class TierSets:
         """Return the files of a plan, whose changed graphs are compared with PyTorch, too."""
         recipe = self.export.recipe
         checks = list(portable.check_graphs(plan.changed, model.module, recipe, model.batches))
-        checks += check_parts(plan.graphs, model.module, recipe, model.batches)
+        checks += check_parts(plan.graphs, checks, model.module, recipe, model.batches)
         # A device would prefer onnxruntime-training's step, which has no bound.
         replaced = {STEP, *(graph.key for graph in plan.changed)}
         checks += [check for check in whole.checks if check.graph not in replaced]
