@@ -67,14 +67,9 @@ def repeated(run: Run, batches: SizedBatches, in_float64: DoubleRun | None = Non
     if _are_edges(runs):
         last = deviations[-1]
         return last.worst.report_others(last.graph, last.steps)
-    if all(deviating.is_small for deviating in runs):
-        report = _first_report(run, batches.few())
-        if report is not None:
-            return report
-    if in_float64 and any(deviating.is_small for deviating in runs):
-        report = _report_in_float64(in_float64, batches.few())
-        if report is not None:
-            return report
+    report = _report_of_rounding(run, runs, batches.few(), in_float64)
+    if report is not None:
+        return report
     raise errors[-1]
 
 
@@ -89,6 +84,22 @@ def _are_edges(runs: Sequence[WorstDeviation]) -> bool:
         if always.any():
             return False
     return True
+
+
+def _report_of_rounding(
+    run: Run,
+    runs: Sequence[WorstDeviation],
+    few: SizedBatches,
+    in_float64: DoubleRun | None,
+) -> CheckSpec | None:
+    """Return the report of a run that shows that deviations are rounding; None if none does."""
+    report: CheckSpec | None = None
+    if all(deviating.is_small for deviating in runs):
+        report = _first_report(run, few)
+    is_small_once = any(deviating.is_small for deviating in runs)
+    if report is None and in_float64 is not None and is_small_once:
+        report = _report_in_float64(in_float64, few)
+    return report
 
 
 def _first_report(run: Run, batches: SizedBatches) -> CheckSpec | None:
