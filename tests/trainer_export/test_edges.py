@@ -63,6 +63,33 @@ def test_entries_of_a_fault_refuse_the_graph(places_of):
         repeated(deviating(places_of), Batches())
 
 
+def far_off(places):
+    """Return places of 400 entries that deviate by more than an edge in some attempts."""
+
+    def places_of(attempt):
+        off = 0.02 if attempt % 5 in places else 0.5
+        return [(place, off) for place in range(attempt, 400, 20)]
+
+    return places_of
+
+
+def test_the_graph_in_float64_decides_where_one_run_deviates_by_little():
+    """Edges in every run, most of them before a batch norm, whose channels they move far."""
+    run = deviating(far_off({2}))
+    right = deviating(lambda _attempt: [])
+    assert repeated(run, Batches(), lambda: right).worst_tensor == "w"
+
+
+@pytest.mark.parametrize(
+    ("near", "off"), [({2}, 0.001), (set(), 0.0)], ids=["fault in float64", "all far off"]
+)
+def test_a_graph_that_deviates_in_float64_or_far_in_each_run_is_refused(near, off):
+    """The runs in float32 have to be near at least once, as a board computes in float32."""
+    in_float64 = deviating(lambda _attempt: [(place, off) for place in range(0, 400, 2)])
+    with pytest.raises(ExportError, match="train differs from PyTorch: w deviates"):
+        repeated(deviating(far_off(near)), Batches(), lambda: in_float64)
+
+
 def channels_that_deviate(right_sizes):
     """Return a run in which a tenth of the entries is off in batches of other sizes."""
     attempts = []
