@@ -18,7 +18,9 @@ from fleet_protocol.graphs.check import check_graph
 from models import Registry, infer_layout
 from models.tier import HEAD_SHARE
 from tests.trainer_export.helpers import TINY
+from trainer_export import step_parts_check
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
+from trainer_export.check import DeviationError, WorstDeviation
 from trainer_export.recipe import Recipe
 
 CACHE = 10**6
@@ -94,6 +96,22 @@ def test_what_depends_on_the_batch_is_not_kept(tmp_path):
     artifacts = export("conv", tmp_path)
     for item in artifacts.tiers.values():
         assert not {ABOVE, BELOW} & item.manifest.graphs.keys()
+        assert "depends on the other samples" in item.manifest.skipped[BELOW]
+
+
+def test_parts_whose_whole_was_judged_in_float64_are_kept(tmp_path, monkeypatch):
+    """Rounding then moves units at their edge in the parts, too, which have the whole's bits."""
+
+    def deviating(*arguments, **options):
+        compare(*arguments, **options)
+        raise DeviationError("some units moved", WorstDeviation(), ABOVE, 1)
+
+    compare = step_parts_check.check_train
+    monkeypatch.setattr(step_parts_check, "check_train", deviating)
+    for item in export("mlp", tmp_path / "mlp").tiers.values():
+        checks = {check.graph: check for check in item.manifest.checks}
+        assert checks[ABOVE] == checks["onnx/train"].model_copy(update={"graph": ABOVE})
+    for item in export("conv", tmp_path / "conv").tiers.values():
         assert "depends on the other samples" in item.manifest.skipped[BELOW]
 
 
