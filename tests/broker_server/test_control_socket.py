@@ -10,8 +10,10 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,17 @@ def requests():
 def at_hand(tmp_path, requests):
     with ControlSocket(tmp_path, requests.put) as listening:
         yield listening
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user of the computer enters. Pytest closes the folders above
+    `tmp_path` to others, and does so again whenever a test beside this one starts it.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 def connected(folder):
@@ -116,23 +129,22 @@ except ConnectionError:
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes another user"
 )
-def test_another_user_is_not_taken(tmp_path, at_hand, requests):
+def test_another_user_is_not_taken(open_folder, requests):
     """Not by the file's mode; and where somebody changed that, not by who the system says is
     there.
     """
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
     replies = []
-    for mode in (0o600, 0o666):
-        (tmp_path / SOCKET).chmod(mode)
-        done = subprocess.run(
-            [sys.executable, "-c", STRANGER, str(tmp_path / SOCKET)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        replies.append((done.stderr.strip(), done.returncode))
+    with ControlSocket(open_folder, requests.put):
+        for mode in (0o600, 0o666):
+            (open_folder / SOCKET).chmod(mode)
+            done = subprocess.run(
+                [sys.executable, "-c", STRANGER, str(open_folder / SOCKET)],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+            replies.append((done.stderr.strip(), done.returncode))
     assert replies[0] == ("closed", 1)
     assert replies[1] in {("let go", 1), ("", 0)}  # hung up before or after he had written
     assert requests.empty()
