@@ -25,6 +25,7 @@ PAHO_NAMES = frozenset(
         # Overridden methods.
         "_loop",
         "_packet_queue",
+        "_packet_write",
         "_sock_close",
         # Methods that are called.
         "_do_on_publish",
@@ -48,6 +49,7 @@ _LOG = logging.getLogger(__name__)
 # Bytes that are read at once: many small packets, and little of a large one.
 _READ_BYTES = 4096
 _READS_AT_ONCE = 16  # before something is written
+_READS_AFTER_THE_END = 1000  # of a connection; more than a system keeps for a program
 _PUBLISH_OF_QOS_1 = PacketTypes.PUBLISH << 4 | 2
 _PUBLISH_FLAGS = 0xF6  # bits of the command without retained (1) and repeated (8)
 _ACKNOWLEDGEMENT = PacketTypes.PUBACK << 4
@@ -85,10 +87,23 @@ class LeanClient(paho.Client):
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """Receive what has arrived, and acknowledge it."""
+        result = self._process_arrived(max(max_packets, _READS_AT_ONCE))
+        if result > 0 or self._sock is None:
+            return self._loop_rc_handle(result)
+        with self._msgtime_mutex:
+            self._last_bytes_received = time.monotonic()
+        if not self._acknowledgements:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        self._queue_acknowledgements()
+        # Written here, so that paho's thread need not be woken up for it.
+        return self.loop_write()
+
+    def _process_arrived(self, reads: int) -> MQTTErrorCode:
+        """Read at most so many times, and process the packets that have arrived."""
         result = MQTTErrorCode.MQTT_ERR_SUCCESS
         count = 0
         room = 0
-        for _ in range(max(max_packets, _READS_AT_ONCE)):
+        for _ in range(reads):
             connection: Any = self._sock
             if connection is None or result > 0:
                 break
@@ -106,15 +121,21 @@ class LeanClient(paho.Client):
                 count = 0
             self._filled += count
             result = self._process_packets() if count else MQTTErrorCode.MQTT_ERR_CONN_LOST
-        if result > 0 or self._sock is None:
-            return self._loop_rc_handle(result)
-        with self._msgtime_mutex:
-            self._last_bytes_received = time.monotonic()
-        if not self._acknowledgements:
-            return MQTTErrorCode.MQTT_ERR_SUCCESS
-        self._queue_acknowledgements()
-        # Written here, so that paho's thread need not be woken up for it.
-        return self.loop_write()
+        return result
+
+    def _packet_write(self) -> MQTTErrorCode:
+        """Send what is queued; on a connection that has ended, receive what arrived before.
+
+        A broker may refuse a message and end the connection while something else is being sent.
+        Without its answer, that message would be sent again on every later connection, which the
+        broker would end as well.
+        """
+        result = super()._packet_write()
+        if result != MQTTErrorCode.MQTT_ERR_CONN_LOST:
+            return result
+        self._process_arrived(_READS_AFTER_THE_END)
+        # The broker's reason has closed the connection.
+        return MQTTErrorCode.MQTT_ERR_SUCCESS if self._sock is None else result
 
     def close_wakeup_sockets(self) -> None:
         """Close the pair of sockets that wakes paho's thread.

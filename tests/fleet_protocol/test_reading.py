@@ -75,6 +75,29 @@ def test_what_a_lost_connection_had_begun_is_forgotten(connection):
     assert taken == [("topic", b"y", False)]
 
 
+@pytest.mark.parametrize("reason", [b"", b"\xe0\2\x87\0"], ids=["silent", "reason"])
+def test_a_refusal_is_read_before_a_connection_that_ended_is_closed(connection, reason):
+    """Mosquitto refuses a message and ends the connection, perhaps while others are being sent.
+    The refused message was sent again and again, and each time the connection ended.
+    """
+    client, theirs = connection
+    refused = []
+    ended = []
+    client.on_publish = lambda _client, _data, mid, code, _properties: refused.append((mid, code))
+    client.on_disconnect = lambda _client, _data, flags, *_about: ended.append(
+        flags.is_disconnect_packet_from_server
+    )
+    first = client.publish("topic", b"not allowed", qos=1)
+    assert client.loop_write() == MQTTErrorCode.MQTT_ERR_SUCCESS
+    theirs.sendall(struct.pack("!BBHBB", 0x40, 4, first.mid, 0x87, 0) + reason)
+    theirs.close()
+    client.publish("topic", b"next", qos=1)
+    client.loop_write()
+    assert refused == [(first.mid, 0x87)]
+    assert ended == [bool(reason)]
+    assert client.socket() is None
+
+
 def test_a_length_without_end_closes_the_connection(connection):
     """MQTT has four bytes for it at most."""
     client, theirs = connection
@@ -97,6 +120,7 @@ def test_the_private_names_of_paho_are_those_of_the_installed_version():
         ("_loop_rc_handle", ["self", "rc"]),
         ("_packet_handle", ["self"]),
         ("_packet_queue", ["self", "command", "packet", "mid", "qos", "info"]),
+        ("_packet_write", ["self"]),
         ("_reset_sockets", ["self", "sockpair_only"]),
         ("_sock_close", ["self"]),
         ("loop_read", ["self", "max_packets"]),
