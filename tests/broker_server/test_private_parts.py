@@ -17,6 +17,7 @@ from broker_server.store.export import load_version
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.private_parts import PrivateModel, keep_private
 from broker_server.strategies.strategy import Contribution
+from broker_server.strategies.trained_window import move_windows
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import PlanError, RefusalReason
@@ -24,6 +25,8 @@ from fleet_protocol.messages import TaskMetrics, UploadRefused
 from fleet_protocol.weights import encode_weights
 from models import Registry, compile_plan, infer_layout, make_plan
 from models.parts import parameters_in
+from models.shares import tiers_of_window
+from models.tier import HEAD_SHARE, Tier
 from tests.broker_server.artifacts import ARCH
 from tests.broker_server.methods import built, merged
 from tests.broker_server.peer import Peer
@@ -32,7 +35,7 @@ from tests.models.layouts import noise
 METRICS = TaskMetrics(
     examples=7, batches=1, labels=(), fetch_seconds=0, train_seconds=0, resident_bytes=0
 )
-AVERAGING = ["heterofl", "fedavg", "fedrolex", "fedprox", "fml"]
+AVERAGING = ["heterofl", "fedavg", "fedprox", "fml"]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +101,46 @@ def test_all_parameters_cannot_stay(layout):
         keep_private(built({"name": "fedavg"}, layout), layout, PrivateModel(("*",)))
 
 
+@pytest.mark.parametrize("name", ["fedrolex", "federated_dropout"])
+@pytest.mark.parametrize("kept", [PrivateModel(("head",)), PrivateModel(copy_model=True)])
+def test_what_devices_keep_has_the_same_units_in_every_round(layout, name, kept):
+    """Else a device would use the values of some units for others, even at full width."""
+    moving = built({"name": name}, layout)
+    with pytest.raises(PlanError, match=rf"strategy {name} gives w1\.00-d1 other units"):
+        keep_private(moving, layout, kept)
+    # The bias of the labels has no units that a width cuts.
+    assert keep_private(moving, layout, PrivateModel(("head.bias",))).stays == ("head.bias",)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """A layout of linear layers, of which a tier may train the top ones."""
+    return infer_layout(Registry.zoo().get("mlp"), {"hidden": (4, 4, 4)})
+
+
+def test_some_tier_trains_each_private_part(deep):
+    """Else all devices would keep the initial values of a part, and no setting would say so."""
+    half = Tier(1.0, 1, 0.5)
+    method = built({"name": "heterofl"}, deep, [half])
+    lowest = PrivateModel(("hidden.0",))
+    with pytest.raises(PlanError, match=r"\(w1\.00-d1-t0\.50\) trains hidden\.0"):
+        keep_private(method, deep, lowest)
+    # The top window leaves the lowest layer out, but the window moves down to it.
+    exported = tiers_of_window(deep, half)
+    moving = move_windows(method, deep, "rolling", exported)
+    assert keep_private(moving, deep, lowest).stays == ("hidden.0.weight", "hidden.0.bias")
+
+
+def test_some_tier_trains_what_is_merged(deep):
+    """A tier of the head alone has nothing to send if the head stays; others may have."""
+    head = Tier(1.0, 1, HEAD_SHARE)
+    kept = PrivateModel(("head",))
+    with pytest.raises(PlanError, match=r"\(w1\.00-d1-head\) train only head, so that nothing"):
+        keep_private(built({"name": "heterofl"}, deep, [head]), deep, kept)
+    both = built({"name": "heterofl"}, deep, [deep.tier(1.0), head])
+    assert keep_private(both, deep, kept).stays == ("head.weight", "head.bias")
+
+
 def test_a_method_with_its_own_routine_decides_how_it_trains(config):
     """FML trains what stays by its mutual step, so the order of training is not a setting of it."""
     made = config(
@@ -131,6 +174,22 @@ def test_settings_without_effect_are_errors(table, problem):
         (
             {"evaluation": {"data": None}, "strategy": {"label_rule": True}},
             r"private\.parts and strategy\.label_rule = true are incompatible",
+        ),
+        (
+            {
+                "evaluation": {"data": None},
+                "private": {"parts": ["head"], "compare": True},
+                "secure_sum": {"clip": 1.0},
+            },
+            r"private\.compare and \[secure_sum\] .* send the evaluations of their models",
+        ),
+        (
+            {
+                "evaluation": {"data": None},
+                "private": {"parts": ["head"], "adapt_epochs": 1},
+                "privacy": {"where": "local", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5},
+            },
+            r"private\.adapt_epochs and privacy\.where = .local. are incompatible",
         ),
     ],
 )
