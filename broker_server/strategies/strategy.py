@@ -237,8 +237,8 @@ class Strategy:
             a method that does not need them.
         stays: parameters that stay on the devices: each trains its own, and no update contains
             them.
-        sets_all_numbers: whether the method belongs to a loss all of whose numbers it sends, so that
-            a loss with further numbers is that of another method.
+        sets_all_numbers: whether the method sends all numbers of its loss, so that a loss with
+            further numbers is that of another method.
         renews_units: whether the kept units change their meaning in each round although the plan
             stays the same, so that devices cannot keep anything about them.
         needs: traits without which the method does not work as intended, besides those that follow
