@@ -26,7 +26,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from broker_server.strategies.stage import Stage, stated
-from broker_server.strategies.strategy import Strategy, moves_units
+from broker_server.strategies.strategy import Strategy
 from broker_server.strategies.traits import Trait
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FiniteJson
@@ -119,7 +119,7 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
 
     Raises:
         PlanError: the model lacks a part, no tier trains it, nothing would be left to merge, the
-            method moves units of what is kept, or it already decides how devices train.
+            method changes the meaning of what is kept, or it already decides how devices train.
     """
     if not kept.keeps_values:
         return strategy
@@ -130,7 +130,10 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
             f"private.parts: {', '.join(kept.parts)} are all parameters of {layout.arch}, so"
             " that nothing is left to merge; name fewer parts"
         )
-    _require_fixed_units(strategy, layout, None if kept.copy_model else stays)
+    keeps = frozenset(stays)
+    if kept.copy_model:
+        keeps = frozenset(parameter.name for parameter in layout.parameters)
+    _require_lasting_units(strategy, layout, keeps)
     _require_effect(strategy, layout, kept.parts, stays)
 
     def instruct(instructions: Instructions, closed_rounds: int) -> Instructions:
@@ -144,32 +147,29 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
             )
         return asked
 
-    return replace(strategy, stays=stays, instruct=instruct)
+    return replace(strategy, stays=stays, keeps=keeps, instruct=instruct)
 
 
-def _require_fixed_units(
+def _require_lasting_units(
     strategy: Strategy,
     layout: Layout,
-    names: Collection[str] | None,
+    names: Collection[str],
 ) -> None:
-    """Check that what devices keep has the same units in every round; None for all parameters.
+    """Check that what devices keep has the same meaning in every round.
 
     Raises:
-        PlanError: a parameter has other units in the next round, so that a device would use the
-            values of some units for others.
+        PlanError: it does not, so that values of some units would be used for others.
     """
-    for tier in strategy.tiers:
-        if not moves_units(strategy, tier):
-            continue
-        for parameter in layout.kept(tier):
-            is_private = names is None or parameter.name in names
-            if is_private and any(layout.is_cut(dim) for dim in parameter.dims):
-                raise PlanError(
-                    f"[private]: devices keep {parameter.name}, but strategy {strategy.name} gives"
-                    f" {tier.id} other units of it in each round, so that values of some units"
-                    " would be used for others; use a strategy with fixed units, such as heterofl,"
-                    " or keep only parameters without a width"
-                )
+    if not strategy.renews_units:
+        return
+    for parameter in layout.parameters:
+        if parameter.name in names and any(map(layout.is_cut, parameter.dims)):
+            raise PlanError(
+                f"[private]: devices keep {parameter.name}, but strategy {strategy.name} gives its"
+                " units another meaning in each round, so that values of some units would be used"
+                " for others; use another strategy, such as heterofl, or keep only parameters"
+                " without a width"
+            )
 
 
 def _require_effect(

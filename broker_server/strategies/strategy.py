@@ -237,6 +237,8 @@ class Strategy:
             a method that does not need them.
         stays: parameters that stay on the devices: each trains its own, and no update contains
             them.
+        keeps: parameters of which devices keep values from round to round. If their units move,
+            the weights come with the units (`fleet_protocol.units`).
         sets_all_numbers: whether the method sends all numbers of its loss, so that a loss with
             further numbers is that of another method.
         renews_units: whether the kept units change their meaning in each round although the plan
@@ -261,6 +263,7 @@ class Strategy:
     instruct: Callable[[Instructions, int], Instructions] = _same_instructions
     adapt: Callable[[Instructions, Sequence[float]], Instructions] | None = None
     stays: tuple[str, ...] = ()
+    keeps: frozenset[str] = frozenset()
     sets_all_numbers: bool = False
     renews_units: bool = False
     needs: frozenset[Trait] = frozenset()
