@@ -20,8 +20,8 @@ lower and then all upper bytes, packed by RFC 1951 (deflate) with Huffman codes 
 others would gain little.
 
 Weights sent to devices are tensors of the encoded type under their own names, followed by the
-``scales`` of all; `open_weights` returns float32 again. `fleet_protocol.rounding` rounds the
-values.
+``scales`` of all, and by the tensors of `fleet_protocol.units`; `open_weights` returns the first in
+float32 again. `fleet_protocol.rounding` rounds the values.
 """
 
 import math
@@ -47,6 +47,7 @@ from fleet_protocol.rounding import (
     widen,
 )
 from fleet_protocol.sparse import count_kept, decode_gaps, encode_gaps, largest_places
+from fleet_protocol.weights import BESIDE_PARAMETERS
 
 ENCODINGS = ("fp32", "fp16", "bf16", *LEVELS)
 KEEP = 0.1  # of the entries of a tensor, in `topk`
@@ -54,7 +55,7 @@ KEEP = 0.1  # of the entries of a tensor, in `topk`
 _ENCODING_OF_DTYPE = {"float16": "fp16", "uint16": "bf16", "int8": "int8"}
 """Encodings of weights by the type of their tensors."""
 
-_SCALES = "/scales"  # not the name of a parameter
+_SCALES = f"{BESIDE_PARAMETERS}scales"
 _PACKED: dict[str, dict[str, type[np.generic]]] = {
     "bf16": {"values": np.uint16},
     "int4": {"values": np.int8},
@@ -160,9 +161,12 @@ def open_weights(path: Path) -> Mapping[str, Vector]:
         BlobError: the file does not exist, or is damaged.
         RefusedError: it cannot be decoded.
     """
-    encoded = open_tensors(path)
-    # Scales are the last tensor, and not a parameter.
-    scales = encoded.pop(_SCALES, None)
+    tensors = open_tensors(path)
+    scales = tensors.get(_SCALES)
+    encoded: dict[str, Vector] = {}
+    for name, tensor in tensors.items():
+        if not name.startswith(BESIDE_PARAMETERS):
+            encoded[name] = tensor
     first = next(iter(encoded.values()), None)
     # All tensors have one type, so the first one shows the encoding.
     encoding = None if first is None else _ENCODING_OF_DTYPE.get(first.dtype.name)

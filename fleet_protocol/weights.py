@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import BlobError
 from fleet_protocol.mapped_tensors import DTYPES
 
+BESIDE_PARAMETERS = "/"
+"""The first character of the names of tensors that come with weights and are no parameters."""
+
 MASKED = "masked"  # the only tensor of an update that goes into a secure sum
 
 # Asking numpy for the name of a type takes longer than everything else here.

@@ -58,6 +58,14 @@ class CompiledTensor:
     runs: tuple[tuple[Run, ...], ...]  # of each dimension
     regions: tuple[Region, ...]  # where no label rule applies
 
+    def positions(self) -> tuple[Indices, ...]:
+        """Return for each dimension the positions of the local entries in the global tensor."""
+        positions: list[Indices] = []
+        for runs in self.runs:
+            ranges = [np.arange(run.start, run.start + run.length) for run in runs]
+            positions.append(np.concatenate(ranges))
+        return tuple(positions)
+
 
 @dataclass(frozen=True, eq=False)
 class CompiledPlan:

@@ -67,7 +67,8 @@ def require_runnable(
     _require_own_models(method, has_own_models=config.own_models is not None)
     train = method.instructions("train", 0).train
     require_inputs(train, method.pulls, recipe, layout.arch)
-    require_knobs(train, export.knobs, export.loss, layout.arch)
+    complete = method.strategy.sets_all_numbers
+    require_knobs(train, export.knobs, export.loss, layout.arch, all_set=complete)
     # This checks the types and links of all devices.
     BoardTimes(load_clock(config.clock), config.devices.kinds, layout, config.seed)
     # Only the judges below need a test set.

@@ -74,7 +74,14 @@ def require_inputs(
             )
 
 
-def require_knobs(settings: TrainSettings, knobs: Collection[str], loss: str, model: str) -> None:
+def require_knobs(
+    settings: TrainSettings,
+    knobs: Collection[str],
+    loss: str,
+    model: str,
+    *,
+    all_set: bool = False,
+) -> None:
     """Check that the loss has every number that the method sets.
 
     Args:
@@ -82,11 +89,21 @@ def require_knobs(settings: TrainSettings, knobs: Collection[str], loss: str, mo
         knobs: names of the numbers that the loss has.
         loss: its name, for messages.
         model: names the graphs in messages.
+        all_set: whether the loss may have no other numbers.
 
     Raises:
-        PlanError: the loss lacks a number, so that setting it would have no effect.
+        PlanError: the loss lacks a number, so that setting it would have no effect, or has one
+            more, so that it is the loss of another method.
     """
-    for name in settings.knobs or {}:
+    numbers = settings.knobs or {}
+    further = sorted(set(knobs).difference(numbers))
+    if all_set and further:
+        raise PlanError(
+            f"the loss {loss} of {model} has the parameter {further[0]!r}, which the strategy does"
+            " not set: it is the loss of another strategy; export it with the loss of this one"
+            " (loss in [model.recipe])"
+        )
+    for name in numbers:
         if name not in knobs:
             raise PlanError(
                 f"the loss {loss} of {model} has no parameter {name!r}, which the strategy sets in"

@@ -234,7 +234,13 @@ def prepare_run(
         require_inputs(train, method.pulls, manifest.recipe, f"{manifest.arch} {manifest.tier}")
         require_recipe(config.model.recipe, manifest)
         loss = manifest.recipe.loss
-        require_knobs(train, loss.knobs, loss.name, f"{manifest.arch} {manifest.tier}")
+        require_knobs(
+            train,
+            loss.knobs,
+            loss.name,
+            f"{manifest.arch} {manifest.tier}",
+            all_set=method.strategy.sets_all_numbers,
+        )
     if config.evaluation.data is not None:
         recipe = context.judged.manifest.recipe
         further = [metric.name for metric in recipe.reported]

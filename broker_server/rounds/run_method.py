@@ -18,7 +18,7 @@ from broker_server.stages.hiding import hiding_of
 from broker_server.store.privacy_spent import require_accountant
 from broker_server.strategies.private_parts import keep_private
 from broker_server.strategies.registry import build_strategy
-from broker_server.strategies.strategy import PlanRequest, Strategy
+from broker_server.strategies.strategy import PlanRequest, Strategy, moves_units
 from broker_server.strategies.trained_window import move_windows
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
@@ -50,9 +50,7 @@ class RunMethod:
         None if the plans of all tiers stay the same.
         """
         for tier in self.tiers:
-            # The plan of any device and version shows the kind of a tier's plans.
-            plan = self.strategy.plan(PlanRequest(tier, "", 0, self.config.seed)).plan
-            if plan.kind != "static" or self.strategy.renews_units:
+            if moves_units(self.strategy, tier, self.config.seed):
                 return tier.id
         return None
 

@@ -1,7 +1,7 @@
 """Prepares the weights that are sent to devices: cuts, encodes and stores them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,10 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import matches
 from fleet_protocol.encodings import encode_whole, open_weights
 from fleet_protocol.messages import BlobRef
+from fleet_protocol.units import NO_UNITS, Positions, unit_tensors
 from fleet_protocol.weights import weights_parts
 from models.plan import Plan, compile_plan
-from models.slicing import Tensors
+from models.slicing import CompiledPlan, Tensors
 from models.tier import Tier
 
 
@@ -33,7 +34,12 @@ class SentWeights:
 
 
 def store_sent_weights(
-    context: RunContext, weights: Tensors, blobs: BlobStore, *, durable: bool
+    context: RunContext,
+    weights: Tensors,
+    blobs: BlobStore,
+    *,
+    durable: bool,
+    units: Mapping[str, Positions] = NO_UNITS,
 ) -> SentWeights:
     """Encode weights for the download of a run, and store them.
 
@@ -42,13 +48,15 @@ def store_sent_weights(
         weights: float32, in the order in which they are sent.
         blobs: blobs that hold them.
         durable: sync them to the disk.
+        units: positions of entries in the whole model, for some parameters.
 
     Raises:
         RefusedError: they cannot be encoded.
         StorageError: the disk is full.
     """
     encoding = context.config.download.encoding
-    chunks = weights_parts(encode_whole(weights, encoding))
+    tensors = encode_whole(weights, encoding) | unit_tensors(units)
+    chunks = weights_parts(tensors)
     digest = blobs.put(*chunks, durable=durable)
     size = sum(map(len, chunks))
     loss = 0.0
@@ -73,10 +81,29 @@ def cut_weights(
     again.
     """
     layout = context.artifacts.layout
-    sent = context.strategy.send(compile_plan(layout, plan), request, model)
+    compiled = compile_plan(layout, plan)
+    sent = context.strategy.send(compiled, request, model)
     weights = {name: sent[name] for name in layout.shapes(request.tier)}
     durable = not context.keeps(Trait.ONE_VERSION)
-    return store_sent_weights(context, weights, blobs, durable=durable)
+    units = _units_to_keep(context, plan, compiled)
+    return store_sent_weights(context, weights, blobs, durable=durable, units=units)
+
+
+def _units_to_keep(
+    context: RunContext,
+    plan: Plan,
+    compiled: CompiledPlan,
+) -> dict[str, Positions]:
+    """Return the positions of entries of which devices keep values, if the next plan has others."""
+    units: dict[str, Positions] = {}
+    if plan.kind == "static":
+        return units
+    layout = context.artifacts.layout
+    for name in sorted(context.strategy.keeps & compiled.tensors.keys()):
+        tensor = compiled.tensors[name]
+        if any(map(layout.is_cut, tensor.dims)):
+            units[name] = tensor.positions()
+    return units
 
 
 def restore_sent_weights(

@@ -13,7 +13,7 @@ STAGES = stated(
         setting="privacy",
         wanted=lambda run: run.privacy is not None and run.privacy.where == "local",
         needs=frozenset({Trait.LABELS_HIDDEN, Trait.ASSIGNED_TIERS, Trait.NO_STATISTICS}),
-        breaks=frozenset({Trait.SERVER_NOISE}),
+        breaks=frozenset({Trait.SERVER_NOISE, Trait.EVALUATIONS}),
     ),
 )
 

@@ -33,7 +33,7 @@ STAGES = stated(
                 Trait.NO_STATISTICS,
             }
         ),
-        breaks=frozenset({Trait.SINGLE}),
+        breaks=frozenset({Trait.SINGLE, Trait.EVALUATIONS}),
     ),
 )
 

@@ -112,6 +112,7 @@ def build(basis: Basis[DepthFlSettings]) -> Strategy:
         name="depthfl",
         paper="https://openreview.net/forum?id=pf8RIZTMU58",
         instruct=instruct_numbers(basis.options.numbers_after),
+        sets_all_numbers=True,
     )
     if basis.options.feddyn is None:
         return depthfl

@@ -144,8 +144,12 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
         rounds = _GroupRounds(layout, depths, settings)
     # A group moves by its own mean and by the momentum of deeper ones.
     breaks = {Trait.MEAN_OF_CHANGES}
+    needs: set[Trait] = set()
     if baseline.alone:
         breaks.add(Trait.SHARED_PLANS)
+    else:
+        # The momentum of deeper groups moves a shallow group's top layer as a whole.
+        needs.add(Trait.ALL_MERGED)
     return Strategy(
         name="inclusivefl",
         paper="https://arxiv.org/abs/2202.08036",
@@ -154,6 +158,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
         merge=Merge(GroupSums, rounds.fold, rounds.finish),
         begin=rounds.begin,
         send=rounds.send,
+        needs=frozenset(needs),
         breaks=frozenset(breaks),
     )
 

@@ -64,6 +64,10 @@ class Adapter:
         """Return the adapter's matrices from the weights of a model."""
         return Pair(weights[self.up], weights[self.down])
 
+    def is_whole_in(self, weights: Tensors) -> bool:
+        """Return whether weights contain both matrices."""
+        return self.up in weights and self.down in weights
+
 
 @dataclass(frozen=True)
 class AdapterMerge:
@@ -161,8 +165,9 @@ class _AdapterRounds:
         # HeteroFL sums the adapters too, and `average` overwrites them.
         self.selective.fold(sums.selective, update)
         for adapter in self.adapters:
-            # A shallow tier lacks the adapters of deeper blocks.
-            if adapter.up in update.weights:
+            # A shallow tier lacks the adapters of deeper blocks. If one matrix stays on the
+            # devices, the other is averaged as HeteroFL averages it.
+            if adapter.is_whole_in(update.weights):
                 self._fold_adapter(sums, adapter, update)
 
     def _fold_adapter(
@@ -186,13 +191,13 @@ class _AdapterRounds:
         old: Tensors,
     ) -> Weights:
         merged = dict(self.selective.finish(sums.selective, GlobalModel(old, {})).weights)
-        for adapter in self.adapters:
-            weight = sums.weights.get(adapter, 0.0)
+        # HeteroFL's average keeps an adapter that no update contains.
+        for adapter, terms in sums.terms.items():
+            weight = sums.weights[adapter]
             pair = adapter.pair(old)
-            # An adapter whose updates all have norm 0, or which no update contains, does not
-            # change.
+            # An adapter whose updates all have norm 0 does not change.
             if weight > 0:
-                mean = tuple(term / np.float32(weight) for term in sums.terms[adapter])
+                mean = tuple(term / np.float32(weight) for term in terms)
                 pair = self.adapter_merge.finish(mean, pair)
             merged[adapter.up] = pair.up
             merged[adapter.down] = pair.down

@@ -22,6 +22,7 @@ these parameters, so that the sums have no coverage for them, and the global mod
 values there. The devices' half is `device_runtime.training.routines.private`.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from broker_server.strategies.stage import Stage, stated
@@ -32,6 +33,7 @@ from fleet_protocol.frozen import FiniteJson
 from fleet_protocol.messages import Instructions
 from models.layout import Layout
 from models.parts import parameters_in
+from models.shares import frozen_parameters
 
 ROUTINE = "private"
 
@@ -44,6 +46,20 @@ STAGES = stated(
         wanted=lambda run: run.private is not None and bool(run.private.parts),
         needs=frozenset({Trait.LABELS_HIDDEN}),
         breaks=frozenset({Trait.ALL_MERGED}),
+    ),
+    Stage(
+        name="private.compare",
+        remedy="remove private.compare",
+        setting="private.compare",
+        wanted=lambda run: run.private is not None and run.private.compare,
+        needs=frozenset({Trait.EVALUATIONS}),
+    ),
+    Stage(
+        name="private.adapt_epochs",
+        remedy="remove private.adapt_epochs",
+        setting="private.adapt_epochs",
+        wanted=lambda run: run.private is not None and run.private.adapt_epochs is not None,
+        needs=frozenset({Trait.EVALUATIONS}),
     ),
 )
 
@@ -102,8 +118,8 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
     nothing is kept, the strategy is the same.
 
     Raises:
-        PlanError: the model lacks a part, nothing would be left to merge, or the method already
-            decides how devices train.
+        PlanError: the model lacks a part, no tier trains it, nothing would be left to merge, the
+            method changes the meaning of what is kept, or it already decides how devices train.
     """
     if not kept.keeps_values:
         return strategy
@@ -114,6 +130,11 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
             f"private.parts: {', '.join(kept.parts)} are all parameters of {layout.arch}, so"
             " that nothing is left to merge; name fewer parts"
         )
+    keeps = frozenset(stays)
+    if kept.copy_model:
+        keeps = frozenset(parameter.name for parameter in layout.parameters)
+    _require_lasting_units(strategy, layout, keeps)
+    _require_effect(strategy, layout, kept.parts, stays)
 
     def instruct(instructions: Instructions, closed_rounds: int) -> Instructions:
         asked = strategy.instruct(instructions, closed_rounds)
@@ -126,4 +147,62 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
             )
         return asked
 
-    return replace(strategy, stays=stays, instruct=instruct)
+    return replace(strategy, stays=stays, keeps=keeps, instruct=instruct)
+
+
+def _require_lasting_units(
+    strategy: Strategy,
+    layout: Layout,
+    names: Collection[str],
+) -> None:
+    """Check that what devices keep has the same meaning in every round.
+
+    Raises:
+        PlanError: it does not, so that values of some units would be used for others.
+    """
+    if not strategy.renews_units:
+        return
+    for parameter in layout.parameters:
+        if parameter.name in names and any(map(layout.is_cut, parameter.dims)):
+            raise PlanError(
+                f"[private]: devices keep {parameter.name}, but strategy {strategy.name} gives its"
+                " units another meaning in each round, so that values of some units would be used"
+                " for others; use another strategy, such as heterofl, or keep only parameters"
+                " without a width"
+            )
+
+
+def _require_effect(
+    strategy: Strategy,
+    layout: Layout,
+    parts: Sequence[str],
+    stays: Collection[str],
+) -> None:
+    """Check that the tiers in use train every private part, and something that is merged.
+
+    Raises:
+        PlanError: they do not.
+    """
+    trained = _trained_in_use(strategy, layout)
+    tiers = ", ".join(tier.id for tier in strategy.tiers)
+    for part in parts:
+        if trained.isdisjoint(parameters_in(layout, (part,))):
+            raise PlanError(
+                f"private.parts: none of the tiers in use ({tiers}) trains {part}, so that boards"
+                " would keep its initial values; remove it, or use a tier that trains it"
+            )
+    if trained <= set(stays):
+        raise PlanError(
+            f"private.parts: the tiers in use ({tiers}) train only {', '.join(parts)}, so that"
+            " nothing is left to merge; name fewer parts, or use a tier that trains more"
+        )
+
+
+def _trained_in_use(strategy: Strategy, layout: Layout) -> set[str]:
+    """Return the parameters that some tier in use trains, at any place of its trained blocks."""
+    trained: set[str] = set()
+    for tier in strategy.tiers:
+        for placed in strategy.places(tier):
+            held = {parameter.name for parameter in layout.kept(placed)}
+            trained |= held.difference(frozen_parameters(layout, placed))
+    return trained

@@ -56,6 +56,7 @@ def build(basis: Basis[ScaleFlSettings]) -> Strategy:
         name="scalefl",
         paper="https://github.com/git-disl/scale-fl",
         instruct=instruct_numbers(basis.options.numbers_after),
+        sets_all_numbers=True,
     )
 
 

@@ -237,6 +237,10 @@ class Strategy:
             a method that does not need them.
         stays: parameters that stay on the devices: each trains its own, and no update contains
             them.
+        keeps: parameters of which devices keep values from round to round. If their units move,
+            the weights come with the units (`fleet_protocol.units`).
+        sets_all_numbers: whether the method sends all numbers of its loss, so that a loss with
+            further numbers is that of another method.
         renews_units: whether the kept units change their meaning in each round although the plan
             stays the same, so that devices cannot keep anything about them.
         needs: traits without which the method does not work as intended, besides those that follow
@@ -259,9 +263,18 @@ class Strategy:
     instruct: Callable[[Instructions, int], Instructions] = _same_instructions
     adapt: Callable[[Instructions, Sequence[float]], Instructions] | None = None
     stays: tuple[str, ...] = ()
+    keeps: frozenset[str] = frozenset()
+    sets_all_numbers: bool = False
     renews_units: bool = False
     needs: frozenset[Trait] = frozenset()
     breaks: frozenset[Trait] = frozenset()
+
+
+def moves_units(strategy: Strategy, tier: Tier, seed: int = 0) -> bool:
+    """Return whether the next slice of a tier may have different units from its last one."""
+    # The plan of any device and version shows the kind of a tier's plans.
+    plan = strategy.plan(PlanRequest(tier, "", 0, seed)).plan
+    return plan.kind != "static" or strategy.renews_units
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ offers the device that tier, and checks and merges its update as such.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
+from broker_server.strategies.stage import Stage, stated
 from broker_server.strategies.strategy import PlannedTier, PlanRequest, Strategy
 from broker_server.strategies.traits import Trait
 from fleet_protocol.errors import PlanError
@@ -36,26 +37,29 @@ def _random(request: PlanRequest, places: int) -> int:
     return int.from_bytes(hashlib.sha256(words).digest()[:8], "big") % places
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """How a window moves.
-
-    Attributes:
-        place: the place of a request among some places.
-        breaks: traits that a run lacks with it.
-    """
-
-    place: Callable[[PlanRequest, int], int]
-    breaks: frozenset[Trait]
-
-
-_RULES: Mapping[WindowPlan, _Rule] = MappingProxyType(
-    {
-        "rolling": _Rule(_rolling, frozenset({Trait.FIXED_PLANS})),
-        "random": _Rule(_random, frozenset({Trait.FIXED_PLANS, Trait.SHARED_PLANS})),
-    }
+# The place of a request among some places; a share at the top does not move.
+_PLACES: Mapping[WindowPlan, Callable[[PlanRequest, int], int]] = MappingProxyType(
+    {"rolling": _rolling, "random": _random}
 )
-"""A share at the top does not move."""
+
+
+# A place is a tier, which trains other entries than the one of the round before.
+STAGES = stated(
+    Stage(
+        name='strategy.window = "rolling"',
+        remedy='set strategy.window = "top"',
+        setting="strategy.window",
+        wanted=lambda run: run.strategy.window == "rolling",
+        breaks=frozenset({Trait.FIXED_PLANS}),
+    ),
+    Stage(
+        name='strategy.window = "random"',
+        remedy='set strategy.window = "top"',
+        setting="strategy.window",
+        wanted=lambda run: run.strategy.window == "random",
+        breaks=frozenset({Trait.FIXED_PLANS, Trait.SHARED_PLANS}),
+    ),
+)
 
 
 def move_windows(
@@ -72,8 +76,8 @@ def move_windows(
     Raises:
         PlanError: no tier in use has a window, or a place is not exported.
     """
-    rule = _RULES.get(kind)
-    if rule is None:
+    choose_place = _PLACES.get(kind)
+    if choose_place is None:
         return strategy
     windows: dict[Tier, tuple[Tier, ...]] = {}
     for tier in strategy.tiers:
@@ -85,14 +89,13 @@ def move_windows(
     def plan(request: PlanRequest) -> PlannedTier:
         # A task of an earlier moment names the place that was chosen for it.
         places = windows.get(request.tier, (request.tier,))
-        tier = places[rule.place(request, len(places))]
+        tier = places[choose_place(request, len(places))]
         return strategy.plan(replace(request, tier=tier))
 
     return replace(
         strategy,
         plan=plan,
         places=lambda tier: windows.get(tier, (tier,)),
-        breaks=strategy.breaks | rule.breaks,
     )
 
 

@@ -27,6 +27,7 @@ class Trait(Enum):
     OPEN_MERGE = "another aggregation rule can replace the strategy's own"
     TIER_HEADS = "the strategy keeps a head for each tier"
     ALL_MERGED = "the server merges every parameter of the model"
+    EVALUATIONS = "devices send the evaluations of their models"
     PIECES = "the strategy's routine trains on a batch in pieces"
 
 

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from device_runtime.predictions.stored_models import StoredModel, fixed_inputs
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends.runtime import open_session
+from device_runtime.training.measuring import INFER
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.graph_parts import exit_keys
+from fleet_protocol.manifest import Manifest
 
 Array = NDArray[Any]
 
@@ -62,13 +64,13 @@ class Stages:
 
     def __init__(self, config: DeviceConfig, model: StoredModel) -> None:
         manifest = model.manifest
-        keys = exit_keys(manifest.graphs)
+        keys = _stage_keys(manifest)
         name = f"{manifest.arch} {manifest.tier}"
         if not keys or manifest.label_shape:
             raise ConfigError(
                 f"{name} has no exits at which a sample could leave: a confidence needs a model"
-                " with at least two exits, one label for each sample, and a loss of exits such as"
-                " --loss all-exits-teach"
+                " with exits, one label for each sample, and a loss of exits such as"
+                " --loss all-exits-teach; predict without a confidence"
             )
         if not set(keys) <= model.graphs.keys():
             raise ConfigError(
@@ -131,6 +133,15 @@ class Stages:
                 break
         assert answers is not None
         return Left(exits, answers, time.perf_counter() - began)
+
+
+def _stage_keys(manifest: Manifest) -> tuple[str, ...]:
+    """Return the keys of the stages; a sub-model with one exit is a stage as a whole."""
+    inference = manifest.graphs.get(INFER)
+    # Only a loss of exits names the outputs that answer.
+    if inference is not None and manifest.recipe.loss.answer and len(inference.outputs) == 1:
+        return (INFER,)
+    return exit_keys(manifest.graphs)
 
 
 def _run_stage(

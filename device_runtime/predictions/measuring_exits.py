@@ -15,7 +15,7 @@ from device_runtime.training.schedule import batches, holdout_split
 from fleet_protocol.data import load_data
 from fleet_protocol.data.column_order import order_columns
 from fleet_protocol.data.terms import NO_CONTRACT, read_contract
-from fleet_protocol.errors import DataError
+from fleet_protocol.errors import ConfigError, DataError
 
 BOUNDS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Bounds that are measured by default."""
@@ -60,13 +60,18 @@ def measure_exits(config: DeviceConfig, bounds: tuple[float, ...] = BOUNDS) -> l
     """Measure the board's model at some bounds, and without any.
 
     Raises:
-        ConfigError: there is no model, or it has no exits.
+        ConfigError: there is no model, or it has fewer than two exits.
         DataError: the board holds no samples out, or they do not fit the model.
         BlobError: a file of the model is damaged.
     """
     choose_backend(config.backend)
     model = read_board_model(config, read_index(config.state_dir))
     stages = Stages(config, model)
+    if len(stages) < 2:
+        raise ConfigError(
+            f"{model.manifest.arch} {model.manifest.tier} has one exit, so every sample leaves"
+            " there; there are bounds to compare only in deeper tiers"
+        )
     contract = read_contract(config.state_dir) or NO_CONTRACT
     data = order_columns(load_data(config.data), contract).fit_to(model.manifest)
     _training, held_out = holdout_split(len(data), config.holdout)

@@ -18,6 +18,7 @@ from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import ForwardSession
 from device_runtime.training.backends.runtime import open_session
 from device_runtime.training.hooks import Hooks
+from device_runtime.training.kept_units import values_at
 from device_runtime.training.measuring import (
     INFER,
     STATS,
@@ -39,6 +40,7 @@ from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest, parameter_input
 from fleet_protocol.messages import TrainSettings
+from fleet_protocol.units import read_units
 
 BATCH_SIZE = 32
 
@@ -113,17 +115,23 @@ def _with_private_parts(config: DeviceConfig, model: StoredModel) -> StoredModel
     own = tiers.get(sub_model_of(str(about["tier"])), {})
     if not own:
         return model
-    for name, value in own.items():
-        if name not in model.parameters or model.parameters[name].shape != value.shape:
+    units = read_units(BlobStore(config.state_dir).path(str(about["digest"])))
+    values: dict[str, NDArray[Any]] = {}
+    for name, kept in own.items():
+        sent = model.parameters.get(name)
+        value = kept
+        if sent is not None and name in units and kept.ndim == sent.ndim:
+            value = values_at(kept, units[name], sent)
+        if sent is None or sent.shape != value.shape:
             raise ConfigError(
-                f"the private part {name} of this board, {list(value.shape)}, belongs to a"
+                f"the private part {name} of this board, {list(kept.shape)}, belongs to a"
                 f" different model from {model.manifest.arch} {model.manifest.tier}: let the board"
-                " take part"
-                " in another round"
+                " take part in another round"
             )
+        values[name] = value
     private = f"{len(own)} parameters"
     return replace(
-        model, about={**about, "private": private}, parameters={**model.parameters, **own}
+        model, about={**about, "private": private}, parameters={**model.parameters, **values}
     )
 
 

@@ -120,4 +120,9 @@ def test_what_does_not_fit_is_refused():
     settings = TRAIN.model_copy(update={"knobs": {"distillation": 1.0}})
     with pytest.raises(PlanError, match="cross-entropy of tiny has no parameter 'distillation'"):
         require_knobs(settings, (), "cross-entropy", "tiny")
-    require_knobs(settings, ("inner", "distillation"), "all-exits-teach", "tiny")
+    numbers = ("inner", "distillation")
+    require_knobs(settings, numbers, "all-exits-teach", "tiny")
+    # ScaleFL sets one of them, so that the loss is another method's.
+    assert built({"name": "scalefl"}, LAYOUT, TIERS).sets_all_numbers
+    with pytest.raises(PlanError, match="all-exits-teach of tiny has the parameter 'inner'"):
+        require_knobs(settings, numbers, "all-exits-teach", "tiny", all_set=True)

@@ -2,6 +2,7 @@
 in numpy.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from broker_server.rounds.run_method import RunMethod
 from broker_server.strategies.low_rank import adapters_of
 from broker_server.strategies.optimizer_rules import OptimizerSettings
+from broker_server.strategies.private_parts import PrivateModel, keep_private
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.errors import PlanError
 from fleet_protocol.messages import TaskMetrics
@@ -104,6 +106,23 @@ def test_by_entries_zeros_pad_and_norms_weigh():
             place = (slice(None), slice(rank)) if axis else (slice(rank), slice(None))
             expected[place] += norm * device_update.weights[name]
         np.testing.assert_allclose(model[name], expected / sum(norms), rtol=1e-5)
+
+
+@pytest.mark.parametrize("private", ["a.up", "a.down"])
+def test_half_of_an_adapter_is_averaged_if_the_other_stays_on_the_devices(private):
+    """By coordinates, as HeteroFL averages it; what stays keeps its initial values."""
+    kept = PrivateModel((private,))
+    results = {}
+    for name in ("hetlora", "heterofl"):
+        method = keep_private(built({"name": name}, LAYOUT), LAYOUT, kept)
+        updates = []
+        for whole in UPDATES:
+            weights = {key: value for key, value in whole.weights.items() if key != private}
+            updates.append(replace(whole, plan=whole.plan.without([private]), weights=weights))
+        results[name] = merged(method, updates, OLD)
+    for name, old in OLD.items():
+        np.testing.assert_array_equal(results["hetlora"][name], results["heterofl"][name])
+        assert np.array_equal(results["hetlora"][name], old) == (name == private)
 
 
 def test_by_products_the_leading_units_are_the_best_of_each_rank():

@@ -1,16 +1,27 @@
 """What each method states of itself in its module, beside what its built strategy does."""
 
+import numpy as np
 import pytest
 
 from broker_server.rounds.run_method import RunMethod, _described
 from broker_server.settings.combinations import method_settings
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method_features import evident_features, method_features
+from broker_server.strategies.private_parts import PrivateModel, keep_private
 from broker_server.strategies.registry import STRATEGIES, build_strategy
+from broker_server.strategies.strategy import Contribution, PlanRequest
 from broker_server.strategies.traits import Trait
-from models import Registry, Tier, infer_layout
+from fleet_protocol.errors import PlanError
+from fleet_protocol.messages import TaskMetrics
+from models import Registry, Tier, compile_plan, infer_layout
 from tests.broker_server.artifacts import tiny_layout
+from tests.broker_server.methods import merged
 from tests.broker_server.test_low_rank import LAYOUT as ADAPTERS
+from tests.models.layouts import noise
+
+METRICS = TaskMetrics(
+    examples=7, batches=1, labels=(), fetch_seconds=0, train_seconds=0, resident_bytes=0
+)
 
 ENCODER = {
     "embed": 8,
@@ -109,3 +120,39 @@ def test_a_module_states_what_its_strategy_does(table, breaks, encoder):
     stated = method_features(method.config, _described(method))[0]
     assert stated.needs <= STATED_NEEDS
     assert stated.breaks <= STATED_ONLY
+
+
+@pytest.mark.parametrize(
+    ("table", "breaks"), EVERY_METHOD, ids=[str(table) for table, _ in EVERY_METHOD]
+)
+def test_a_method_merges_what_private_parts_leave_or_is_refused(table, breaks, encoder):
+    """No method fails in a round because updates lack what stays on the devices."""
+    del breaks
+    method = built_method(table, encoder)
+    if Trait.ALL_MERGED in method.strategy.needs:
+        # `combinations` refuses the run.
+        assert table["name"] in {"depthfl", "feddyn", "inclusivefl"}
+        return
+    # A vector of the last layer, which no width cuts; or half of an adapter.
+    private = "a.down" if method.layout is ADAPTERS else method.layout.parameters[-1].name
+    kept = PrivateModel((private,))
+    if method.strategy.renews_units and method.layout is ADAPTERS:
+        with pytest.raises(PlanError, match=r"devices keep a\.down, but strategy flexlora"):
+            keep_private(method.strategy, method.layout, kept)
+        return
+    strategy = keep_private(method.strategy, method.layout, kept)
+    old = noise(method.layout, 0)
+    updates = []
+    for number, tier in enumerate(strategy.tiers, 1):
+        planned = strategy.plan(PlanRequest(tier, f"d{number}", 0, 0))
+        plan = compile_plan(method.layout, planned.plan)
+        weights = plan.slice(noise(method.layout, number))
+        for name in strategy.stays:
+            weights.pop(name, None)
+        shared = plan.without(strategy.stays)
+        metrics = METRICS.model_copy(update={"labels": tuple(range(method.layout.classes))})
+        updates.append(Contribution(f"d{number}", tier, planned.key, shared, weights, metrics))
+    new = merged(strategy, updates, old)
+    changed = {name for name, value in old.items() if not np.array_equal(value, new[name])}
+    merges = table.get("inclusivefl") != {"baseline": "local"}
+    assert changed == (old.keys() - set(strategy.stays) if merges else set())

@@ -10,23 +10,30 @@ from pydantic import ValidationError
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.sent_weights import cut_weights
 from broker_server.rounds.tier_version import tier_version
 from broker_server.settings.private import PrivateConfig
 from broker_server.store import Store
 from broker_server.store.export import load_version
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.private_parts import PrivateModel, keep_private
-from broker_server.strategies.strategy import Contribution
+from broker_server.strategies.strategy import Contribution, GlobalModel, PlanRequest
+from broker_server.strategies.trained_window import move_windows
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import PlanError, RefusalReason
 from fleet_protocol.messages import TaskMetrics, UploadRefused
+from fleet_protocol.units import read_units
 from fleet_protocol.weights import encode_weights
 from models import Registry, compile_plan, infer_layout, make_plan
 from models.parts import parameters_in
+from models.shares import tiers_of_window
+from models.tier import HEAD_SHARE, Tier
 from tests.broker_server.artifacts import ARCH
 from tests.broker_server.methods import built, merged
 from tests.broker_server.peer import Peer
+from tests.broker_server.test_low_rank import LAYOUT as ADAPTERS
 from tests.models.layouts import noise
 
 METRICS = TaskMetrics(
@@ -98,6 +105,97 @@ def test_all_parameters_cannot_stay(layout):
         keep_private(built({"name": "fedavg"}, layout), layout, PrivateModel(("*",)))
 
 
+def test_what_devices_keep_has_the_same_meaning_in_every_round():
+    """FlexLoRA's units are those of a new basis in each round, whatever their numbers."""
+    renewed = built({"name": "flexlora"}, ADAPTERS)
+    with pytest.raises(PlanError, match=r"devices keep a\.down, but strategy flexlora"):
+        keep_private(renewed, ADAPTERS, PrivateModel(("a.down",)))
+
+
+@pytest.mark.parametrize("name", ["fedrolex", "federated_dropout"])
+@pytest.mark.parametrize("tier", ["w1.00-d1", "w0.50-d1"])
+@pytest.mark.parametrize("encoding", ["fp32", "bf16", "int8"])
+def test_weights_come_with_the_units_of_what_devices_keep(config, tmp_path, name, tier, encoding):
+    """A device needs them where its units move, even at full width, which changes their order."""
+    made = config(
+        strategy={"name": name},
+        private={"parts": ["head"]},
+        download={"encoding": encoding},
+        evaluation={"data": None},
+    )
+    version, sent, units = cut(made, tier, tmp_path)
+    # The bias of the labels has the same entries in every round.
+    assert units.keys() == {"head.weight"}
+    if encoding == "fp32":
+        for parameter, positions in units.items():
+            np.testing.assert_array_equal(version[parameter][np.ix_(*positions)], sent[parameter])
+    assert sent.keys() == version.keys()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "private", "expected"),
+    [
+        ("heterofl", {"parts": ["head"]}, set()),
+        ("fedrolex", {"parts": ["head.bias"]}, set()),
+        (
+            "fedrolex",
+            {"copy_model": True, "mu": 0.0},
+            {"hidden.weight", "hidden.bias", "head.weight"},
+        ),
+    ],
+)
+def test_only_units_that_move_are_sent(config, tmp_path, strategy, private, expected):
+    made = config(
+        strategy={"name": strategy},
+        private=private,
+        evaluation={"data": None},
+    )
+    _version, _sent, units = cut(made, "w0.50-d1", tmp_path)
+    assert units.keys() == expected
+
+
+def cut(config, tier, folder):
+    """The initial version, what a device of a tier is sent of it, and the units that come along."""
+    artifacts = load_artifacts(config.model.artifacts, ARCH, chunk_bytes=1024)
+    context = prepare_run("run", config, artifacts)
+    request = PlanRequest(Tier.parse(tier), "d1", 3, config.seed)
+    plan = context.strategy.plan(request).plan
+    version = artifacts.initial_weights()
+    blobs = BlobStore(folder / "sent")
+    sent = cut_weights(context, request, plan, GlobalModel(version, {}), blobs)
+    path = blobs.path(sent.ref.digest)
+    return version, open_weights(path), read_units(path)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """A layout of linear layers, of which a tier may train the top ones."""
+    return infer_layout(Registry.zoo().get("mlp"), {"hidden": (4, 4, 4)})
+
+
+def test_some_tier_trains_each_private_part(deep):
+    """Else all devices would keep the initial values of a part, and no setting would say so."""
+    half = Tier(1.0, 1, 0.5)
+    method = built({"name": "heterofl"}, deep, [half])
+    lowest = PrivateModel(("hidden.0",))
+    with pytest.raises(PlanError, match=r"\(w1\.00-d1-t0\.50\) trains hidden\.0"):
+        keep_private(method, deep, lowest)
+    # The top window leaves the lowest layer out, but the window moves down to it.
+    exported = tiers_of_window(deep, half)
+    moving = move_windows(method, deep, "rolling", exported)
+    assert keep_private(moving, deep, lowest).stays == ("hidden.0.weight", "hidden.0.bias")
+
+
+def test_some_tier_trains_what_is_merged(deep):
+    """A tier of the head alone has nothing to send if the head stays; others may have."""
+    head = Tier(1.0, 1, HEAD_SHARE)
+    kept = PrivateModel(("head",))
+    with pytest.raises(PlanError, match=r"\(w1\.00-d1-head\) train only head, so that nothing"):
+        keep_private(built({"name": "heterofl"}, deep, [head]), deep, kept)
+    both = built({"name": "heterofl"}, deep, [deep.tier(1.0), head])
+    assert keep_private(both, deep, kept).stays == ("head.weight", "head.bias")
+
+
 def test_a_method_with_its_own_routine_decides_how_it_trains(config):
     """FML trains what stays by its mutual step, so the order of training is not a setting of it."""
     made = config(
@@ -131,6 +229,22 @@ def test_settings_without_effect_are_errors(table, problem):
         (
             {"evaluation": {"data": None}, "strategy": {"label_rule": True}},
             r"private\.parts and strategy\.label_rule = true are incompatible",
+        ),
+        (
+            {
+                "evaluation": {"data": None},
+                "private": {"parts": ["head"], "compare": True},
+                "secure_sum": {"clip": 1.0},
+            },
+            r"private\.compare and \[secure_sum\] .* send the evaluations of their models",
+        ),
+        (
+            {
+                "evaluation": {"data": None},
+                "private": {"parts": ["head"], "adapt_epochs": 1},
+                "privacy": {"where": "local", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5},
+            },
+            r"private\.adapt_epochs and privacy\.where = .local. are incompatible",
         ),
     ],
 )

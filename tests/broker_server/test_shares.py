@@ -9,11 +9,13 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coverage import count_coverage
 from broker_server.rounds.run_context import prepare_run
 from broker_server.rounds.tier_assignment import assign, usable_tiers
+from broker_server.settings.combinations import features_of, require_together
 from broker_server.settings.fleet import TiersConfig
 from broker_server.store import Store
 from broker_server.store.export import load_version
 from broker_server.strategies.strategy import PlanRequest
 from broker_server.strategies.trained_window import move_windows
+from broker_server.strategies.traits import Feature, Trait
 from broker_server.strategies.whalefl import tiers_within
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
@@ -161,6 +163,24 @@ def test_windows_need_a_share_and_all_its_places():
     shares = built({"name": "heterofl"}, LAYOUT, MIX)
     with pytest.raises(PlanError, match=r"needs tier w1\.00-d2-t0\.50-p1, which is not exported"):
         move_windows(shares, LAYOUT, "random", MIX)
+
+
+@pytest.mark.parametrize(
+    ("window", "table", "trait"),
+    [
+        ("rolling", {"upload": {"encoding": "topk"}}, "a tier keeps the same units"),
+        ("random", {"secure_sum": {"clip": 1.0}}, "all devices of a tier train the same units"),
+    ],
+)
+def test_a_conflict_of_a_window_names_the_window(config, window, table, trait):
+    """And not the strategy, whose plan is static already."""
+    made = config(strategy={"name": "heterofl", "window": window}, **table)
+    # The method's own features come last, as in a run.
+    plans = Feature("strategy heterofl", "use another", breaks=frozenset({Trait.SHARED_PLANS}))
+    with pytest.raises(
+        PlanError, match=rf'strategy\.window = "{window}" are incomp.*{trait}.*"top"'
+    ):
+        require_together([*features_of(made), plans])
 
 
 def test_no_device_is_assigned_a_place_by_itself():

@@ -73,7 +73,6 @@ def model(request, tmp_path_factory):
 def board(model, tmp_path):
     """A board whose last task left the model, with clear weights so that confidences vary."""
     artifacts, module, _is_mean = model
-    item = artifacts.full
     draw = np.random.default_rng(0)
     weights = {}
     for name, value in artifacts.initial_weights().items():
@@ -81,21 +80,25 @@ def board(model, tmp_path):
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(torch.from_numpy(weights[name]))
-    x = draw.normal(size=(SAMPLES, *item.manifest.input_shape)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=np.arange(SAMPLES) % item.manifest.classes)
+    x = draw.normal(size=(SAMPLES, *artifacts.full.manifest.input_shape)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(SAMPLES) % artifacts.full.manifest.classes)
     np.savez(tmp_path / "new.npz", x=x)
     (tmp_path / "device.toml").write_text(CONFIG)
-    state = tmp_path / "state"
+    install(tmp_path / "state", artifacts, artifacts.full.manifest, weights)
+    return tmp_path
+
+
+def install(state, artifacts, manifest, weights):
+    """Leave a tier on a board, as its last task would."""
     blobs = BlobStore(state)
     for digest, path in artifacts.files.items():
         write_atomically(blobs.path(digest), path.read_bytes(), durable=False)
-    manifest = blobs.put(item.manifest.to_bytes())
-    graphs = [item.manifest.graphs[key].digest for key in graphs_of_prediction(item.manifest)]
-    newest = {"run": "r", "round": 2, "version": 1, "tier": item.manifest.tier}
-    Cache(state, blobs, 2**30).add_used(
-        manifest, graphs, blobs.put(encode_weights(weights)), newest
+    graphs = [manifest.graphs[key].digest for key in graphs_of_prediction(manifest)]
+    newest = {"run": "r", "round": 2, "version": 1, "tier": manifest.tier}
+    sent = blobs.put(
+        encode_weights({spec.name: weights[spec.name] for spec in manifest.parameters})
     )
-    return tmp_path
+    Cache(state, blobs, 2**30).add_used(blobs.put(manifest.to_bytes()), graphs, sent, newest)
 
 
 def expected(model, x, bound):
@@ -241,6 +244,25 @@ def test_the_setting_is_used_without_the_option(board, capsys):
     assert main(["predict", "--config", config, "--data", str(board / "new.npz"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["predictions"]
     assert {row["exit"] for row in rows} == {1}
+
+
+def test_a_board_of_the_first_depth_predicts_with_its_only_exit(tmp_path, board):
+    """A confidence may be set on all boards of a fleet; there are no bounds to compare here."""
+    arch = Registry.zoo().get("exit_resnet")
+    settings = arch.settings({**TINY["exit_resnet"], "norm": "layer"})
+    shallow = infer_layout(arch, settings).tier(1.0, 1)
+    request = ExportRequest(arch, settings, [shallow], Recipe(loss=AllExitsTeach()))
+    export_architecture(request, tmp_path / "set", ExportOptions(formats=("onnx",)))
+    artifacts = load_artifacts(tmp_path / "set", arch.name, chunk_bytes=1024)
+    manifest = artifacts.tiers[shallow.id].manifest
+    install(board / "state", artifacts, manifest, artifacts.initial_weights())
+    config = load_device_config(board / "device.toml")
+    _about, plain = predict(config, board / "new.npz")
+    _about, rows = predict(config, board / "new.npz", 0.9)
+    assert {row["exit"] for row in rows} == {1}
+    assert [row["label"] for row in rows] == [row["label"] for row in plain]
+    with pytest.raises(ConfigError, match=r"w1\.00-d1 has one exit"):
+        measure_exits(config)
 
 
 def test_a_model_without_exits_is_refused(tmp_path):

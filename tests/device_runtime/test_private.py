@@ -14,6 +14,7 @@ from fleet_protocol.errors import BlobError, RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Upload
+from fleet_protocol.units import unit_tensors
 from tests.device_runtime.scripted_server import RUN
 from tests.device_runtime.tiny_set import PARAMETERS, initial_weights, samples, write_tiny_set
 
@@ -95,6 +96,37 @@ def test_all_shares_of_a_width_and_depth_have_the_same_private_part(tiny, board)
         for name in SHARED:
             np.testing.assert_array_equal(found[name], update[name])
     np.testing.assert_array_equal(kept(moved, 3)[PRIVATE], kept(board, 3)[PRIVATE])
+
+
+@pytest.mark.parametrize(
+    "own", [{"stays": (NAMES[0],)}, {"stays": (), "copy_model": True}], ids=["part", "copy"]
+)
+def test_units_that_move_keep_their_own_values(tiny, board, own):
+    """The board finds its values of a unit by the unit's position in the whole model; units that
+    it has never trained start as the server sent them.
+    """
+    weight, bias = NAMES
+    whole = np.random.default_rng(5).normal(size=(4, 20)).astype(np.float32)
+    known = np.full(whole.shape, np.nan, np.float32)
+    mine = {}
+    windows = [np.arange(12), np.arange(18, 6, -1), np.array([0, 19, *range(6, 16)])]
+    for number, window in enumerate(windows, 1):
+        sent = initial_weights(number) | {weight: whole[:, window]}
+        units = unit_tensors({weight: (np.arange(4), window)})
+        update_of(task(tiny, number, weights=sent | units, **own), board)
+        # The same round without units, from what the board knows.
+        from_before = np.where(np.isnan(known[:, window]), sent[weight], known[:, window])
+        start = sent | mine | {weight: from_before}
+        plain = task(tiny, number, weights=start, routine="train", stays=())
+        trained = update_of(plain, board)
+        known[:, window] = trained[weight]
+        if "copy_model" in own:
+            mine = {bias: trained[bias]}
+        now = kept(board, number)
+        np.testing.assert_array_equal(now[weight], known[:, : now[weight].shape[1]])
+        for name, value in mine.items():
+            np.testing.assert_array_equal(now[name], value)
+    assert not np.isnan(known).any()
 
 
 def test_a_round_that_is_computed_twice_gives_the_same_bits(tiny, board):

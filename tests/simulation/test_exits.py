@@ -48,6 +48,13 @@ def test_a_loss_without_exits_is_refused_before_the_export(tmp_path):
         simulate(config)
 
 
+def test_scalefl_is_refused_with_the_loss_of_depthfl(tmp_path):
+    """Its numbers are there, but the exits would teach each other."""
+    tables = {**DEPTHS, "strategy": {"name": "scalefl"}}
+    with pytest.raises(PlanError, match="has the parameter 'inner', which the strategy does not"):
+        simulate(settings(tmp_path / "out", tmp_path / "cache", **tables))
+
+
 @pytest.mark.slow
 def test_a_fleet_of_two_depths_has_the_bits_of_its_simulation(tmp_path):
     """Weights of every version, with distillation that grows from round to round."""

@@ -68,13 +68,15 @@ def test_private_parts_stay_with_their_devices(cache, tmp_path, private):
 
 
 @pytest.mark.slow
-def test_a_fleet_keeps_what_its_simulation_keeps(cache, tmp_path):
+@pytest.mark.parametrize("strategy", ["heterofl", "fedrolex"])
+def test_a_fleet_keeps_what_its_simulation_keeps(cache, tmp_path, strategy):
     """Real processes behind a broker end with the bits of the simulation, private parts included."""
     config = settings(
         tmp_path / "simulation",
         cache,
+        strategy={"name": strategy},
         private={"parts": ["head"], "private_epochs": 1},
-        devices={"count": 2},
+        devices={"count": 2, "types": [{"max_width": 1.0}, {"max_width": 0.5}]},
         round={"rounds": 2, "fraction": 1.0},
     )
     simulated = simulate(config)

@@ -3,10 +3,11 @@
 Parts that stay on the board (FedPer, FedRep, FedBN), or a copy of the whole model that is pulled
 towards the weights of the fleet (Ditto); the papers are cited in
 `broker_server.strategies.private_parts`, and specification 6 has the steps. A board keeps its
-private values for each width and depth, in files between rounds, and no update contains them.
+private values for each width and depth, in files between rounds, and no update contains them. If
+the units of a width move, it keeps them by their positions in the whole model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from pydantic import Field
 from device_runtime.training.backends import TrainSession
 from device_runtime.training.epochs import TrainResult, train
 from device_runtime.training.hooks import Hooks
+from device_runtime.training.kept_units import keep_at, values_at
 from device_runtime.training.own_model_files import sub_model_of
 from device_runtime.training.own_settings import read_settings
 from device_runtime.training.routines.routine import Result, Routine
@@ -32,6 +34,7 @@ from device_runtime.training.schedule import TrainingSchedule
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.units import Positions, read_units
 
 NAME = "private"
 FILES = "private"
@@ -123,7 +126,8 @@ def _train_with_parts(
     kept = files.load_tiers(task.run, task.round)
     # Before the optimizer's states, which belong to these values.
     sub_model = sub_model_of(task.tier)
-    _put_own(session, kept.get(sub_model), stays, task)
+    units = _units(task, setup)
+    _put_own(session, kept.get(sub_model), stays, task, units)
     schedule = task.schedule(setup)
     if settings.private_epochs is not None:
         # First the private parts against fixed shared ones, then the reverse (FedRep).
@@ -138,7 +142,7 @@ def _train_with_parts(
     keep_states(task, setup, states | {task.tier: session.states()})
     own = _copies(session)
     # A board that gets another width next time has values of other shapes there.
-    kept[sub_model] = {name: own[name] for name in stays}
+    kept[sub_model] = _to_keep(kept.get(sub_model), own, stays, units)
     files.save_tiers(task.run, task.round, kept)
     # The only place where an update is made: private parts cannot enter it.
     update = {name: own[name] for name in shared}
@@ -164,10 +168,11 @@ def _train_with_copy(
     # trained.
     session.load(sent_weights, settings.mu)
     sub_model = sub_model_of(task.tier)
-    _put_own(session, kept.get(sub_model), list(sent_weights), task)
+    units = _units(task, setup)
+    _put_own(session, kept.get(sub_model), list(sent_weights), task, units)
     train(session, task.manifest, schedule, hooks)
     own = _copies(session)
-    kept[sub_model] = own
+    kept[sub_model] = _to_keep(kept.get(sub_model), own, list(own), units)
     files.save_tiers(task.run, task.round, kept)
     judged = _adapted(task, session, schedule, settings, hooks)
     return _TrainedModels(update, judged or own, update, result)
@@ -189,8 +194,17 @@ def _adapted(
     return _copies(session)
 
 
+def _units(task: Task, setup: DeviceSetup) -> Mapping[str, Positions]:
+    """Return the units of this round that were sent with the weights, by parameter."""
+    return read_units(setup.blobs.path(task.weights.digest))
+
+
 def _put_own(
-    session: TrainSession, own: Mapping[str, NDArray[Any]] | None, names: list[str], task: Task
+    session: TrainSession,
+    own: Mapping[str, NDArray[Any]] | None,
+    names: Sequence[str],
+    task: Task,
+    units: Mapping[str, Positions],
 ) -> None:
     """Write what the board has kept into the session; in its first round the sent values stay.
 
@@ -202,6 +216,8 @@ def _put_own(
     current = session.parameters()
     for name in names:
         value = own.get(name)
+        if value is not None and name in units and value.ndim == current[name].ndim:
+            value = values_at(value, units[name], current[name])
         if value is None or value.shape != current[name].shape:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
@@ -210,6 +226,23 @@ def _put_own(
                 "private.parts changed during the run; start a new run",
             )
         np.copyto(current[name], value)
+
+
+def _to_keep(
+    before: Mapping[str, NDArray[Any]] | None,
+    own: Tensors,
+    names: Sequence[str],
+    units: Mapping[str, Positions],
+) -> Tensors:
+    """Return what the board keeps of its own values after a round."""
+    kept: Tensors = {}
+    for name in names:
+        if name in units:
+            earlier = None if before is None else before.get(name)
+            kept[name] = keep_at(earlier, units[name], own[name])
+        else:
+            kept[name] = own[name]
+    return kept
 
 
 def _copies(session: TrainSession) -> Tensors:
