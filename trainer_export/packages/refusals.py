@@ -52,6 +52,19 @@ def advice_on_refusal(model: PackageModel) -> str:
             " that it leaves out, or for numbers that all samples share; it draws none with"
             f" {options}"
         )
+    other = _other_model_that_exports(model)
+    if other:
+        return other
+    return (
+        f"the code of {model.spec} belongs to its package, so you can only set other arguments"
+        " with --set, or keep an argument whole with --axis ARGUMENT=off; no other remedy is known"
+    )
+
+
+def _other_model_that_exports(model: PackageModel) -> str:
+    """Return the option that makes a model of which graphs can be written; "" if none is known."""
+    if can_export(model):
+        return ""  # its graphs are not what is refused
     number = _number_that_helps(model)
     if number:
         return f"{model.spec} can be exported with --set {number}=0"
@@ -61,10 +74,7 @@ def advice_on_refusal(model: PackageModel) -> str:
             f"another class of transformers for the configuration of {model.spec} can be exported:"
             f" --set class={name}; its outputs are of another kind, as its name says"
         )
-    return (
-        f"the code of {model.spec} belongs to its package, so you can only set other arguments"
-        " with --set, or keep an argument whole with --axis ARGUMENT=off; no other remedy is known"
-    )
+    return ""
 
 
 def _can_build(model: PackageModel) -> bool:
@@ -83,13 +93,12 @@ def _number_that_helps(model: PackageModel) -> str:
     numbers that change no parameter are tried.
     """
     until = time.process_time() + _TRIAL_SECONDS
-    if can_export(model):
-        return ""  # its step is not what is refused
     prober = ShapeProber.for_model(model)
     for place in model.sizes:
         if time.process_time() > until:
             break
-        if prober.changes({place: 0}):
+        # Without labels, nothing is left to train.
+        if place == model.labels or prober.changes({place: 0}):
             continue
         arguments = with_sizes(model.arguments, {place: 0})
         if can_export(model.with_arguments(arguments)):

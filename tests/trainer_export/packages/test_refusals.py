@@ -10,6 +10,7 @@ from fleet_protocol.recipe import RecipeTable
 from models import infer_layout
 from models.zoo.conversion_plan import convert_where_needed
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
+from trainer_export.packages import refusals
 from trainer_export.packages.axis_forms import classes_form
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.discovery import discover_axes
@@ -68,6 +69,23 @@ def test_a_number_that_helps_at_0_is_named() -> None:
     """Not another one, with which at 0 the model does not run."""
     model = package_model(f"{MODELS}:Rescaled", {"input_shape": (4,)})
     assert advice_on_refusal(model).endswith("can be exported with --set rescale_every=0")
+
+
+def test_no_other_model_is_named_if_the_graphs_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then something else is refused, which another class does not change."""
+    monkeypatch.setattr(refusals, "_class_that_exports", lambda _model: "Other")
+    model = package_model(f"{MODELS}:Encoder", {"input_shape": (3, 5)})
+    assert "no other remedy is known" in advice_on_refusal(model)
+    headless = package_model(f"{MODELS}:Headless", {"input_shape": (4,)})
+    assert "class=Other" in advice_on_refusal(headless)
+
+
+def test_labels_are_not_tried_at_0() -> None:
+    """They change no parameter of a model without a head, and nothing can be trained without."""
+    model = package_model(f"{MODELS}:Headless", {"input_shape": (4,)})
+    assert "no other remedy is known" in advice_on_refusal(model)
 
 
 def test_a_constructor_that_fails_gets_advice_about_its_arguments() -> None:
