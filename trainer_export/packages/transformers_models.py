@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.spelling import did_you_mean
 from models.zoo.package_call import PackageCall
 from trainer_export.packages.masks import choose_mask
 from trainer_export.packages.package_model import PackageModel
@@ -54,7 +55,8 @@ def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel
         arguments: fields of the configuration that differ; ``class`` names another class.
 
     Raises:
-        ConfigError: if there is no configuration, or transformers has no class for it.
+        ConfigError: if there is no configuration, or it has no such field, or transformers has no
+            class for it.
     """
     transformers: Any = import_module("transformers")
     # It warns of token ids above a vocabulary that an axis makes larger.
@@ -65,7 +67,7 @@ def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel
     changes = dict(arguments)
     config = transformers.AutoConfig.from_pretrained(path)
     kind = _class_of(transformers, config, changes.pop("class", None))
-    fields = _fields_of(config, kind, changes)
+    fields = _fields_of(config, kind, by_own_names(config, changes))
     model = PackageModel(
         "",
         str(config.model_type).replace("-", "_"),
@@ -135,6 +137,25 @@ def _class_of(
 
 def _is_language_model(kind: type[nn.Module]) -> bool:
     return kind.__name__.endswith(_LANGUAGE_MODELS)
+
+
+def by_own_names(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the user by the names that a configuration itself gives them.
+
+    Raises:
+        ConfigError: if it has no such field, which transformers would store without using it.
+    """
+    own: dict[str, Any] = {}
+    for name, value in changes.items():
+        first, dot, rest = name.partition(".")
+        if not hasattr(config, first):
+            raise ConfigError(
+                f"--set {name}: the configuration of {config.model_type} has no field"
+                f" {first!r}{did_you_mean(first, config.to_dict())}"
+            )
+        # GPT-2 also answers to `hidden_size`, and stores `n_embd`.
+        own[f"{config.attribute_map.get(first, first)}{dot}{rest}"] = value
+    return own
 
 
 def _fields_of(
