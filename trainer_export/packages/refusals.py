@@ -20,6 +20,7 @@ from models.zoo.builds import ModelBuilder, SkippedInitialization
 from models.zoo.conversion_plan import converted
 from models.zoo.layers import set_mode
 from models.zoo.noise_inputs import noise_shapes
+from models.zoo.package_call import outputs_of
 from models.zoo.randomized_model import random_samples, randomize
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.loading import package_model
@@ -55,6 +56,12 @@ def advice_on_refusal(model: PackageModel) -> str:
     other = _other_model_that_exports(model)
     if other:
         return other
+    outputs = _outputs_of(model)
+    if outputs:
+        return (
+            f"{model.spec} returns the outputs {', '.join(outputs)}; it is exported with one of"
+            f" them with --set output_name={outputs[-1]}, for example"
+        )
     return (
         f"the code of {model.spec} belongs to its package, so you can only set other arguments"
         " with --set, or keep an argument whole with --axis ARGUMENT=off; no other remedy is known"
@@ -75,6 +82,18 @@ def _other_model_that_exports(model: PackageModel) -> str:
             f" --set class={name}; its outputs are of another kind, as its name says"
         )
     return ""
+
+
+def _outputs_of(model: PackageModel) -> list[str]:
+    """Return the names of the outputs of a model that returns several; empty if it does not run."""
+    builder = ModelBuilder(architecture_of(model, ()))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            module = builder.build(Cut()).eval()
+            returned = module(random_samples(module, builder.row))
+    except Exception:  # noqa: BLE001 - a package's model raises anything
+        return []
+    return [*outputs_of(returned)]
 
 
 def _can_build(model: PackageModel) -> bool:

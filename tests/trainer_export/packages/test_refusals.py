@@ -82,10 +82,27 @@ def test_no_other_model_is_named_if_the_graphs_can_be_written(
     assert "class=Other" in advice_on_refusal(headless)
 
 
+def test_outputs_are_named_of_which_one_can_be_taken() -> None:
+    """The advice works as it is written, with a loss of numbers for an output without labels."""
+    spec = f"{MODELS}:Headless"
+    shape = {"input_shape": (4,)}
+    with pytest.raises(ModelError, match="2 outputs"):
+        infer_layout(architecture_of(package_model(spec, shape), ()))
+    advice = advice_on_refusal(package_model(spec, shape))
+    assert "returns the outputs 0, 1" in advice
+    assert "--set output_name=1," in advice
+    chosen = package_model(spec, {**shape, "output_name": 1})
+    assert discover_axes(chosen).layout is not None
+    with pytest.raises(ModelError, match="no output '2'; there are 0, 1"):
+        discover_axes(package_model(spec, {**shape, "output_name": 2}))
+    with pytest.raises(ModelError, match="there are none with names"):
+        discover_axes(package_model(f"{MODELS}:Unlabelled", {**shape, "output_name": 0}))
+
+
 def test_labels_are_not_tried_at_0() -> None:
     """They change no parameter of a model without a head, and nothing can be trained without."""
     model = package_model(f"{MODELS}:Headless", {"input_shape": (4,)})
-    assert "no other remedy is known" in advice_on_refusal(model)
+    assert "num_classes=0" not in advice_on_refusal(model)
 
 
 def test_a_constructor_that_fails_gets_advice_about_its_arguments() -> None:
