@@ -34,13 +34,16 @@ class _FromConfig:
     labels: Mapping[int, str]  # the names of a folder's labels
 
     def __call__(self, **fields: Any) -> nn.Module:
-        """Build the model, whose attention is computed step by step."""
+        """Build the model, whose attention and experts are computed step by step."""
         config = self.config.from_dict(fields)
         # A model of another number of labels gets new names from its package.
         if self.labels and len(self.labels) == config.num_labels:
             config.id2label = dict(self.labels)
             config.label2id = {name: number for number, name in self.labels.items()}
         config._attn_implementation = "eager"  # noqa: SLF001 - no public name
+        # Others loop over the experts that the samples need, or compute in half precision only.
+        if hasattr(config, "_experts_implementation"):  # since version 5
+            config._experts_implementation = "batched_mm"  # noqa: SLF001 - no public name
         return self.model(config)
 
 
