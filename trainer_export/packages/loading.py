@@ -45,14 +45,7 @@ def package_model(spec: str, arguments: Mapping[str, Any] | None = None) -> Pack
         raise ConfigError(f"--model {spec}: a model of a package is {_FORMS}")
     changes = dict(arguments or {})
     arguments = dict(changes)
-    sample: dict[str, Any] = {}
-    for name in _SAMPLE_SETTINGS:
-        if name in arguments:
-            sample[name] = arguments.pop(name)
-    if "input_shape" in sample and not isinstance(sample["input_shape"], (tuple, list)):
-        sample["input_shape"] = (sample["input_shape"],)
-    if _OUTPUT_SETTING in arguments:
-        sample["output"] = PackageOutput(str(arguments.pop(_OUTPUT_SETTING)))
+    own = _settings_of_shoal(arguments)
     load = _LOADERS.get(kind)
     try:
         model = load(target, arguments) if load else load_class(spec, arguments)
@@ -66,9 +59,22 @@ def package_model(spec: str, arguments: Mapping[str, Any] | None = None) -> Pack
         raise ConfigError(
             f"--model {spec}: the package cannot build it: {error!r}; check the name and --set"
         ) from error
-    model = _with_shape(replace(model, spec=spec, changes=changes, **sample))
+    model = _with_shape(replace(model, spec=spec, changes=changes, **own))
     # The configuration of a model of transformers states its sizes, and its folder must be true.
     return model if kind == "transformers" else with_layer_parts(model)
+
+
+def _settings_of_shoal(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Take the settings that no constructor gets out of some arguments, as fields of a model."""
+    own: dict[str, Any] = {}
+    for name in _SAMPLE_SETTINGS:
+        if name in arguments:
+            own[name] = arguments.pop(name)
+    if "input_shape" in own and not isinstance(own["input_shape"], (tuple, list)):
+        own["input_shape"] = (own["input_shape"],)
+    if _OUTPUT_SETTING in arguments:
+        own["output"] = PackageOutput(str(arguments.pop(_OUTPUT_SETTING)))
+    return own
 
 
 def _with_shape(model: PackageModel) -> PackageModel:
