@@ -1,5 +1,6 @@
 """Runs a function once on fake tensors and records it as a flat list of torch operators."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.func import functionalize
 from torch.fx import traceback
@@ -91,6 +93,19 @@ class Trace:
         return f"the {self.name} graph, outside any module"
 
 
+@contextmanager
+def _failures_unlogged() -> Iterator[None]:
+    """Keep PyTorch from logging a traceback for each operator that fails; the error is enough."""
+    logger = logging.getLogger(fake_tensor.__name__)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@_failures_unlogged()
 def trace_program(
     name: str,
     function: Callable[..., list[Tensor]],

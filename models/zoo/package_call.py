@@ -72,13 +72,14 @@ class PackageOutput:
 
     def __call__(self, _module: nn.Module, _args: Any, returned: Any) -> Any:
         """Return the tensor, or the whole value if it has no single one."""
-        if isinstance(returned, Tensor):
+        if isinstance(returned, Tensor) and not self.name:
             return returned
-        fields = _fields_of(returned)
+        fields = outputs_of(returned)
         if self.name:
             if self.name not in fields:
                 raise ModelError(
-                    f"the model returns no output {self.name!r}; there are {', '.join(fields)}"
+                    f"the model returns no output {self.name!r}; there are"
+                    f" {', '.join(fields) or 'none with names'}"
                 )
             return fields[self.name]
         if _LOGITS in fields:
@@ -86,10 +87,15 @@ class PackageOutput:
         return next(iter(fields.values())) if len(fields) == 1 else returned
 
 
-def _fields_of(returned: Any) -> dict[str, Tensor]:
-    """Return the tensors of a mapping, a named tuple, a tuple or an object, by name."""
+def outputs_of(returned: Any) -> dict[str, Tensor]:
+    """Return the tensors of a mapping, a named tuple, a tuple or an object, by name.
+
+    A tensor by itself has no name, so nothing is returned for it.
+    """
     fields: Mapping[str, Any]
-    if isinstance(returned, Mapping):
+    if isinstance(returned, Tensor):
+        fields = {}
+    elif isinstance(returned, Mapping):
         fields = returned
     elif hasattr(returned, "_asdict"):
         fields = returned._asdict()

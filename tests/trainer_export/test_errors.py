@@ -1,10 +1,12 @@
 """What a user reads when a model cannot be exported."""
 
+import logging
 from collections.abc import Callable, Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError, ExportError
@@ -12,9 +14,11 @@ from models.zoo.conversion import convert
 from models.zoo.dropout import Dropout
 from models.zoo.layers import StaticBatchNorm
 from tests.trainer_export.helpers import train_report
+from trainer_export.graph import Port
 from trainer_export.model_inputs import Signature
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
+from trainer_export.traced_program import BATCH, trace_program
 
 VECTOR = Signature((6,), "float32", 3)
 IMAGE = Signature((2, 6, 6), "float32", 3)
@@ -412,3 +416,17 @@ def test_a_recipe_out_of_range_is_refused(numbers: dict[str, float]) -> None:
     """The message names the number."""
     with pytest.raises(ConfigError, match=next(iter(numbers))):
         Recipe(**numbers) if "clip_norm" in numbers else Sgd(**numbers)
+
+
+def test_an_operator_that_fails_is_not_logged_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch writes a traceback of C++ for each, thousands of lines before the error."""
+    logged: list[str] = []
+    logger = logging.getLogger(fake_tensor.__name__)
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: logged.append(record.msg))
+    monkeypatch.setattr(logger, "handlers", [handler])
+    port = Port("x", "float32", (BATCH, 2))
+    with pytest.raises(ExportError, match="cannot be traced"):
+        trace_program("broken", lambda x: [x @ torch.ones(3, 4)], (port,), (port,))
+    assert logged == []
+    assert logger.isEnabledFor(logging.ERROR)

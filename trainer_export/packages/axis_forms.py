@@ -106,11 +106,26 @@ def parse_pins(texts: Iterable[str], sizes: Mapping[str, int]) -> tuple[AxisDeci
         sizes: the whole numbers of the model's arguments.
 
     Raises:
-        ConfigError: if one is not of this form, or there is no such argument.
+        ConfigError: if one is not of this form, or there is no such argument, or two options
+            decide about one argument, or give one name to two axes.
     """
     pins: list[AxisDecision] = []
+    decided: set[str] = set()
+    names: set[str] = set()
     for text in texts:
-        pins.append(_parse_pin(text, sizes))
+        pin = _parse_pin(text, sizes)
+        again = decided.intersection(pin.places)
+        if again:
+            raise ConfigError(f"--axis: {text!r}: another option decides about {min(again)}")
+        decided.update(pin.places)
+        if pin.form is not None and pin.form.name in names:
+            raise ConfigError(
+                f"--axis: {text!r}: another axis has the name {pin.form.name!r}; choose different"
+                " names, or cut both arguments together, as in A+B=groups:4"
+            )
+        if pin.form is not None:
+            names.add(pin.form.name)
+        pins.append(pin)
     return tuple(pins)
 
 
@@ -126,8 +141,8 @@ def _parse_pin(text: str, sizes: Mapping[str, int]) -> AxisDecision:
     for place in places:
         if place not in sizes:
             raise ConfigError(
-                f"--axis: the model has no whole number {place!r} among its arguments; there are "
-                f"{', '.join(sizes) or 'none'}"
+                f"--axis: {place!r} is not an argument whose value is a whole number above 1; there"
+                f" are {', '.join(sizes) or 'none'}"
             )
         chosen[place] = sizes[place]
     if form_text == "off":

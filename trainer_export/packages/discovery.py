@@ -38,7 +38,7 @@ from trainer_export.packages.candidates import (
 )
 from trainer_export.packages.narrow_run import refusal_of_narrow, require_run
 from trainer_export.packages.package_model import PackageModel
-from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE
+from trainer_export.packages.scaled_layers import LAYER_PARTS, layer_parts_form
 from trainer_export.packages.search_record import Discovery, SearchRecord
 from trainer_export.packages.survey import LATE, Effect, ShapeProber, Surveyed, survey, with_effects
 
@@ -63,7 +63,7 @@ def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Dis
         pins: what a user decided; these arguments are not tried.
 
     Raises:
-        ConfigError: if the model does not run on samples of its shape.
+        ConfigError: if the model does not run on samples of its shape, or a pin does not hold.
     """
     require_run(exportable(model, ()))
     return _Search(model, tuple(pins)).run()
@@ -92,6 +92,7 @@ class _Search(SearchRecord):
         skipped = frozenset({*self._decided(), LAYER_PARTS})
         surveyed = survey(self._prober, skipped, deadline)
         self._find_depth(with_effects(surveyed, Effect.BLOCKS))
+        self._require_pins()
         movable = with_effects(surveyed, Effect.WIDTH, Effect.ROUNDED)
         still = with_effects(surveyed, Effect.NONE, Effect.REFUSED)
         heads = [*named_heads(movable), *named_heads(still)]
@@ -116,11 +117,7 @@ class _Search(SearchRecord):
 
     # ------------------------------------------------------------------ the judge
 
-    def _refusal_together(
-        self,
-        forms: Sequence[AxisForm],
-        seconds: float = SECONDS,
-    ) -> str:
+    def _refusal_together(self, forms: Sequence[AxisForm], seconds: float = SECONDS) -> str:
         """Return why all axes of a model do not hold; "" if they do."""
         return self._refusal(forms, seconds, are_all=True)
 
@@ -131,7 +128,7 @@ class _Search(SearchRecord):
         until = self._begun + seconds
         if time.process_time() > until:
             return LATE
-        tried_on = self._short_model()
+        tried_on = self._model.shortened(_SHORT)
         few = self._few_for(forms)
         arch = exportable(tried_on, forms, few)
         try:
@@ -156,13 +153,6 @@ class _Search(SearchRecord):
         message = first_line(error).partition(": ")[2]
         return message.removeprefix(f"{self._model.name}: ")
 
-    def _short_model(self) -> PackageModel:
-        """Return the model for short texts."""
-        shape = self._model.input_shape
-        if self._model.input_dtype == "int64" and shape is not None and len(shape) == 1:
-            return replace(self._model, input_shape=(min(_SHORT, *shape, _SHORT),))
-        return self._model
-
     # ------------------------------------------------------------------ labels and depth
 
     def _find_labels(self) -> None:
@@ -170,8 +160,10 @@ class _Search(SearchRecord):
         labels = self._model.labels
         if not labels or labels in self._decided():
             return
-        size = self._model.sizes[labels]
-        if self._prober.changes({labels: size + 1}):
+        size = self._model.sizes.get(labels)
+        if size is None:
+            self._note((labels,), None, "is below 2: the model's outputs are numbers, not labels")
+        elif self._prober.changes({labels: size + 1}):
             self._note((labels,), classes_form(labels, size))
         else:
             self._note((labels,), None, "moves no parameter: the model's outputs are not labels")
@@ -214,11 +206,22 @@ class _Search(SearchRecord):
 
     # ------------------------------------------------------------------ widths
 
-    def _take_usual_forms(
-        self,
-        movable: Sequence[Surveyed],
-        heads: Sequence[Surveyed],
-    ) -> bool:
+    def _require_pins(self) -> None:
+        """Prove the axes that the user decided by themselves.
+
+        Raises:
+            ConfigError: if they do not hold.
+        """
+        pinned = self._cuts()  # no others were tried so far
+        refusal = self._refusal([*self._labels(), *pinned]) if pinned else ""
+        if refusal and refusal != LATE:
+            names = ", ".join(form.name for form in pinned)
+            raise ConfigError(
+                f"{self._model.name}: what --axis decides about {names} does not hold: {refusal};"
+                " choose another form, or leave the option out, so that Shoal tries all forms"
+            )
+
+    def _take_usual_forms(self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]) -> bool:
         """Prove the usual forms of all arguments at once, which is most often enough."""
         for forms in usual_assignments(movable, heads):
             if not self._refusal_together([*self._forms, *forms], _USUAL_SECONDS):
@@ -231,7 +234,7 @@ class _Search(SearchRecord):
         """Prove that all layers can be cut together, unless arguments have axes already."""
         if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided() or self._cuts():
             return False
-        form = _layer_parts()
+        form = layer_parts_form()
         reason = self._refusal_of_layer_parts(form)
         self._note((LAYER_PARTS,), None if reason else form, reason)
         return not reason
@@ -239,24 +242,20 @@ class _Search(SearchRecord):
     def _refusal_of_layer_parts(self, form: AxisForm) -> str:
         """Return why the layers cannot be cut together; "" if they can."""
         # Much cheaper than a proof, and most models that cannot be cut so fail here.
-        arch = exportable(self._short_model(), [form], self._few_for([form]))
+        arch = exportable(self._model.shortened(_SHORT), [form], self._few_for([form]))
         others = [other for other in self._forms if other.kind not in CUTS]
         return refusal_of_narrow(arch, None) or self._refusal_together(
             [*others, form], _TOGETHER_SECONDS
         )
 
-    def _leaves_most_whole(
-        self,
-        movable: Sequence[Surveyed],
-        heads: Sequence[Surveyed],
-    ) -> bool:
+    def _leaves_most_whole(self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]) -> bool:
         """Return whether half of all arguments leaves most of a model, and half of layers less."""
         if LAYER_PARTS not in self._model.sizes:
             return False
         for forms in usual_assignments(movable, heads):
             share = self._share_at_half(forms)
             if share < 1:  # the constructor takes half
-                return share >= _MOST_OF_IT and self._share_at_half([_layer_parts()]) < share
+                return share >= _MOST_OF_IT and self._share_at_half([layer_parts_form()]) < share
         return False
 
     def _prefer_layer_parts(self) -> None:
@@ -266,7 +265,7 @@ class _Search(SearchRecord):
         cuts = self._cuts()
         if any(form in self._pinned for form in cuts):
             return
-        form = _layer_parts()
+        form = layer_parts_form()
         share = self._share_at_half(cuts)
         if share < _MOST_OF_IT or self._share_at_half([form]) >= share:
             return
@@ -349,7 +348,8 @@ class _Search(SearchRecord):
     def _drop_what_does_not_hold_together(self) -> None:
         """Prove all axes together, and leave out one after the other until they hold."""
         refusal = self._refusal_together(self._forms, _TOGETHER_SECONDS)
-        depths = [form for form in self._forms if form.kind == "depth"]
+        undecided = [form for form in self._forms if form not in self._pinned]
+        depths = [form for form in undecided if form.kind == "depth"]
         if (
             refusal
             and depths
@@ -360,7 +360,8 @@ class _Search(SearchRecord):
         while refusal and refusal != LATE:
             widths: list[AxisForm] = []
             for form in self._forms:
-                if form.kind not in {"classes", "depth"}:
+                # The export refuses a pinned axis, and says why.
+                if form.kind in CUTS and form not in self._pinned:
                     widths.append(form)
             if not widths:
                 return
@@ -394,7 +395,3 @@ class _Search(SearchRecord):
                 self._leave_out(refuted[0], f"holds in few blocks, but not in all: {error.problem}")
             except (ConfigError, PlanError):
                 return None
-
-
-def _layer_parts() -> AxisForm:
-    return groups_form({LAYER_PARTS: WHOLE}, WHOLE)

@@ -1,5 +1,7 @@
 """Finds out whether a package's model runs, and the smaller models that some axes ask for."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -18,7 +20,7 @@ def require_run(arch: Architecture) -> None:
     """Run the whole model of an architecture once, before anything is tried on it.
 
     Raises:
-        ConfigError: if the model has no parameters.
+        ConfigError: if the model has no parameters, or its samples are tokens.
         ModelError: if the model fails; the message has the model's own, and names `--set`.
     """
     builder = ModelBuilder(arch)
@@ -34,12 +36,28 @@ def require_run(arch: Architecture) -> None:
     except ShoalError:
         raise
     except Exception as error:
+        if _runs_on_tokens(arch, module):
+            raise ConfigError(
+                f"{arch.name}: the model fails on numbers and runs on tokens, so its samples are"
+                " tokens: add --set input_dtype=int64"
+            ) from error
         raise ModelError(
             f"{arch.name}: the model fails{at_line_of(error)} on a batch of samples of shape"
             f" {list(builder.row.shape)}: {first_line(error)}; with --set, give it the arguments"
             " that it lacks, or those that describe such samples, as the size of a picture, or"
             " another input_shape; a model that runs on some samples only cannot be exported"
         ) from error
+
+
+def _runs_on_tokens(arch: Architecture, module: nn.Module) -> bool:
+    """Return whether a model that was declared to take numbers takes tokens."""
+    if arch.input_dtype == "int64":
+        return False
+    try:
+        _run(module, ModelBuilder(replace(arch, input_dtype="int64")))
+    except Exception:  # noqa: BLE001 - a package's model raises anything
+        return False
+    return True
 
 
 def _run(module: nn.Module, builder: ModelBuilder) -> None:

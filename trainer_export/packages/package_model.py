@@ -51,3 +51,10 @@ class PackageModel:
     def with_arguments(self, arguments: Mapping[str, Any]) -> "PackageModel":
         """Return the model with other arguments."""
         return replace(self, arguments=arguments)
+
+    def shortened(self, length: int) -> "PackageModel":
+        """Return the model for texts of at most some number of tokens."""
+        shape = self.input_shape
+        if self.input_dtype == "int64" and shape is not None and len(shape) == 1:
+            return replace(self, input_shape=(min(length, shape[0]),))
+        return self

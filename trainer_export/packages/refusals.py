@@ -20,6 +20,7 @@ from models.zoo.builds import ModelBuilder, SkippedInitialization
 from models.zoo.conversion_plan import converted
 from models.zoo.layers import set_mode
 from models.zoo.noise_inputs import noise_shapes
+from models.zoo.package_call import outputs_of
 from models.zoo.randomized_model import random_samples, randomize
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.loading import package_model
@@ -52,6 +53,25 @@ def advice_on_refusal(model: PackageModel) -> str:
             " that it leaves out, or for numbers that all samples share; it draws none with"
             f" {options}"
         )
+    other = _other_model_that_exports(model)
+    if other:
+        return other
+    outputs = _outputs_of(model)
+    if outputs:
+        return (
+            f"{model.spec} returns the outputs {', '.join(outputs)}; it is exported with one of"
+            f" them with --set output_name={outputs[-1]}, for example"
+        )
+    return (
+        f"the code of {model.spec} belongs to its package, so you can only set other arguments"
+        " with --set, or keep an argument whole with --axis ARGUMENT=off; no other remedy is known"
+    )
+
+
+def _other_model_that_exports(model: PackageModel) -> str:
+    """Return the option that makes a model of which graphs can be written; "" if none is known."""
+    if can_export(model):
+        return ""  # its graphs are not what is refused
     number = _number_that_helps(model)
     if number:
         return f"{model.spec} can be exported with --set {number}=0"
@@ -61,10 +81,19 @@ def advice_on_refusal(model: PackageModel) -> str:
             f"another class of transformers for the configuration of {model.spec} can be exported:"
             f" --set class={name}; its outputs are of another kind, as its name says"
         )
-    return (
-        f"the code of {model.spec} belongs to its package, so you can only set other arguments"
-        " with --set, or keep an argument whole with --axis ARGUMENT=off; no other remedy is known"
-    )
+    return ""
+
+
+def _outputs_of(model: PackageModel) -> list[str]:
+    """Return the names of the outputs of a model that returns several; empty if it does not run."""
+    builder = ModelBuilder(architecture_of(model, ()))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            module = builder.build(Cut()).eval()
+            returned = module(random_samples(module, builder.row))
+    except Exception:  # noqa: BLE001 - a package's model raises anything
+        return []
+    return [*outputs_of(returned)]
 
 
 def _can_build(model: PackageModel) -> bool:
@@ -83,13 +112,12 @@ def _number_that_helps(model: PackageModel) -> str:
     numbers that change no parameter are tried.
     """
     until = time.process_time() + _TRIAL_SECONDS
-    if can_export(model):
-        return ""  # its step is not what is refused
     prober = ShapeProber.for_model(model)
     for place in model.sizes:
         if time.process_time() > until:
             break
-        if prober.changes({place: 0}):
+        # Without labels, nothing is left to train.
+        if place == model.labels or prober.changes({place: 0}):
             continue
         arguments = with_sizes(model.arguments, {place: 0})
         if can_export(model.with_arguments(arguments)):

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from trainer_export.packages.axis_forms import AxisForm, groups_form
 from trainer_export.packages.package_model import PackageModel
 
 LAYER_PARTS = "layer_parts"
@@ -42,6 +43,11 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 """The arguments of layers that are sizes; subclasses call the constructors of these classes."""
 
 _INPUTS = ("in_features", "in_channels", "input_size")
+
+
+def layer_parts_form() -> AxisForm:
+    """Return the axis that cuts all layers together."""
+    return groups_form({LAYER_PARTS: WHOLE}, WHOLE)
 
 
 def with_layer_parts(model: PackageModel) -> PackageModel:

@@ -1,7 +1,8 @@
-"""Names of tensors in checkpoints of transformers that its classes call otherwise by now.
+"""Names of tensors in checkpoints of transformers that its classes call otherwise.
 
 Its version 5 renamed layers of some models, such as ViT, and still writes and reads the names that
-their checkpoints have had before.
+their checkpoints have had before. A checkpoint of a model without a head, such as that of GPT-2 or
+of many encoders of sentences, lacks the name under which models with a head have it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -38,9 +39,20 @@ def current_names(
     prefix = f"{path}." if path else ""
     renamed: dict[str, str] = {}
     for name, current in _renamed(model, names):
-        if current in own and name not in own:
-            renamed[name] = prefix + current
+        found = _with_or_without_base(model, current, own)
+        # A tensor that the checkpoint has by the model's own name counts.
+        if found and name not in own and found not in names:
+            renamed[name] = prefix + found
     return renamed
+
+
+def _with_or_without_base(model: Any, name: str, own: Collection[str]) -> str:
+    """Return the name that a model has for a tensor, with or without its base; "" for none."""
+    base = f"{model.base_model_prefix}."
+    for candidate in (name, base + name, name.removeprefix(base)):
+        if candidate in own:
+            return candidate
+    return ""
 
 
 def _renamed(model: Any, names: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -48,8 +60,9 @@ def _renamed(model: Any, names: Iterable[str]) -> Iterable[tuple[str, str]]:
     try:
         mapping = import_module("transformers.conversion_mapping")
         loading = import_module("transformers.core_model_loading")
-    except ModuleNotFoundError:
-        return  # versions before 5 have one name for a tensor
+    except ModuleNotFoundError:  # versions before 5 have one name for a tensor
+        yield from ((name, name) for name in names)
+        return
     renamings: list[Any] = []
     for transform in mapping.get_model_conversion_mapping(model):
         # Others change values, too, so their tensors keep their names and are reported as left.

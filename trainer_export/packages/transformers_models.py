@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.spelling import did_you_mean
 from models.zoo.package_call import PackageCall
 from trainer_export.packages.masks import choose_mask
 from trainer_export.packages.package_model import PackageModel
@@ -33,13 +34,16 @@ class _FromConfig:
     labels: Mapping[int, str]  # the names of a folder's labels
 
     def __call__(self, **fields: Any) -> nn.Module:
-        """Build the model, whose attention is computed step by step."""
+        """Build the model, whose attention and experts are computed step by step."""
         config = self.config.from_dict(fields)
         # A model of another number of labels gets new names from its package.
         if self.labels and len(self.labels) == config.num_labels:
             config.id2label = dict(self.labels)
             config.label2id = {name: number for number, name in self.labels.items()}
         config._attn_implementation = "eager"  # noqa: SLF001 - no public name
+        # Others loop over the experts that the samples need, or compute in half precision only.
+        if hasattr(config, "_experts_implementation"):  # since version 5
+            config._experts_implementation = "batched_mm"  # noqa: SLF001 - no public name
         return self.model(config)
 
 
@@ -54,7 +58,8 @@ def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel
         arguments: fields of the configuration that differ; ``class`` names another class.
 
     Raises:
-        ConfigError: if there is no configuration, or transformers has no class for it.
+        ConfigError: if there is no configuration, or it has no such field, or transformers has no
+            class for it.
     """
     transformers: Any = import_module("transformers")
     # It warns of token ids above a vocabulary that an axis makes larger.
@@ -65,7 +70,7 @@ def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel
     changes = dict(arguments)
     config = transformers.AutoConfig.from_pretrained(path)
     kind = _class_of(transformers, config, changes.pop("class", None))
-    fields = _fields_of(config, kind, changes)
+    fields = _fields_of(config, kind, by_own_names(config, changes))
     model = PackageModel(
         "",
         str(config.model_type).replace("-", "_"),
@@ -135,6 +140,25 @@ def _class_of(
 
 def _is_language_model(kind: type[nn.Module]) -> bool:
     return kind.__name__.endswith(_LANGUAGE_MODELS)
+
+
+def by_own_names(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the user by the names that a configuration itself gives them.
+
+    Raises:
+        ConfigError: if it has no such field, which transformers would store without using it.
+    """
+    own: dict[str, Any] = {}
+    for name, value in changes.items():
+        first, dot, rest = name.partition(".")
+        if not hasattr(config, first):
+            raise ConfigError(
+                f"--set {name}: the configuration of {config.model_type} has no field"
+                f" {first!r}{did_you_mean(first, config.to_dict())}"
+            )
+        # GPT-2 also answers to `hidden_size`, and stores `n_embd`.
+        own[f"{config.attribute_map.get(first, first)}{dot}{rest}"] = value
+    return own
 
 
 def _fields_of(

@@ -36,9 +36,9 @@ def can_export(model: PackageModel) -> bool:
 
 
 def _exports(model: PackageModel, few: Mapping[str, int]) -> bool:
-    if not model.labels or model.input_shape is None:
+    classes = model.sizes.get(model.labels)
+    if classes is None or model.input_shape is None:
         return False
-    classes = model.sizes[model.labels]
     plain = architecture_of(model, [classes_form(model.labels, classes)], few)
     # The whole conversion that an export may need.
     arch = converted(plain, drops_by_functions=True)

@@ -367,3 +367,30 @@ class Rescaled(nn.Module):
                 self.head.weight.div_(2)
         logits: Tensor = self.head(x[:, : self.window])
         return logits
+
+
+class Tokens(nn.Module):
+    """Looks numbers up, which must be whole."""
+
+    def __init__(self, num_tokens: int = 9, width: int = 8) -> None:
+        super().__init__()
+        self.table = nn.Embedding(num_tokens, width)
+        self.head = nn.Linear(width, num_tokens)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.table(x))
+        return logits
+
+
+class Headless(nn.Module):
+    """Returns two outputs, neither of which has the labels of its configuration."""
+
+    def __init__(self, width: int = 8, num_classes: int = 3) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.first = nn.Linear(4, width)
+        self.pooler = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.first(x)
+        return hidden, self.pooler(hidden)

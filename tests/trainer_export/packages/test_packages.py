@@ -26,6 +26,7 @@ from trainer_export.packages.masks import choose_mask
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.search_record import Discovery
 from trainer_export.packages.sizes import sizes_of, with_sizes
+from trainer_export.packages.trial import can_export
 from trainer_export.packages.written_builder import write_builder
 from trainer_export.recipe import Recipe
 
@@ -158,7 +159,7 @@ def test_a_model_that_does_not_run_is_refused_before_its_axes_are_tried() -> Non
     ("text", "words"),
     [
         ("embed_dim", "hidden_size=heads:4"),
-        ("embed=width", "no whole number 'embed'"),
+        ("embed=width", "'embed' is not an argument"),
         ("embed_dim=thin", "no form 'thin'"),
         ("embed_dim=heads", "need a number"),
         ("embed_dim=width:3", "need a number"),
@@ -170,6 +171,46 @@ def test_a_wrong_axis_is_refused(text: str, words: str) -> None:
     """The message says what the form is, or what there is."""
     with pytest.raises(ConfigError, match=words):
         parse_pins([text], encoder().sizes)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (("hidden=width", "hidden=off"), "another option decides about hidden"),
+        (("hidden=width,name=a", "embed_dim=heads:3,name=a"), "another axis has the name 'a'"),
+    ],
+)
+def test_decisions_that_contradict_one_another_are_refused(
+    texts: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_pins(texts, encoder().sizes)
+
+
+def test_a_decision_that_does_not_hold_is_refused() -> None:
+    """The search neither drops it, nor takes another form without a word."""
+    pins = parse_pins(["embed_dim=width"], encoder().sizes)
+    words = "what --axis decides about embed_dim does not hold"
+    with pytest.raises(ConfigError, match=words) as caught:
+        discover_axes(encoder(), pins)
+    assert not caught.value.is_about_model
+
+
+def test_one_output_is_a_number_and_no_label() -> None:
+    """So it may be learned with a loss of numbers."""
+    model = package_model(ENCODER, {"input_shape": (3, 5), "num_classes": 1})
+    discovery = discover_axes(model)
+    assert reasons(discovery)["num_classes"].startswith("is below 2")
+    assert "cut.classes(classes)" not in calls(discovery).values()
+    assert not can_export(model)
+
+
+def test_a_model_of_tokens_that_got_numbers_is_named_the_option() -> None:
+    with pytest.raises(ConfigError, match="add --set input_dtype=int64") as caught:
+        discover_axes(package_model(f"{HERE}:Tokens", {"input_shape": (6,)}))
+    assert not caught.value.is_about_model  # so no advice about the package's code follows
+    tokens = {"input_shape": (6,), "input_dtype": "int64"}
+    assert calls(discover_axes(package_model(f"{HERE}:Tokens", tokens)))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from fleet_protocol.recipe import RecipeTable
 from models import infer_layout
 from models.zoo.conversion_plan import convert_where_needed
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
+from trainer_export.packages import refusals
 from trainer_export.packages.axis_forms import classes_form
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.discovery import discover_axes
@@ -68,6 +69,40 @@ def test_a_number_that_helps_at_0_is_named() -> None:
     """Not another one, with which at 0 the model does not run."""
     model = package_model(f"{MODELS}:Rescaled", {"input_shape": (4,)})
     assert advice_on_refusal(model).endswith("can be exported with --set rescale_every=0")
+
+
+def test_no_other_model_is_named_if_the_graphs_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then something else is refused, which another class does not change."""
+    monkeypatch.setattr(refusals, "_class_that_exports", lambda _model: "Other")
+    model = package_model(f"{MODELS}:Encoder", {"input_shape": (3, 5)})
+    assert "no other remedy is known" in advice_on_refusal(model)
+    headless = package_model(f"{MODELS}:Headless", {"input_shape": (4,)})
+    assert "class=Other" in advice_on_refusal(headless)
+
+
+def test_outputs_are_named_of_which_one_can_be_taken() -> None:
+    """The advice works as it is written, with a loss of numbers for an output without labels."""
+    spec = f"{MODELS}:Headless"
+    shape = {"input_shape": (4,)}
+    with pytest.raises(ModelError, match="2 outputs"):
+        infer_layout(architecture_of(package_model(spec, shape), ()))
+    advice = advice_on_refusal(package_model(spec, shape))
+    assert "returns the outputs 0, 1" in advice
+    assert "--set output_name=1," in advice
+    chosen = package_model(spec, {**shape, "output_name": 1})
+    assert discover_axes(chosen).layout is not None
+    with pytest.raises(ModelError, match="no output '2'; there are 0, 1"):
+        discover_axes(package_model(spec, {**shape, "output_name": 2}))
+    with pytest.raises(ModelError, match="there are none with names"):
+        discover_axes(package_model(f"{MODELS}:Unlabelled", {**shape, "output_name": 0}))
+
+
+def test_labels_are_not_tried_at_0() -> None:
+    """They change no parameter of a model without a head, and nothing can be trained without."""
+    model = package_model(f"{MODELS}:Headless", {"input_shape": (4,)})
+    assert "num_classes=0" not in advice_on_refusal(model)
 
 
 def test_a_constructor_that_fails_gets_advice_about_its_arguments() -> None:
