@@ -16,7 +16,7 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.mapped_tensors import DTYPES
 
 BESIDE_PARAMETERS = "/"
-"""The first character of the names of tensors that come with weights and are no parameters."""
+"""The first character of the names of tensors that come with parameters in one blob."""
 
 MASKED = "masked"  # the only tensor of an update that goes into a secure sum
 

@@ -1,7 +1,8 @@
 """Keeps a parameter's values by their positions in the whole model.
 
-A tier with moving units has other units in each round (`fleet_protocol.units`). What a device keeps
-of a parameter then has the shape of the whole model, as far as the device has trained it.
+A tier with moving units has other units in each round (`fleet_protocol.units`). The values that a
+device keeps of a parameter then have the shape of the whole model, as far as the device has trained
+it.
 """
 
 from typing import Any
