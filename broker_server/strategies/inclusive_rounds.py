@@ -13,8 +13,9 @@ devices, and these means become new models. Every group has the configured serve
 FedAdam if none is configured.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -147,8 +148,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
     needs: set[Trait] = set()
     if baseline.alone:
         breaks.add(Trait.SHARED_PLANS)
-    else:
-        # The momentum of deeper groups moves a shallow group's top layer as a whole.
+        # The server stores whole models, to send each device its own again.
         needs.add(Trait.ALL_MERGED)
     return Strategy(
         name="inclusivefl",
@@ -274,16 +274,20 @@ class _GroupRounds:
         """Run one round of `inclusivefl.apply`; the weights are those of the deepest group."""
         state = self._state(old)
         updates: dict[str, Tensors] = {}
+        unsent: set[str] = set()
         for group, mean in sums.means().items():
             model = state.models[group]
-            # Differences, because the method moves momentum between groups and not weights.
-            updates[group] = {name: mean[name] - value for name, value in model.items()}
+            unsent.update(model.keys() - mean.keys())
+            # Differences, because the method moves momentum between groups and not weights. What
+            # stays on the devices has none.
+            updates[group] = {name: mean.get(name, value) - value for name, value in model.items()}
         new, _ = inclusivefl.apply(
             state,
             updates,
             sums.counts,
             self.settings,
         )
+        new = _without_changes_of(unsent, new, state)
         weights = self._global_weights(new, old.weights)
         return GlobalModel(weights, state_tensors(new))
 
@@ -317,6 +321,22 @@ class _GroupRounds:
         for name, old_value in old.items():
             weights[name] = np.array(deepest[name] if name in replaced else old_value)
         return weights
+
+
+def _without_changes_of(
+    names: Collection[str],
+    new: InclusiveState,
+    old: InclusiveState,
+) -> InclusiveState:
+    """Return a new state in which all groups have the old values of some parameters.
+
+    A shallow group's top layer moves by the momentum of deeper layers, even where nothing was sent.
+    """
+    models: dict[str, Tensors] = {}
+    for group, model in new.models.items():
+        kept = {name: old.models[group][name] for name in model.keys() & set(names)}
+        models[group] = MappingProxyType({**model, **kept})
+    return replace(new, models=MappingProxyType(models))
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ def made(layout, baseline="inclusive", optimizer=PLAIN):
     return built(config, layout, TIERS[::-1], optimizer)
 
 
-def one_round(method, layout, weights, state, version, devices=DEVICES):
-    """Every device adds a constant of its own to what it is sent; gives what was sent and the new
-    weights and state.
+def one_round(method, layout, weights, state, version, devices=DEVICES, stays=()):
+    """Every device adds a constant of its own to what it is sent, and does not send what stays;
+    gives what was sent and the new weights and state.
     """
     sums = method.merge.start()
     sent = {}
@@ -55,7 +55,9 @@ def one_round(method, layout, weights, state, version, devices=DEVICES):
         planned = method.plan(request)
         plan = compile_plan(layout, planned.plan)
         sent[device] = dict(method.send(plan, request, GlobalModel(weights, state)))
-        update = {name: value + np.float32(number) for name, value in sent[device].items()}
+        update = {}
+        for name in sent[device].keys() - set(stays):
+            update[name] = sent[device][name] + np.float32(number)
         metrics = TaskMetrics(
             examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0
         )
@@ -107,6 +109,21 @@ def test_a_group_without_devices_keeps_its_top_and_receives_what_is_shared(layou
     assert top
     assert all(not np.array_equal(sent["d"][name], weights[name]) for name in bottom)
     assert all(np.array_equal(sent["d"][name], weights[name]) for name in top)
+
+
+@pytest.mark.parametrize("optimizer", [PLAIN, OptimizerSettings(name="fedadam")])
+def test_what_stays_on_the_devices_keeps_its_values_in_every_group(layout, optimizer):
+    """Although the momentum of deeper layers moves the other parameters of a group's top layer."""
+    method = made(layout, optimizer=optimizer)
+    first = weights = noise(layout)
+    stays = [name for name in weights if name.startswith(("blocks.0.norm", "head"))]
+    assert len(stays) > 2
+    state = {}
+    for version in range(3):
+        sent, weights, state = one_round(method, layout, weights, state, version, stays=stays)
+    for device, values in sent.items():
+        for name, value in values.items():
+            assert np.array_equal(value, first[name]) == (name in stays), (device, name)
 
 
 @pytest.mark.parametrize(
