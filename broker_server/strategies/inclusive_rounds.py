@@ -13,9 +13,8 @@ devices, and these means become new models. Every group has the configured serve
 FedAdam if none is configured.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -278,8 +277,8 @@ class _GroupRounds:
         for group, mean in sums.means().items():
             model = state.models[group]
             unsent.update(model.keys() - mean.keys())
-            # Differences, because the method moves momentum between groups and not weights. What
-            # stays on the devices has none.
+            # Differences, because the method moves momentum between groups and not weights. They
+            # are zero for parameters that stay on the devices.
             updates[group] = {name: mean.get(name, value) - value for name, value in model.items()}
         new, _ = inclusivefl.apply(
             state,
@@ -287,7 +286,7 @@ class _GroupRounds:
             sums.counts,
             self.settings,
         )
-        new = _without_changes_of(unsent, new, state)
+        new = new.with_values_of(state, unsent)
         weights = self._global_weights(new, old.weights)
         return GlobalModel(weights, state_tensors(new))
 
@@ -321,22 +320,6 @@ class _GroupRounds:
         for name, old_value in old.items():
             weights[name] = np.array(deepest[name] if name in replaced else old_value)
         return weights
-
-
-def _without_changes_of(
-    names: Collection[str],
-    new: InclusiveState,
-    old: InclusiveState,
-) -> InclusiveState:
-    """Return a new state in which all groups have the old values of some parameters.
-
-    A shallow group's top layer moves by the momentum of deeper layers, even where nothing was sent.
-    """
-    models: dict[str, Tensors] = {}
-    for group, model in new.models.items():
-        kept = {name: old.models[group][name] for name in model.keys() & set(names)}
-        models[group] = MappingProxyType({**model, **kept})
-    return replace(new, models=MappingProxyType(models))
 
 
 @dataclass(frozen=True)

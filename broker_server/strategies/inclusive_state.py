@@ -3,8 +3,8 @@
 `broker_server.strategies.inclusivefl` has the mathematics and the reference.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +36,19 @@ class InclusiveState:
     models: Mapping[str, Tensors]
     optimizers: Mapping[str, OptimizerState]
     momenta: Mapping[str, tuple[Array, ...]]
+
+    def with_values_of(self, old: "InclusiveState", names: Collection[str]) -> "InclusiveState":
+        """Return the state in which all groups have the values of an old one for some parameters.
+
+        A shallow group's top layer moves by the momentum of deeper layers, even where devices sent
+        nothing.
+        """
+        models: dict[str, Tensors] = {}
+        for group, model in self.models.items():
+            before = old.models[group]
+            kept = {name: before[name] for name in names if name in before}
+            models[group] = MappingProxyType({**model, **kept})
+        return replace(self, models=MappingProxyType(models))
 
 
 def state_tensors(state: InclusiveState) -> dict[str, Array]:
