@@ -111,7 +111,7 @@ SLOW = {
     "tests/simulation/test_own_data.py": "test_devices_are_judged_where_the_loss_ignores_a_label",
     "tests/simulation/test_own_strategy.py": "test_the_page_works_as_it_stands",
     "tests/simulation/test_privacy.py": "test_noise_follows_from_the_seed[central]",
-    "tests/simulation/test_private.py": "test_a_fleet_keeps_what_its_simulation_keeps",
+    "tests/simulation/test_private.py": "test_a_fleet_keeps_what_its_simulation_keeps[heterofl]",
     "tests/simulation/test_ray.py": "test_ray_here_computes_what_the_local_engine_computes",
     "tests/simulation/test_recipes.py": "test_both_backends_do_the_same_arithmetic[adamw]",
     "tests/simulation/test_runner.py": "test_a_killed_simulation_goes_on_to_the_same_bits[update-received-2-1]",
