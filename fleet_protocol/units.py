@@ -33,6 +33,13 @@ def unit_tensors(positions: Mapping[str, Sequence[NDArray[np.int64]]]) -> dict[s
     return tensors
 
 
+def fit(positions: Positions, shape: Sequence[int]) -> bool:
+    """Return whether positions are those of the entries of an array of a shape."""
+    if tuple(map(np.shape, positions)) != tuple((size,) for size in shape):
+        return False
+    return all(dim.dtype == np.int64 and int(dim.min(initial=0)) >= 0 for dim in positions)
+
+
 def read_units(path: Path) -> dict[str, Positions]:
     """Return the positions that were sent with weights, by parameter.
 

@@ -129,6 +129,24 @@ def test_units_that_move_keep_their_own_values(tiny, board, own):
     assert not np.isnan(known).any()
 
 
+@pytest.mark.parametrize(
+    "positions",
+    [
+        (np.arange(4),),
+        (np.arange(4), np.arange(11)),
+        (np.arange(4), np.arange(12) - 1),
+        (np.arange(4), np.arange(12, dtype=np.float32)),
+    ],
+    ids=["dimension", "length", "negative", "type"],
+)
+def test_units_that_do_not_fit_are_refused(tiny, board, positions):
+    """The message names the parameter, and nothing is kept."""
+    sent = initial_weights() | unit_tensors({NAMES[0]: positions})
+    with pytest.raises(RefusedError, match=rf"sent for {NAMES[0]} of w1\.00-d1"):
+        update_of(task(tiny, 1, weights=sent, stays=(NAMES[0],)), board)
+    assert board.files("private").load_tiers(RUN, 2) == {}
+
+
 def test_a_round_that_is_computed_twice_gives_the_same_bits(tiny, board):
     """A board that was killed after it wrote its file starts again from the round before."""
     update_of(task(tiny, 1), board)

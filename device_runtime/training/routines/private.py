@@ -34,7 +34,7 @@ from device_runtime.training.schedule import TrainingSchedule
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.units import Positions, read_units
+from fleet_protocol.units import Positions, fit, read_units
 
 NAME = "private"
 FILES = "private"
@@ -195,8 +195,22 @@ def _adapted(
 
 
 def _units(task: Task, setup: DeviceSetup) -> Mapping[str, Positions]:
-    """Return the units of this round that were sent with the weights, by parameter."""
-    return read_units(setup.blobs.path(task.weights.digest))
+    """Return the units of this round that were sent with the weights, by parameter.
+
+    Raises:
+        RefusedError: they are not those of the sub-model's entries.
+    """
+    units = read_units(setup.blobs.path(task.weights.digest))
+    for spec in task.manifest.parameters:
+        positions = units.get(spec.name)
+        if positions is not None and not fit(positions, spec.shape):
+            raise RefusedError(
+                RefusalReason.BAD_SHAPE,
+                f"the units that the server sent for {spec.name} of {task.tier} are not those of"
+                f" an array of shape {list(spec.shape)}; update the server and this board to the"
+                " same version",
+            )
+    return units
 
 
 def _put_own(
