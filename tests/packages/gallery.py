@@ -294,6 +294,7 @@ _TIMM = (
     _picture("ViT-tiny", "timm:vit_tiny_patch16_224", img_size=64),
     _picture("ConvNeXt-atto", "timm:convnext_atto"),
     _picture("MobileNetV3-small", "timm:mobilenetv3_small_050"),
+    _picture("RegNet", "timm:regnetx_002"),
 )
 
 _TORCHVISION = (

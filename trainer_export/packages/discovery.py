@@ -3,7 +3,8 @@
 The judge is the proof of layouts (`models.zoo.inference`), and that narrow models work. All
 arguments are tried at once in their usual forms. If these do not hold, each is tried apart, on the
 model with few blocks, and then those that may have to follow one another as one axis
-(`trainer_export.packages.candidates`); what holds is proved together.
+(`trainer_export.packages.candidates`); what holds is proved together. All of this uses short texts
+and small pictures, which are cheaper; the export proves the axes on samples of their own size.
 """
 
 import time
@@ -36,23 +37,26 @@ from trainer_export.packages.candidates import (
     sizes_by_place,
     usual_assignments,
 )
-from trainer_export.packages.narrow_run import refusal_of_narrow, require_run
+from trainer_export.packages.narrow_run import refusal_of_narrow, require_run, runs
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.scaled_layers import LAYER_PARTS, layer_parts_form
 from trainer_export.packages.search_record import Discovery, SearchRecord
+from trainer_export.packages.size_at_half import (
+    MOST_OF_IT,
+    arguments_leave_most_whole,
+    share_at_half,
+)
 from trainer_export.packages.survey import LATE, Effect, ShapeProber, Surveyed, survey, with_effects
 
 SECONDS = 12.0
 """Processor time for discovery; what is not tried by then stays whole."""
 
-_WHOLE_SECONDS = 28.0  # until when they are proved on all blocks
+_ALL_BLOCKS_SECONDS = 28.0  # until when they are proved on all blocks
 _TOGETHER_SECONDS = 20.0  # until when all axes are proved together
 _USUAL_SECONDS = 8.0  # until when the usual forms are proved, so that others are tried, too
 _FEW_BLOCKS = 2
-_MOST_OF_IT = 0.6  # of the parameters at half of the width, where even layers of one width have 0.5
 _NOT_WITH_OTHERS = "holds by itself, but not with the others: "
 _SMALL = f"leaves most of the model whole, unlike {LAYER_PARTS}"
-_SHORT = 8  # tokens of a sample on which axes are tried
 
 
 def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Discovery:
@@ -74,8 +78,9 @@ class _Search(SearchRecord):
 
     def __init__(self, model: PackageModel, pins: tuple[AxisDecision, ...]) -> None:
         super().__init__()
-        self._model = model
         self._begun = time.process_time()
+        self._model = model
+        self._tried_on = _for_trials(model)
         self._prober = ShapeProber.for_model(model)
         self._few: dict[str, int] = {}  # sizes of the model that axes are tried on
         self._has_unlike_blocks = False  # whether blocks are left out that differ from the others
@@ -96,7 +101,8 @@ class _Search(SearchRecord):
         movable = with_effects(surveyed, Effect.WIDTH, Effect.ROUNDED)
         still = with_effects(surveyed, Effect.NONE, Effect.REFUSED)
         heads = [*named_heads(movable), *named_heads(still)]
-        is_small = self._leaves_most_whole(movable, heads)
+        refused = with_effects(surveyed, Effect.REFUSED)
+        is_small = arguments_leave_most_whole(self._prober, movable, refused, heads)
         if (hides_sizes(movable) or is_small) and self._take_layer_parts():
             others = [replace(entry, reason=_SMALL) for entry in movable] if is_small else []
             self._note_others(surveyed, others)
@@ -110,9 +116,13 @@ class _Search(SearchRecord):
             self._note_others(surveyed, refused)
             self._drop_what_does_not_hold_together()
             self._prefer_layer_parts()
-        layout = self._prove_whole() if self._has_unlike_blocks else self._known_layout()
+        layout = self._known_layout()
+        if layout is None and self._has_unlike_blocks:
+            layout = self._prove_all_blocks()
+        if self._tried_on is not self._model:
+            layout = None  # of smaller samples
         seconds = time.process_time() - self._begun
-        share = self._share_at_half(self._cuts())
+        share = share_at_half(self._prober, self._cuts())
         return Discovery(tuple(self._forms), tuple(self._findings), seconds, share, layout)
 
     # ------------------------------------------------------------------ the judge
@@ -128,15 +138,14 @@ class _Search(SearchRecord):
         until = self._begun + seconds
         if time.process_time() > until:
             return LATE
-        tried_on = self._model.shortened(_SHORT)
         few = self._few_for(forms)
-        arch = exportable(tried_on, forms, few)
+        arch = exportable(self._tried_on, forms, few)
         try:
             layout = judge_layout(arch, until=until)
         except (ConfigError, PlanError) as error:
             return LATE if time.process_time() > until else self._brief(error)
         refusal = refusal_of_narrow(arch, layout if are_all else None)
-        if not refusal and tried_on is self._model and not few:
+        if not refusal and not few:
             self._note_proof(forms, layout)
         return refusal
 
@@ -242,21 +251,11 @@ class _Search(SearchRecord):
     def _refusal_of_layer_parts(self, form: AxisForm) -> str:
         """Return why the layers cannot be cut together; "" if they can."""
         # Much cheaper than a proof, and most models that cannot be cut so fail here.
-        arch = exportable(self._model.shortened(_SHORT), [form], self._few_for([form]))
+        arch = exportable(self._tried_on, [form], self._few_for([form]))
         others = [other for other in self._forms if other.kind not in CUTS]
         return refusal_of_narrow(arch, None) or self._refusal_together(
             [*others, form], _TOGETHER_SECONDS
         )
-
-    def _leaves_most_whole(self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]) -> bool:
-        """Return whether half of all arguments leaves most of a model, and half of layers less."""
-        if LAYER_PARTS not in self._model.sizes:
-            return False
-        for forms in usual_assignments(movable, heads):
-            share = self._share_at_half(forms)
-            if share < 1:  # the constructor takes half
-                return share >= _MOST_OF_IT and self._share_at_half([layer_parts_form()]) < share
-        return False
 
     def _prefer_layer_parts(self) -> None:
         """Cut the layers instead of arguments that leave most of the model whole."""
@@ -266,21 +265,14 @@ class _Search(SearchRecord):
         if any(form in self._pinned for form in cuts):
             return
         form = layer_parts_form()
-        share = self._share_at_half(cuts)
-        if share < _MOST_OF_IT or self._share_at_half([form]) >= share:
+        share = share_at_half(self._prober, cuts)
+        if share < MOST_OF_IT or share_at_half(self._prober, [form]) >= share:
             return
         reason = self._refusal_of_layer_parts(form)
         self._note((LAYER_PARTS,), None if reason else form, reason)
         if not reason:
             for cut in cuts:
                 self._leave_out(cut, _SMALL)
-
-    def _share_at_half(self, forms: Sequence[AxisForm]) -> float:
-        """Return the share of the parameters that a model of half of the width has."""
-        sizes: dict[str, int] = {}
-        for form in forms:
-            sizes |= form.sizes_at(1 / 2)
-        return self._prober.share(sizes)
 
     def _find_widths(
         self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]
@@ -376,18 +368,18 @@ class _Search(SearchRecord):
                 return form
         return widths[-1]
 
-    # ------------------------------------------------------------------ the whole model
+    # ------------------------------------------------------------------ all blocks
 
-    def _prove_whole(self) -> Layout | None:
+    def _prove_all_blocks(self) -> Layout | None:
         """Prove the axes on all blocks, and leave out those that hold in a few only.
 
         Returns:
             The layout; None if there was no time, or the export has to say what is wrong.
         """
-        until = self._begun + _WHOLE_SECONDS
+        until = self._begun + _ALL_BLOCKS_SECONDS
         while True:
             try:
-                return judge_layout(exportable(self._model, self._forms), until=until)
+                return judge_layout(exportable(self._tried_on, self._forms), until=until)
             except RefutedAxisError as error:
                 refuted = [form for form in self._cuts() if form.name == error.axis]
                 if not refuted or refuted[0] in self._pinned:
@@ -395,3 +387,9 @@ class _Search(SearchRecord):
                 self._leave_out(refuted[0], f"holds in few blocks, but not in all: {error.problem}")
             except (ConfigError, PlanError):
                 return None
+
+
+def _for_trials(model: PackageModel) -> PackageModel:
+    """Return the model on which axes are tried: on small samples, if it runs on them."""
+    small = model.with_small_samples()
+    return small if runs(exportable(small, ())) else model

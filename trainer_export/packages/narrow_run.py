@@ -49,6 +49,15 @@ def require_run(arch: Architecture) -> None:
         ) from error
 
 
+def runs(arch: Architecture) -> bool:
+    """Return whether the whole model of an architecture runs."""
+    try:
+        require_run(arch)
+    except ShoalError:
+        return False
+    return True
+
+
 def _runs_on_tokens(arch: Architecture, module: nn.Module) -> bool:
     """Return whether a model that was declared to take numbers takes tokens."""
     if arch.input_dtype == "int64":

@@ -10,6 +10,10 @@ from models.architecture import Dtype
 from models.zoo.package_call import PackageCall, PackageOutput, adapt_call
 from trainer_export.packages.sizes import sizes_of, with_sizes
 
+_SHORT = 8  # tokens
+_SMALL = 64  # pixels of a side; networks make them 32 times fewer
+_PICTURE_DIMENSIONS = 3  # at least: channels, height, width
+
 
 @dataclass(frozen=True)
 class PackageModel:
@@ -52,9 +56,19 @@ class PackageModel:
         """Return the model with other arguments."""
         return replace(self, arguments=arguments)
 
-    def shortened(self, length: int) -> "PackageModel":
-        """Return the model for texts of at most some number of tokens."""
-        shape = self.input_shape
-        if self.input_dtype == "int64" and shape is not None and len(shape) == 1:
-            return replace(self, input_shape=(min(length, shape[0]),))
-        return self
+    def with_small_samples(self) -> "PackageModel":
+        """Return the model for short texts or small pictures, on which it is cheaper to run.
+
+        It may not run on such pictures. A model for other samples is returned as it is.
+        """
+        smaller = self.input_shape
+        if smaller is None:
+            return self
+        if self.input_dtype == "int64" and len(smaller) == 1:
+            smaller = (min(_SHORT, smaller[0]),)
+        elif self.input_dtype == "float32" and len(smaller) >= _PICTURE_DIMENSIONS:
+            channels, *sides = smaller
+            smaller = (channels, *[min(_SMALL, side) for side in sides])
+        if smaller == self.input_shape:
+            return self
+        return replace(self, input_shape=smaller)

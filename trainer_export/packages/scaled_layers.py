@@ -42,6 +42,7 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 )
 """The arguments of layers that are sizes; subclasses call the constructors of these classes."""
 
+_GROUPS = "groups"
 _INPUTS = ("in_features", "in_channels", "input_size")
 
 
@@ -102,8 +103,9 @@ class _Scaling:
 
         def scaled(layer: nn.Module, *args: Any, **kwargs: Any) -> None:
             bound = signature.bind(layer, *args, **kwargs)
+            whole_groups = _has_groups_to_cut_inside(bound.arguments)
             for name in names:
-                if name in bound.arguments:
+                if name in bound.arguments and not (name == _GROUPS and whole_groups):
                     bound.arguments[name] = self._scale(name, bound.arguments[name])
             original(*bound.args, **bound.kwargs)
 
@@ -123,3 +125,14 @@ class _Scaling:
         if takes_sample or size == self.labels or size % WHOLE:
             return size
         return size // WHOLE * self.parts
+
+
+def _has_groups_to_cut_inside(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a convolution has groups whose channels can be cut, so that all groups stay.
+
+    Other grouped convolutions, such as depthwise ones, keep some of their groups as a whole.
+    """
+    groups = arguments.get(_GROUPS, 1)
+    if groups == 1:
+        return False
+    return arguments["in_channels"] // groups % WHOLE == 0

@@ -34,7 +34,7 @@ class SearchRecord:
     def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._forms: list[AxisForm] = []
-        self._proof: tuple[tuple[AxisForm, ...], Layout] | None = None  # the last of a whole model
+        self._proof: tuple[tuple[AxisForm, ...], Layout] | None = None  # the last of all blocks
 
     def _decided(self) -> set[str]:
         places: set[str] = set()
@@ -53,7 +53,7 @@ class SearchRecord:
             self._forms.append(form)
 
     def _note_proof(self, forms: Sequence[AxisForm], layout: Layout) -> None:
-        """Note the layout of some axes of the whole model."""
+        """Note the layout of some axes of a model with all its blocks."""
         self._proof = (tuple(forms), layout)
 
     def _known_layout(self) -> Layout | None:

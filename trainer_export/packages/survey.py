@@ -156,11 +156,13 @@ class ShapeProber:
     def share(self, sizes: Mapping[str, int]) -> float:
         """Return the share of the parameters that are left with some other sizes.
 
-        It is 1 if the constructor does not take them.
+        It is 1 if the constructor does not take them, or builds other layers.
         """
         try:
             shapes = self.shapes(sizes)
         except Exception:  # noqa: BLE001 - a package's constructor raises anything
+            return 1.0
+        if shapes.keys() != self.whole.keys():
             return 1.0
         return _count(shapes) / _count(self.whole)
 

@@ -32,6 +32,19 @@ def calls(discovery: Discovery) -> list[str]:
     return [form.call for form in discovery.forms]
 
 
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[Architecture]:
+    """The architectures whose layouts a search tries to prove."""
+    tried: list[Architecture] = []
+
+    def recorded(arch: Architecture, **until: float) -> Layout:
+        tried.append(arch)
+        return judge_layout(arch, **until)
+
+    monkeypatch.setattr("trainer_export.packages.discovery.judge_layout", recorded)
+    return tried
+
+
 def test_layers_of_hidden_and_rounded_sizes_are_cut_together() -> None:
     """Samples, labels, and sizes that eighths do not divide stay whole; a slice is proved."""
     model = model_of("Rounded", (3, 8, 8))
@@ -84,9 +97,7 @@ def test_a_user_decides_about_the_layers(pin: str, expected: list[str]) -> None:
     assert calls(discovery) == [*expected, "cut.classes(classes)"]
 
 
-def test_arguments_that_leave_most_of_a_model_whole_give_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_arguments_that_leave_most_of_a_model_whole_give_way(judged: list[Architecture]) -> None:
     """The width of the stem can be cut, but only all layers together make the model small."""
 
     class Stem(nn.Module):
@@ -104,19 +115,94 @@ def test_arguments_that_leave_most_of_a_model_whole_give_way(
     arguments = {"stem": 6, "num_classes": 3}
     plain = PackageModel("", "stem", Stem, arguments, "num_classes", input_shape=(4,))
     assert calls(discover_axes(plain)) == ["cut.classes(classes)", "cut.width('stem', 6)"]
-    proofs: list[str] = []
-
-    def counted(arch: Architecture, **until: float) -> Layout:
-        proofs.append(arch.name)
-        return judge_layout(arch, **until)
-
-    monkeypatch.setattr("trainer_export.packages.discovery.judge_layout", counted)
+    judged.clear()
     discovery = discover_axes(with_layer_parts(plain))
     assert calls(discovery) == ["cut.classes(classes)", LAYERS]
     # The stem is not tried before, because a large model has no time for both.
-    assert len(proofs) == 1
+    assert len(judged) == 1
     (finding,) = (entry for entry in discovery.findings if entry.places == ("stem",))
     assert "leaves most of the model whole" in finding.reason
+
+
+class GroupsOfEight(nn.Module):
+    """As in RegNet: convolutions with groups of eight channels, whose number is 3 and then 8."""
+
+    def __init__(self, stem: int = 6, group_size: int = 8, num_classes: int = 3) -> None:
+        super().__init__()
+        if group_size < WHOLE:
+            raise ValueError("a group has 8 channels or more")
+        narrow = 3 * group_size
+        wide = 8 * group_size
+        self.stem = nn.Conv2d(3, stem, 3)
+        self.narrow = nn.Conv2d(stem, narrow, 1)
+        self.three = nn.Conv2d(narrow, narrow, 3, padding=1, groups=3)
+        self.wide = nn.Conv2d(narrow, wide, 1)
+        self.eight = nn.Conv2d(wide, wide, 3, padding=1, groups=8)
+        self.head = nn.Linear(wide, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        narrow = self.three(self.narrow(self.stem(x)).tanh()).tanh()
+        wide = self.eight(self.wide(narrow).tanh()).tanh()
+        logits: torch.Tensor = self.head(wide.mean((2, 3)))
+        return logits
+
+
+def _groups_of_eight() -> PackageModel:
+    arguments = {"stem": 6, "group_size": 8, "num_classes": 3}
+    return with_layer_parts(
+        PackageModel("", "groups", GroupsOfEight, arguments, "num_classes", input_shape=(3, 9, 9))
+    )
+
+
+def test_groups_of_eight_channels_stay_and_become_smaller() -> None:
+    model = _groups_of_eight()
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    shapes = layout.shapes(layout.tier(0.25))
+    assert shapes["three.weight"] == (6, 2, 3, 3)
+    assert shapes["eight.weight"] == (16, 2, 3, 3)
+    quarter = model.build({LAYER_PARTS: 2})
+    assert quarter.get_submodule("three").groups == 3
+    assert quarter.get_submodule("eight").groups == 8
+
+
+def test_arguments_that_cannot_be_halved_together_are_not_tried_first(
+    judged: list[Architecture],
+) -> None:
+    """The constructor takes half of the stem only, which leaves nearly all of the model."""
+    discovery = discover_axes(_groups_of_eight())
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    assert len(judged) == 1
+
+
+@pytest.mark.parametrize(
+    ("pooled", "side"), [(True, 64), (False, 128)], ids=["any size", "one size"]
+)
+def test_axes_are_tried_on_small_pictures_if_the_model_runs_on_them(
+    judged: list[Architecture], pooled: bool, side: int
+) -> None:
+    """Then the export still has to prove the layout on pictures of their own size."""
+
+    class Pictures(nn.Module):
+        def __init__(self, hidden: int = 6, num_classes: int = 3) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(3, hidden, 8, stride=8)
+            self.head = nn.Linear(hidden if pooled else hidden * 16**2, num_classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            maps = self.convolution(x).tanh()
+            logits: torch.Tensor = self.head(maps.mean((2, 3)) if pooled else maps.flatten(1))
+            return logits
+
+    arguments = {"hidden": 6, "num_classes": 3}
+    model = PackageModel(
+        "", "pictures", Pictures, arguments, "num_classes", input_shape=(3, 128, 128)
+    )
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", "cut.width('hidden', 6)"]
+    assert [arch.settings({})["input_shape"] for arch in judged] == [(3, side, side)]
+    assert (discovery.layout is None) == pooled
 
 
 def test_a_proof_ends_when_its_time_is_up() -> None:
