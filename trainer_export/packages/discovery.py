@@ -14,7 +14,6 @@ from dataclasses import replace
 from fleet_protocol.errors import ConfigError, PlanError
 from models.cut import Cut
 from models.layout import Layout
-from models.user_lines import first_line
 from models.zoo.builds import ModelBuilder
 from models.zoo.inference import RefutedAxisError, blocks_by_depth, judge_layout
 from trainer_export.packages.axis_forms import (
@@ -25,6 +24,7 @@ from trainer_export.packages.axis_forms import (
     depth_form,
     groups_form,
 )
+from trainer_export.packages.axis_trials import SECONDS, AxisTrials
 from trainer_export.packages.builder import exportable
 from trainer_export.packages.candidates import (
     alike_sets,
@@ -37,19 +37,16 @@ from trainer_export.packages.candidates import (
     sizes_by_place,
     usual_assignments,
 )
-from trainer_export.packages.narrow_run import refusal_of_narrow, require_run, runs
+from trainer_export.packages.narrow_run import refusal_of_narrow, require_run
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.scaled_layers import LAYER_PARTS, layer_parts_form
-from trainer_export.packages.search_record import Discovery, SearchRecord
+from trainer_export.packages.search_record import Discovery
 from trainer_export.packages.size_at_half import (
     MOST_OF_IT,
     arguments_leave_most_whole,
     share_at_half,
 )
-from trainer_export.packages.survey import LATE, Effect, ShapeProber, Surveyed, survey, with_effects
-
-SECONDS = 12.0
-"""Processor time for discovery; what is not tried by then stays whole."""
+from trainer_export.packages.survey import LATE, Effect, Surveyed, survey, with_effects
 
 _ALL_BLOCKS_SECONDS = 28.0  # until when they are proved on all blocks
 _TOGETHER_SECONDS = 20.0  # until when all axes are proved together
@@ -73,16 +70,11 @@ def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Dis
     return _Search(model, tuple(pins)).run()
 
 
-class _Search(SearchRecord):
+class _Search(AxisTrials):
     """One search, with what was found so far."""
 
     def __init__(self, model: PackageModel, pins: tuple[AxisDecision, ...]) -> None:
-        super().__init__()
-        self._begun = time.process_time()
-        self._model = model
-        self._tried_on = _for_trials(model)
-        self._prober = ShapeProber.for_model(model)
-        self._few: dict[str, int] = {}  # sizes of the model that axes are tried on
+        super().__init__(model)
         self._has_unlike_blocks = False  # whether blocks are left out that differ from the others
         self._pinned = [pin.form for pin in pins]
         # First, so that nothing below tries what the user has decided.
@@ -103,7 +95,7 @@ class _Search(SearchRecord):
         heads = [*named_heads(movable), *named_heads(still)]
         refused = with_effects(surveyed, Effect.REFUSED)
         is_small = arguments_leave_most_whole(self._prober, movable, refused, heads)
-        if (hides_sizes(movable) or is_small) and self._take_layer_parts():
+        if (hides_sizes(movable) or is_small) and self._cut_layers_instead(_SMALL):
             others = [replace(entry, reason=_SMALL) for entry in movable] if is_small else []
             self._note_others(surveyed, others)
         elif self._take_usual_forms(movable, heads):
@@ -124,43 +116,6 @@ class _Search(SearchRecord):
         seconds = time.process_time() - self._begun
         share = share_at_half(self._prober, self._cuts())
         return Discovery(tuple(self._forms), tuple(self._findings), seconds, share, layout)
-
-    # ------------------------------------------------------------------ the judge
-
-    def _refusal_together(self, forms: Sequence[AxisForm], seconds: float = SECONDS) -> str:
-        """Return why all axes of a model do not hold; "" if they do."""
-        return self._refusal(forms, seconds, are_all=True)
-
-    def _refusal(
-        self, forms: Sequence[AxisForm], seconds: float = SECONDS, *, are_all: bool = False
-    ) -> str:
-        """Return why some axes do not hold on the model with few blocks; "" if they do."""
-        until = self._begun + seconds
-        if time.process_time() > until:
-            return LATE
-        few = self._few_for(forms)
-        arch = exportable(self._tried_on, forms, few)
-        try:
-            layout = judge_layout(arch, until=until)
-        except (ConfigError, PlanError) as error:
-            return LATE if time.process_time() > until else self._brief(error)
-        refusal = refusal_of_narrow(arch, layout if are_all else None)
-        if not refusal and not few:
-            self._note_proof(forms, layout)
-        return refusal
-
-    def _few_for(self, forms: Sequence[AxisForm]) -> dict[str, int]:
-        """Return the sizes of the model with few blocks, without those that some axes set."""
-        few = dict(self._few)
-        for form in forms:
-            for place in form.factors:
-                few.pop(place, None)
-        return few
-
-    def _brief(self, error: Exception) -> str:
-        """Return the first line of a refusal without the names of error and model."""
-        message = first_line(error).partition(": ")[2]
-        return message.removeprefix(f"{self._model.name}: ")
 
     # ------------------------------------------------------------------ labels and depth
 
@@ -239,15 +194,6 @@ class _Search(SearchRecord):
                 return True
         return False
 
-    def _take_layer_parts(self) -> bool:
-        """Prove that all layers can be cut together, unless arguments have axes already."""
-        if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided() or self._cuts():
-            return False
-        form = layer_parts_form()
-        reason = self._refusal_of_layer_parts(form)
-        self._note((LAYER_PARTS,), None if reason else form, reason)
-        return not reason
-
     def _refusal_of_layer_parts(self, form: AxisForm) -> str:
         """Return why the layers cannot be cut together; "" if they can."""
         # Much cheaper than a proof, and most models that cannot be cut so fail here.
@@ -259,20 +205,33 @@ class _Search(SearchRecord):
 
     def _prefer_layer_parts(self) -> None:
         """Cut the layers instead of arguments that leave most of the model whole."""
+        share = share_at_half(self._prober, self._cuts())
+        parts = share_at_half(self._prober, [layer_parts_form()])
+        if share >= MOST_OF_IT and parts < share:
+            self._cut_layers_instead(_SMALL)
+
+    def _cut_layers_instead(self, reason: str) -> bool:
+        """Cut the layers instead of arguments, unless a user decided about one of these.
+
+        Args:
+            reason: why the arguments then stay whole.
+
+        Returns:
+            Whether the layers are cut.
+        """
         if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided():
-            return
+            return False
         cuts = self._cuts()
         if any(form in self._pinned for form in cuts):
-            return
+            return False
         form = layer_parts_form()
-        share = share_at_half(self._prober, cuts)
-        if share < MOST_OF_IT or share_at_half(self._prober, [form]) >= share:
-            return
-        reason = self._refusal_of_layer_parts(form)
-        self._note((LAYER_PARTS,), None if reason else form, reason)
-        if not reason:
-            for cut in cuts:
-                self._leave_out(cut, _SMALL)
+        refusal = self._refusal_of_layer_parts(form)
+        self._note((LAYER_PARTS,), None if refusal else form, refusal)
+        if refusal:
+            return False
+        for cut in cuts:
+            self._leave_out(cut, reason)
+        return True
 
     def _find_widths(
         self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]
@@ -340,13 +299,14 @@ class _Search(SearchRecord):
     def _drop_what_does_not_hold_together(self) -> None:
         """Prove all axes together, and leave out one after the other until they hold."""
         refusal = self._refusal_together(self._forms, _TOGETHER_SECONDS)
+        if refusal in {"", LATE}:
+            return
+        # One axis for all layers is worth more than a few of the arguments.
+        if self._cut_layers_instead(_NOT_WITH_OTHERS + refusal):
+            return
         undecided = [form for form in self._forms if form not in self._pinned]
         depths = [form for form in undecided if form.kind == "depth"]
-        if (
-            refusal
-            and depths
-            and not self._refusal_together(self._without(depths[0]), _TOGETHER_SECONDS)
-        ):
+        if depths and not self._refusal_together(self._without(depths[0]), _TOGETHER_SECONDS):
             self._leave_out(depths[0], _NOT_WITH_OTHERS + refusal)
             return
         while refusal and refusal != LATE:
@@ -387,9 +347,3 @@ class _Search(SearchRecord):
                 self._leave_out(refuted[0], f"holds in few blocks, but not in all: {error.problem}")
             except (ConfigError, PlanError):
                 return None
-
-
-def _for_trials(model: PackageModel) -> PackageModel:
-    """Return the model on which axes are tried: on small samples, if it runs on them."""
-    small = model.with_small_samples()
-    return small if runs(exportable(small, ())) else model

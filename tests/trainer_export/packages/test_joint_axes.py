@@ -7,7 +7,7 @@ import pytest
 from models.cut import Cut
 from models.zoo.conversion_plan import convert_where_needed
 from models.zoo.inference import infer_layout
-from trainer_export.packages.axis_forms import groups_form, width_form
+from trainer_export.packages.axis_forms import groups_form, parse_pins, width_form
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.candidates import (
     alike_sets,
@@ -70,7 +70,9 @@ def test_twice_a_width_that_is_another_width() -> None:
 
 def test_axes_that_build_another_model_at_some_width_are_not_taken_together() -> None:
     """A quarter of both sizes would leave out a layer."""
-    discovery = discover("Projected", (5,))
+    model = package_model(f"{HERE}:Projected", {"input_shape": (5,)})
+    # Otherwise the layers would be cut together.
+    discovery = discover_axes(model, parse_pins(["layer_parts=off"], model.sizes))
     assert [form.kind for form in discovery.forms].count("width") == 1
     reasons = [finding.reason for finding in discovery.findings]
     assert any("other layers are built at width 0.25" in reason for reason in reasons)

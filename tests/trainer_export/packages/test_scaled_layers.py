@@ -41,7 +41,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Architecture]:
         tried.append(arch)
         return judge_layout(arch, **until)
 
-    monkeypatch.setattr("trainer_export.packages.discovery.judge_layout", recorded)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", recorded)
     return tried
 
 
@@ -174,6 +174,32 @@ def test_arguments_that_cannot_be_halved_together_are_not_tried_first(
     discovery = discover_axes(_groups_of_eight())
     assert calls(discovery) == ["cut.classes(classes)", LAYERS]
     assert len(judged) == 1
+
+
+def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None:
+    """As in ResNet-50: the size of a layer is a product of two arguments."""
+
+    class Product(nn.Module):
+        def __init__(self, planes: int = 16, base: int = 8, num_classes: int = 3) -> None:
+            super().__init__()
+            inner = planes * base // 8
+            self.layers = nn.Sequential(
+                nn.Linear(4, planes), nn.Tanh(), nn.Linear(planes, inner), nn.Tanh()
+            )
+            self.head = nn.Linear(inner, num_classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.head(self.layers(x))
+            return logits
+
+    arguments = {"planes": 16, "base": 8, "num_classes": 3}
+    plain = PackageModel("", "product", Product, arguments, "num_classes", input_shape=(4,))
+    assert len(calls(discover_axes(plain))) == 2
+    discovery = discover_axes(with_layer_parts(plain))
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    reasons = {entry.places: entry.reason for entry in discovery.findings}
+    assert "not with the others" in reasons["planes",]
+    assert "not with the others" in reasons["base",]
 
 
 @pytest.mark.parametrize(
