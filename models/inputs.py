@@ -7,7 +7,7 @@ sample in the order of ``input_shape``; integers next to floats are stored as fl
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 
@@ -43,6 +43,10 @@ class Row:
         if self.named:
             return (sum(map(math.prod, self.shapes.values())),)
         return self.shapes[""]
+
+    def with_shape(self, shape: tuple[int, ...]) -> "Row":
+        """Return the row with another shape of its single input, which has no name."""
+        return replace(self, shapes={"": shape})
 
     def places(self) -> Iterator[tuple[str, slice]]:
         """Yield each input with its position in a row."""

@@ -221,7 +221,10 @@ def _proof_task(
     training = variant_in_training(builder.arch, variants[0])
     if training is not None:
         variants.append(training)
-    variants += variants_with_rare_values(builder.arch, smallest, builder.row)
+    row = builder.row
+    if not row.named:
+        row = row.with_shape(tuple(smallest.model.samples.shape[1:]))
+    variants += variants_with_rare_values(builder.arch, smallest, row)
     return ProofTask(tuple(variants), growth)
 
 

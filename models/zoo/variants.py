@@ -16,6 +16,7 @@ from fleet_protocol.errors import ConfigError, ModelError
 from fleet_protocol.python_files import refusing_exits
 from models.axes import Axis, AxisKind
 from models.cut import Cut
+from models.inputs import Row
 from models.user_lines import at_line_of
 from models.zoo.builds import ModelBuilder, shapes_of
 from models.zoo.growth import Growth
@@ -28,6 +29,9 @@ _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first, because they distinguish mos
 # Number of parameters. For a larger model, gradients are compared only on a narrower variant, at a
 # tenth of the cost.
 _LARGE = 1_000_000
+
+_SMALL_SIDE = 64  # pixels; networks make them 32 times fewer
+_PICTURE_DIMENSIONS = 3  # at least: channels, height, width
 
 
 def variants_of_size(
@@ -44,18 +48,39 @@ def variants_of_size(
         growth: what they move.
     """
     is_large = sum(value.numel() for value in module.parameters()) > _LARGE
-    whole = _SizedModel(builder, module, axes, Cut)
-    yield whole.run(gradients=not is_large)
+    whole = _SizedModel(builder, module, axes, Cut, builder.row)
+    whole_variant = whole.run(gradients=not is_large)
+    yield whole_variant
     # With one entry for each unit and no groups, there is only one order.
     has_groups = any(axis.groups > 1 for axis in axes.values())
     has_many_entries = any([*entries.values()] != [1] for entries in growth.values())
     if not has_groups and not has_many_entries and not is_large:
         return
+    row = _row_of_narrower(builder.row, whole_variant.model)
     # Some builders do not accept every size, so several are tried.
     for rate, enlarge in _narrower_sizes(axes, is_large=is_large):
         with contextlib.suppress(ConfigError):
-            yield _narrower(builder, axes, rate, enlarge).run(gradients=True)
+            yield _narrower(builder, axes, rate, enlarge, row).run(gradients=True)
             return
+
+
+def _row_of_narrower(row: Row, whole: RandomizedModel) -> Row:
+    """Return the sample of a narrower model: a small picture, if the whole model runs on it.
+
+    Which entries of the parameters a unit has does not depend on the size of pictures, and small
+    ones are cheaper. The whole model is proved on pictures of their own size.
+    """
+    if row.named or row.dtype != "float32" or len(row.shape) < _PICTURE_DIMENSIONS:
+        return row
+    channels, *sides = row.shape
+    small = row.with_shape((channels, *[min(_SMALL_SIDE, side) for side in sides]))
+    if small == row:
+        return row
+    # A model may take pictures of one size only, and says so by any error.
+    with contextlib.suppress(Exception), refusing_exits(), torch.random.fork_rng(devices=[]):
+        replace(whole, samples=random_samples(whole.module, small)).run(gradients=False)
+        return small
+    return row
 
 
 def _narrower_sizes(
@@ -92,6 +117,7 @@ class _SizedModel:
     module: nn.Module
     axes: Mapping[str, Axis]
     cut: Callable[[], Cut]  # makes the cut to build it once more
+    row: Row  # a sample that it runs on
 
     def run(self, *, gradients: bool) -> Variant:
         """Run the model with random parameters, without initial weights if it runs without them."""
@@ -110,7 +136,7 @@ class _SizedModel:
         except ConfigError as error:
             raise ModelError(f"{title}: {error}") from error
         except Exception as error:
-            shape = list(self.builder.row.shape)
+            shape = list(self.row.shape)
             raise ModelError(
                 f"{title}: the model fails{at_line_of(error)} on a batch of samples of shape "
                 f"{shape}: {error!r}; its forward must take one tensor [batch, *input_shape], or "
@@ -144,7 +170,7 @@ class _SizedModel:
         return not all(name.startswith(tuple(norms)) for name, _ in self.module.named_buffers())
 
     def _randomize(self, module: nn.Module) -> RandomizedModel:
-        samples = random_samples(module, self.builder.row)
+        samples = random_samples(module, self.row)
         return randomize(module, samples, self.builder.until)
 
     def _variant(self, model: RandomizedModel, *, gradients: bool) -> Variant:
@@ -153,14 +179,18 @@ class _SizedModel:
 
 
 def _narrower(
-    builder: ModelBuilder, axes: Mapping[str, Axis], rate: float, enlarge: Mapping[str, int]
+    builder: ModelBuilder,
+    axes: Mapping[str, Axis],
+    rate: float,
+    enlarge: Mapping[str, int],
+    row: Row,
 ) -> _SizedModel:
     cut = partial(Cut, rate, enlarge=enlarge)
     smaller: dict[str, Axis] = {}
     for name, axis in axes.items():
         size = axis.kept(rate) + axis.groups * enlarge.get(name, 0)
         smaller[name] = replace(axis, size=size)
-    return _SizedModel(builder, builder.build_on_meta(cut()), smaller, cut)
+    return _SizedModel(builder, builder.build_on_meta(cut()), smaller, cut, row)
 
 
 class _MetaTensorsRefused(TorchFunctionMode):
