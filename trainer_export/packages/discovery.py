@@ -44,6 +44,7 @@ from trainer_export.packages.search_record import Discovery
 from trainer_export.packages.size_at_half import (
     MOST_OF_IT,
     arguments_leave_most_whole,
+    share_at,
     share_at_half,
 )
 from trainer_export.packages.survey import LATE, Effect, Surveyed, survey, with_effects
@@ -52,6 +53,7 @@ _ALL_BLOCKS_SECONDS = 28.0  # until when they are proved on all blocks
 _TOGETHER_SECONDS = 20.0  # until when all axes are proved together
 _USUAL_SECONDS = 8.0  # until when the usual forms are proved, so that others are tried, too
 _FEW_BLOCKS = 2
+_QUARTER = 1 / 4
 _NOT_WITH_OTHERS = "holds by itself, but not with the others: "
 _SMALL = f"leaves most of the model whole, unlike {LAYER_PARTS}"
 
@@ -322,11 +324,19 @@ class _Search(AxisTrials):
 
     def _culprit(self, widths: Sequence[AxisForm]) -> AxisForm:
         """Return an axis without which the others hold, else the last."""
-        # The newest first: earlier axes were found beside more of the others.
-        for form in reversed(widths):
+        # First those without which the others leave the smallest model. Of equals the newest first:
+        # earlier axes were found beside more of the others.
+        newest_first = widths[::-1]
+        for form in sorted(newest_first, key=self._share_without):
             if not self._refusal_together(self._without(form), _TOGETHER_SECONDS):
                 return form
         return widths[-1]
+
+    def _share_without(self, form: AxisForm) -> float:
+        """Return the share of the parameters at a quarter of the width if an axis is left out."""
+        others = [other for other in self._cuts() if other != form]
+        # A quarter, because half of two heads is as small as half of their dimensions.
+        return share_at(_QUARTER, self._prober, others)
 
     # ------------------------------------------------------------------ all blocks
 

@@ -28,9 +28,18 @@ def share_at_half(
     Returns:
         The share; 1 if the constructor does not take half of these sizes, or builds other layers.
     """
+    return share_at(1 / 2, prober, forms)
+
+
+def share_at(
+    width: float,
+    prober: ShapeProber,
+    forms: Iterable[AxisForm],
+) -> float:
+    """Return the share of the parameters at some width, as `share_at_half` does at half of it."""
     sizes: dict[str, int] = {}
     for form in forms:
-        sizes |= form.sizes_at(1 / 2)
+        sizes |= form.sizes_at(width)
     return prober.share(sizes)
 
 
