@@ -300,6 +300,8 @@ class _Search(AxisTrials):
 
     def _drop_what_does_not_hold_together(self) -> None:
         """Prove all axes together, and leave out one after the other until they hold."""
+        if self._forms == self._labels():
+            return
         refusal = self._refusal_together(self._forms, _TOGETHER_SECONDS)
         if refusal in {"", LATE}:
             return
