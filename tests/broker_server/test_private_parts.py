@@ -209,8 +209,7 @@ def test_some_tier_trains_what_is_merged(deep):
     ],
 )
 def test_a_method_with_its_own_routine_decides_how_it_trains(config, name, private, remedy):
-    """Its routine does not know these settings, and would ignore them; the advice leads to a run
-    that starts."""
+    """Its routine does not know these settings, and would ignore them."""
     strategy = {"name": name}
     if name == "feddyn":
         strategy["feddyn"] = {"fleet_devices": 9}
