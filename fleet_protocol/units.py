@@ -83,6 +83,6 @@ def _fit(positions: Positions, shape: Sequence[int], width: float) -> bool:
 def _most_units(kept: int, width: float) -> int:
     """Return an upper bound of the units of a whole dimension of which a width keeps some.
 
-    Of a group with `n` units, it keeps at least one, and more than `n * width - 1`.
+    It keeps at least one unit of each group, and otherwise at most rounds down.
     """
     return math.ceil(2 * kept / width)

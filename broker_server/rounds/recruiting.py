@@ -150,7 +150,8 @@ class _Recruiting:
     def _too_few_for_sums(self, eligible: Mapping[str, Assignment]) -> str:
         config = self._config.round
         drawn = count_wanted(len(eligible), fraction=config.fraction, least=config.min_devices)
-        return why_no_sum(self._config, eligible.values(), drawn)
+        asked = self._context.method.instructions("train", self._version)
+        return why_no_sum(asked.upload.summing, eligible.values(), drawn, config.quorum)
 
     def _report_waiting(self, eligible: int) -> None:
         """Report which devices are online, and record which can no longer take part."""

@@ -13,7 +13,6 @@ from broker_server.rounds.collecting import Collection as OpenCollection
 from broker_server.rounds.collection_end import quorum_size
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.tier_assignment import Assignment
-from broker_server.settings.fleet import FleetConfig
 from broker_server.stages.secure_mean import mean_of_sum
 from broker_server.store import TaskPhase
 from broker_server.updates.checks import expected_shapes
@@ -21,6 +20,7 @@ from broker_server.updates.distance import measure
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.messages.instructions import Summing
 from fleet_protocol.weights import MASKED
 
 _TOO_LATE = "it arrived after the other updates had been summed"
@@ -62,33 +62,38 @@ def sum_up(services: Services, collection: OpenCollection) -> str:
     return "" if any(cohort.received for cohort in cohorts) else lost
 
 
-def why_no_sum(config: FleetConfig, eligible: Collection[Assignment], drawn: int) -> str:
+def why_no_sum(
+    summing: Summing | None,
+    eligible: Collection[Assignment],
+    drawn: int,
+    share: float,
+) -> str:
     """Return why a round cannot open enough secure sums; empty if it may.
 
     Each tier has a sum, so a fleet of many devices may be too small if each tier has few.
 
     Args:
-        config: configuration of the run.
+        summing: instructions for the devices of a sum; None if the run has no sums.
         eligible: the devices from which a round is drawn, with their tiers.
         drawn: number of devices that a round draws.
+        share: share of these whose updates a round needs.
     """
-    secure = config.secure_sum
-    if secure is None:
+    if summing is None:
         return ""
     counts = Counter(assignment.tier.tier.id for assignment in eligible)
-    summed = sum(count for count in counts.values() if count >= secure.least)
-    needed = max(secure.least, quorum_size(config.round.quorum, drawn))
+    summed = sum(count for count in counts.values() if count >= summing.least)
+    needed = max(summing.least, quorum_size(share, drawn))
     if min(summed, drawn) >= needed:
         return ""
     if summed >= needed:
         return (
-            f"a secure sum needs {secure.least} devices, but a round draws {drawn} of"
+            f"a secure sum needs {summing.least} devices, but a round draws {drawn} of"
             f" {len(eligible)}; raise round.fraction or round.min_devices, or lower"
             " secure_sum.least"
         )
     found = ", ".join(f"{count} with {tier}" for tier, count in sorted(counts.items()))
     return (
-        f"a secure sum needs {secure.least} devices of one tier, and a round needs {needed} of its"
+        f"a secure sum needs {summing.least} devices of one tier, and a round needs {needed} of its"
         f" {drawn} devices in such sums; this fleet has {found}; start more devices, allow fewer"
         " tiers ([tiers] allowed), or lower secure_sum.least"
     )
