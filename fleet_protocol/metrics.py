@@ -181,19 +181,22 @@ def label_accuracies(evaluation: Evaluation) -> tuple[float | None, ...]:
 
 
 def join_metrics(evaluations: Iterable[Evaluation]) -> dict[str, float]:
-    """Return each metric over the samples of several evaluations together.
+    """Return each metric over the samples of the evaluations that have it.
 
-    Metrics that an evaluation lacks, or that no rule can compute, are left out.
+    Shallow sub-models have fewer exits than deep ones. The order is that of the evaluation with the
+    most metrics. Metrics that no rule can compute are left out.
     """
-    listed = list(evaluations)
-    if not listed:
-        return {}
+    by_name: dict[str, list[Measured]] = {}
+    for evaluation in sorted(evaluations, key=lambda listed: -len(listed.metrics)):
+        # A device that repeats a name counts once.
+        once: dict[str, Measured] = {}
+        for metric in evaluation.metrics:
+            once.setdefault(metric.name, metric)
+        for name, metric in once.items():
+            by_name.setdefault(name, []).append(metric)
     values: dict[str, float] = {}
-    for name in [metric.name for metric in listed[0].metrics]:
-        metrics = []
-        for evaluation in listed:
-            metrics += [metric for metric in evaluation.metrics if metric.name == name][:1]
-        value = _join(metrics) if len(metrics) == len(listed) else None
+    for name, metrics in by_name.items():
+        value = _join(metrics)
         if value is not None:
             values[name] = value
     return values

@@ -54,16 +54,7 @@ def frozen_parameters(layout: Layout, tier: Tier) -> tuple[str, ...]:
             f"{layout.arch}: tier {tier.id} does not exist; its share has the places 0 to"
             f" {places - 1} among {len(blocks)} blocks"
         )
-    # A place counts from the top: at place 0 the window ends with the last block.
-    end = len(blocks) - tier.place
-    start = end - _count_trained(blocks, tier)
-    trained = frozenset(blocks[start:end])
-    counted = _counted_by_parameter(layout, tier)
-    frozen: list[str] = []
-    for parameter in layout.kept(tier):
-        # Every tier trains the head, without which no gradient would reach a block.
-        if parameter.block != HEAD and counted[parameter.name] not in trained:
-            frozen.append(parameter.name)
+    frozen = _outside_share(layout, tier, blocks)
     if not frozen:
         raise PlanError(
             f"{layout.arch}: tier {tier.id} trains all of the {len(blocks)} blocks that a share"
@@ -76,6 +67,16 @@ def frozen_parameters(layout: Layout, tier: Tier) -> tuple[str, ...]:
             f" block, such as {1 / len(blocks):.2f}"
         )
     return tuple(frozen)
+
+
+def trains_everything(layout: Layout, tier: Tier) -> bool:
+    """Return whether the share of a tier, which should be a part, is everything that it holds.
+
+    So a tier with half of the blocks does not exist if it has one block, and no stem.
+    """
+    if tier.trained == WHOLE_SHARE:
+        return False
+    return not _outside_share(layout, tier, counted_blocks(layout, tier))
 
 
 def tiers_of_window(layout: Layout, tier: Tier) -> tuple[Tier, ...]:
@@ -116,6 +117,21 @@ def largest_first(layout: Layout, tiers: Sequence[Tier]) -> list[Tier]:
         return (-trained_count(layout, tier), -layout.parameter_count(tier), tier.id)
 
     return sorted(tiers, key=size)
+
+
+def _outside_share(layout: Layout, tier: Tier, blocks: Sequence[str]) -> list[str]:
+    """Return the parameters that lie outside a tier's share, in registration order."""
+    # A place counts from the top: at place 0 the window ends with the last block.
+    end = len(blocks) - tier.place
+    start = end - _count_trained(blocks, tier)
+    trained = frozenset(blocks[start:end])
+    counted = _counted_by_parameter(layout, tier)
+    outside: list[str] = []
+    for parameter in layout.kept(tier):
+        # Every tier trains the head, without which no gradient would reach a block.
+        if parameter.block != HEAD and counted[parameter.name] not in trained:
+            outside.append(parameter.name)
+    return outside
 
 
 def _count_trained(blocks: Sequence[str], tier: Tier) -> int:

@@ -23,8 +23,8 @@ from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture
 from models.layout import Layout
 from models.registry import infer_layout
-from models.shares import tiers_of_window
 from models.tier import Tier
+from models.tier_grid import tier_grid
 from simulation.data.dataset import Dataset
 from simulation.model_tables import ModelTable
 
@@ -90,13 +90,16 @@ class ChosenArchitecture:
 
     def tiers(self, table: ModelTable) -> tuple[Tier, ...]:
         """Return the tiers of a table; raises a PlanError if the model does not support one."""
-        tiers: list[Tier] = []
-        for depth in table.depths or (None,):
-            for width in table.widths:
-                for share in table.shares:
-                    tier = self.layout.tier(width, depth, share)
-                    tiers += tiers_of_window(self.layout, tier) if table.windows else (tier,)
-        return tuple(tiers)
+        grid = tier_grid(
+            self.layout,
+            table.widths,
+            table.depths or (None,),
+            table.shares,
+            windows=table.windows,
+        )
+        for omission in grid.omissions:
+            _LOG.warning("%s", omission)
+        return grid.tiers
 
 
 @dataclass(frozen=True)

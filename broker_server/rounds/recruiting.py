@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.round_records import training_tasks
 from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.summing import why_no_sum
 from broker_server.rounds.tier_assignment import (
     Assignment,
     assign,
@@ -109,15 +110,20 @@ class _Recruiting:
         reported: tuple[str, ...] | None = None
         while True:
             eligible = self._eligible()
+            too_few_for_sums = ""
             if self._are_enough(eligible):
-                return eligible
+                too_few_for_sums = self._too_few_for_sums(eligible)
+                if not too_few_for_sums:
+                    return eligible
             online = self._fleet.online
             if reported != online:
                 reported = online
                 self._report_waiting(len(eligible))
+                if too_few_for_sums:
+                    self._dispatcher.reporter.note("waiting", too_few_for_sums, self._number)
             self._dispatcher.operator.require_go()
             if self._dispatcher.now() >= deadline:
-                raise TransportError(self._shortage(len(eligible)))
+                raise TransportError(too_few_for_sums or self._shortage(len(eligible)))
             self._dispatcher.pump(deadline)
             while_waiting()
 
@@ -140,6 +146,12 @@ class _Recruiting:
 
     def _are_enough(self, eligible: Mapping[str, Assignment]) -> bool:
         return len(eligible) + self._busy_online() >= self._config.round.min_devices
+
+    def _too_few_for_sums(self, eligible: Mapping[str, Assignment]) -> str:
+        config = self._config.round
+        drawn = count_wanted(len(eligible), fraction=config.fraction, least=config.min_devices)
+        asked = self._context.method.instructions("train", self._version)
+        return why_no_sum(asked.upload.summing, eligible.values(), drawn, config.quorum)
 
     def _report_waiting(self, eligible: int) -> None:
         """Report which devices are online, and record which can no longer take part."""

@@ -4,11 +4,15 @@ Boards reveal shares for only one sum of a version, so a sum that was opened alw
 the next version: the server checks that there are enough updates before it opens the first sum.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from broker_server.rounds.collecting import Cohort, Collection, OpenTask
+from broker_server.rounds.collecting import Cohort, OpenTask
+from broker_server.rounds.collecting import Collection as OpenCollection
+from broker_server.rounds.collection_end import quorum_size
 from broker_server.rounds.dispatch import Services
+from broker_server.rounds.tier_assignment import Assignment
 from broker_server.stages.secure_mean import mean_of_sum
 from broker_server.store import TaskPhase
 from broker_server.updates.checks import expected_shapes
@@ -16,12 +20,13 @@ from broker_server.updates.distance import measure
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.messages.instructions import Summing
 from fleet_protocol.weights import MASKED
 
 _TOO_LATE = "it arrived after the other updates had been summed"
 
 
-def sum_up(services: Services, collection: Collection) -> str:
+def sum_up(services: Services, collection: OpenCollection) -> str:
     """Replace every update of a collection by the mean of its cohort.
 
     The collection is over, but still open. The means are stored among the updates and committed.
@@ -57,6 +62,43 @@ def sum_up(services: Services, collection: Collection) -> str:
     return "" if any(cohort.received for cohort in cohorts) else lost
 
 
+def why_no_sum(
+    summing: Summing | None,
+    eligible: Collection[Assignment],
+    drawn: int,
+    share: float,
+) -> str:
+    """Return why a round cannot open enough secure sums; empty if it may.
+
+    Each tier has a sum, so a fleet of many devices may be too small if each tier has few.
+
+    Args:
+        summing: instructions for the devices of a sum; None if the run has no sums.
+        eligible: the devices from which a round is drawn, with their tiers.
+        drawn: number of devices that a round draws.
+        share: share of these whose updates a round needs.
+    """
+    if summing is None:
+        return ""
+    counts = Counter(assignment.tier.tier.id for assignment in eligible)
+    summed = sum(count for count in counts.values() if count >= summing.least)
+    needed = max(summing.least, quorum_size(share, drawn))
+    if min(summed, drawn) >= needed:
+        return ""
+    if summed >= needed:
+        return (
+            f"a secure sum needs {summing.least} devices, but a round draws {drawn} of"
+            f" {len(eligible)}; raise round.fraction or round.min_devices, or lower"
+            " secure_sum.least"
+        )
+    found = ", ".join(f"{count} with {tier}" for tier, count in sorted(counts.items()))
+    return (
+        f"a secure sum needs {summing.least} devices of one tier, and a round needs {needed} of its"
+        f" {drawn} devices in such sums; this fleet has {found}; start more devices, allow fewer"
+        " tiers ([tiers] allowed), or lower secure_sum.least"
+    )
+
+
 def _obstacles(
     services: Services,
     cohorts: Sequence[Cohort],
@@ -86,7 +128,7 @@ def _last_reason(cohorts: Sequence[Cohort], obstacles: Sequence[str]) -> str:
     return reason
 
 
-def _quorum(collection: Collection) -> int:
+def _quorum(collection: OpenCollection) -> int:
     phases = list(collection.phases().values())
     return collection.rule.needed(len(phases), phases.count(TaskPhase.REFUSED))
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from broker_server.strategies.private_parts import COMMON_ROUTINES
 from broker_server.strategies.stage import Settings
 from broker_server.strategies.strategy import Strategy
 from broker_server.strategies.traits import Feature, Trait
@@ -100,6 +101,8 @@ def _broken_by(method: Method, *, replaced: bool) -> list[Feature]:
     # Only a method with its own beginning can start heads of single tiers.
     if strategy.begin is None:
         features.append(_breaking(Trait.TIER_HEADS, name, "use inclusivefl"))
+    if method.asked.routine not in COMMON_ROUTINES:
+        features.append(_breaking(Trait.COMMON_ROUTINE, name, _OTHER))
     if method.asked.stays:
         leaving = f"{name}, which leaves {method.asked.stays[0]} on the devices,"
         features.append(_breaking(Trait.ALL_MERGED, leaving, _OTHER))

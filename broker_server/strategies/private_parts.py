@@ -37,6 +37,9 @@ from models.shares import frozen_parameters
 
 ROUTINE = "private"
 
+COMMON_ROUTINES = frozenset({"train", ROUTINE})
+"""The routines of devices whose method does not have another one."""
+
 # A head that stays on a board may have other labels than the fleet, and is not there to be judged.
 STAGES = stated(
     Stage(
@@ -48,18 +51,32 @@ STAGES = stated(
         breaks=frozenset({Trait.ALL_MERGED}),
     ),
     Stage(
+        name="private.copy_model",
+        remedy="remove [private]",
+        setting="private.copy_model",
+        wanted=lambda run: run.private is not None and run.private.copy_model,
+        needs=frozenset({Trait.COMMON_ROUTINE}),
+    ),
+    Stage(
+        name="private.private_epochs",
+        remedy="remove private.private_epochs",
+        setting="private.private_epochs",
+        wanted=lambda run: run.private is not None and run.private.private_epochs is not None,
+        needs=frozenset({Trait.COMMON_ROUTINE}),
+    ),
+    Stage(
         name="private.compare",
         remedy="remove private.compare",
         setting="private.compare",
         wanted=lambda run: run.private is not None and run.private.compare,
-        needs=frozenset({Trait.EVALUATIONS}),
+        needs=frozenset({Trait.EVALUATIONS, Trait.COMMON_ROUTINE}),
     ),
     Stage(
         name="private.adapt_epochs",
         remedy="remove private.adapt_epochs",
         setting="private.adapt_epochs",
         wanted=lambda run: run.private is not None and run.private.adapt_epochs is not None,
-        needs=frozenset({Trait.EVALUATIONS}),
+        needs=frozenset({Trait.EVALUATIONS, Trait.COMMON_ROUTINE}),
     ),
 )
 
@@ -118,8 +135,8 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
     nothing is kept, the strategy is the same.
 
     Raises:
-        PlanError: the model lacks a part, no tier trains it, nothing would be left to merge, the
-            method changes the meaning of what is kept, or it already decides how devices train.
+        PlanError: the model lacks a part, no tier trains it, nothing would be left to merge, or the
+            method changes the meaning of what is kept.
     """
     if not kept.keeps_values:
         return strategy
@@ -138,14 +155,9 @@ def keep_private(strategy: Strategy, layout: Layout, kept: PrivateModel) -> Stra
 
     def instruct(instructions: Instructions, closed_rounds: int) -> Instructions:
         asked = strategy.instruct(instructions, closed_rounds)
-        if asked.routine == "train":
-            return asked.model_copy(update={"routine": ROUTINE, "settings": kept.settings})
-        if kept.private_epochs is not None or kept.copy_model:
-            raise PlanError(
-                f"strategy {strategy.name} decides how devices train what stays on them: in"
-                " [private], keep only parts, or choose another strategy"
-            )
-        return asked
+        if asked.routine not in COMMON_ROUTINES:
+            return asked
+        return asked.model_copy(update={"routine": ROUTINE, "settings": kept.settings})
 
     return replace(strategy, stays=stays, keeps=keeps, instruct=instruct)
 

@@ -28,6 +28,7 @@ class Trait(Enum):
     TIER_HEADS = "the strategy keeps a head for each tier"
     ALL_MERGED = "the server merges every parameter of the model"
     EVALUATIONS = "devices send the evaluations of their models"
+    COMMON_ROUTINE = "the strategy does not replace the routine by which devices train"
     PIECES = "the strategy's routine trains on a batch in pieces"
 
 

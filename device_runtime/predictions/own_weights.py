@@ -39,6 +39,7 @@ def write_board_weights(
     Raises:
         ConfigError: there is no model yet, or a board with its own model has none of the fleet.
         BlobError: a file of the model is damaged.
+        RefusedError: the positions of its units do not fit the sub-model.
         StorageError: the file cannot be written.
     """
     index = read_index(config.state_dir)

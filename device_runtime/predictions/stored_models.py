@@ -97,6 +97,7 @@ def read_board_model(config: DeviceConfig, index: CacheIndex) -> StoredModel:
     Raises:
         ConfigError: there is none yet, or the private parts belong to another model.
         BlobError: a file of it is damaged.
+        RefusedError: the positions of its units do not fit the sub-model.
     """
     if config.own_model is not None:
         return read_own_model(config)
@@ -115,7 +116,8 @@ def _with_private_parts(config: DeviceConfig, model: StoredModel) -> StoredModel
     own = tiers.get(sub_model_of(str(about["tier"])), {})
     if not own:
         return model
-    units = read_units(BlobStore(config.state_dir).path(str(about["digest"])))
+    path = BlobStore(config.state_dir).path(str(about["digest"]))
+    units = read_units(path, model.manifest)
     values: dict[str, NDArray[Any]] = {}
     for name, kept in own.items():
         sent = model.parameters.get(name)

@@ -3,6 +3,9 @@
 A round starts from the file of the latest round before it. So a task that is computed twice after a
 power cut gives the same result, and a restart loses nothing. Two rounds of a run are kept, and the
 newest few runs: a run that has ended looks the same as one whose server is offline.
+
+Each file has a digest of its tensors, because a board's card may return other bits than it was
+given, and no other copy of these values exists.
 """
 
 import contextlib
@@ -15,15 +18,18 @@ from numpy.typing import NDArray
 
 from device_runtime.training.backends.swapping import TensorDescription
 from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.digests import blob_digest
 from fleet_protocol.disk import storage_error
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
-from fleet_protocol.mapped_tensors import tensors_in
-from fleet_protocol.weights import encode_weights
+from fleet_protocol.mapped_tensors import blob_in
+from fleet_protocol.weights import encode_weights, weights_parts
 
 Tensors = dict[str, NDArray[Any]]
 
 KEPT_RUNS = 3
 _SUFFIX = ".safetensors"
+_DIGEST = "digest"
+"""Key of the digest in the metadata; files of earlier versions of Shoal have none."""
 
 
 def sub_model_of(tier: str) -> str:
@@ -136,7 +142,7 @@ class OwnModelFiles:
             return None
         path = max(earlier, key=lambda file: file.number).path
         try:
-            return KeptRound(path, tensors_in(path.read_bytes()))
+            return KeptRound(path, _verified(path.read_bytes()))
         except OSError as error:
             raise storage_error("read", path, error) from error
         except BlobError as error:
@@ -159,7 +165,8 @@ class OwnModelFiles:
             return
         path = self.folder / f"{self.prefix}{run}-{number}{_SUFFIX}"
         # Before others are removed: on a full disk the earlier files stay.
-        write_atomically(path, encode_weights(tensors))
+        metadata = {_DIGEST: blob_digest(*weights_parts(tensors))}
+        write_atomically(path, encode_weights(tensors, metadata))
         for spare in self._spare(run, number):
             with contextlib.suppress(OSError):
                 spare.unlink()
@@ -222,3 +229,16 @@ class OwnModelFiles:
         earlier = [file for file in by_run.get(run, []) if file.number < number]
         earlier.sort(key=lambda file: file.number)
         return spare + [file.path for file in earlier[:-1]]
+
+
+def _verified(data: bytes) -> Tensors:
+    """Return the tensors of a file.
+
+    Raises:
+        BlobError: they are not those that were written.
+    """
+    metadata, tensors = blob_in(data)
+    digest = metadata.get(_DIGEST)
+    if digest is not None and digest != blob_digest(*weights_parts(tensors)):
+        raise BlobError("its tensors do not have the digest with which they were written")
+    return tensors

@@ -123,4 +123,6 @@ def print_predictions(
     print_line(", ".join(f"{key} {value}" for key, value in model.items()), error=True)
     for number, row in enumerate(rows):
         text = f"{row['label']} ({row['share']:.1%})" if "label" in row else f"{row}"
+        if "exit" in row:
+            text += f", exit {row['exit']}"
         print_line(f"{number}: {text}")

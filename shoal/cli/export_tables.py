@@ -10,6 +10,7 @@ from shoal.cli.console import bytes_text, count_text, error_console, print_json,
 if TYPE_CHECKING:
     from models.layout import Layout
     from models.tier import Tier
+    from models.tier_grid import TierGrid
     from models.zoo.conversion import Replacement
     from trainer_export.packages.search_record import Discovery, Finding
     from trainer_export.tier_report import TierReport
@@ -101,6 +102,12 @@ def print_replacements(replacements: "Sequence[Replacement]", *, as_json: bool) 
         return
     if rows:
         print_rows("converted", rows, empty="")
+
+
+def print_omissions(grid: "TierGrid") -> None:
+    """Print which tiers do not exist, to standard error."""
+    for omission in grid.omissions:
+        error_console().print(f"[yellow]{escape(omission)}[/]", soft_wrap=True)
 
 
 def print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool) -> None:

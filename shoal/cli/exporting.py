@@ -14,7 +14,12 @@ from models.zoo.conversion_plan import convert_where_needed
 from shoal.cli import package_options as package
 from shoal.cli.console import error_console
 from shoal.cli.export_arguments import ExportArguments
-from shoal.cli.export_tables import print_cuts, print_replacements, print_reports
+from shoal.cli.export_tables import (
+    print_cuts,
+    print_omissions,
+    print_replacements,
+    print_reports,
+)
 from shoal.cli.options import (
     parse_floats,
     parse_heads,
@@ -62,7 +67,9 @@ def export(options: ExportArguments, complete: Completion | None = None) -> None
     # The proofs, also those of the search for axes, need several copies of the weights.
     release_freed_memory()
     shares = TierShares(options.trained, options.windows)
-    tiers = read_tiers(layout, options.widths, options.depths, shares)
+    grid = read_tiers(layout, options.widths, options.depths, shares)
+    print_omissions(grid)
+    tiers = grid.tiers
     if options.explain:
         print_cuts(layout, tiers, as_json=options.as_json)
         return

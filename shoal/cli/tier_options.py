@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from models.layout import Layout
-from models.shares import tiers_of_window
-from models.tier import Tier
+from models.tier_grid import TierGrid, tier_grid
 from shoal.cli.options import parse_floats, parse_ints, parse_shares
 
 
@@ -20,19 +19,8 @@ class TierShares:
     trained: str
     windows: bool
 
-    def tiers(self, layout: Layout, width: float, depth: int | None) -> list[Tier]:
-        """Return the tiers of a width and a depth."""
-        tiers: list[Tier] = []
-        for share in parse_shares("--trained", self.trained):
-            tier = layout.tier(width, depth, share)
-            if self.windows:
-                tiers += tiers_of_window(layout, tier)
-            else:
-                tiers.append(tier)
-        return tiers
 
-
-def read_tiers(layout: Layout, widths: str, depths: str, shares: TierShares) -> tuple[Tier, ...]:
+def read_tiers(layout: Layout, widths: str, depths: str, shares: TierShares) -> TierGrid:
     """Return each width at each depth, with each trained share.
 
     Args:
@@ -48,8 +36,10 @@ def read_tiers(layout: Layout, widths: str, depths: str, shares: TierShares) -> 
     chosen: tuple[int | None, ...] = (None,)
     if depths:
         chosen = parse_ints("--depths", depths)
-    tiers: list[Tier] = []
-    for depth in chosen:
-        for width in parse_floats("--widths", widths):
-            tiers += shares.tiers(layout, width, depth)
-    return tuple(tiers)
+    return tier_grid(
+        layout,
+        parse_floats("--widths", widths),
+        chosen,
+        parse_shares("--trained", shares.trained),
+        windows=shares.windows,
+    )

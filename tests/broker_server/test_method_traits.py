@@ -32,7 +32,7 @@ ENCODER = {
     "input_shape": (5,),
     "classes": 3,
 }
-UNSTATED = {Trait.OPEN_MERGE, Trait.TIER_HEADS, Trait.NO_STATISTICS}
+UNSTATED = {Trait.OPEN_MERGE, Trait.TIER_HEADS, Trait.NO_STATISTICS, Trait.COMMON_ROUTINE}
 """What a method does not offer, and what settings of the evaluation do: no module states these."""
 
 STATED_ONLY = frozenset({Trait.PIECES})

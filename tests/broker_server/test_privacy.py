@@ -226,6 +226,11 @@ USES = {
     "local noise": LOCAL,
     "secure sum": {"secure_sum": {"clip": 1.0}},
     "private parts": {"private": {"parts": ["head"]}, "evaluation": {"data": None}},
+    "private copy": {"private": {"copy_model": True, "mu": 0.0}},
+    "private parts first": {
+        "private": {"parts": ["head"], "private_epochs": 1},
+        "evaluation": {"data": None},
+    },
     "comparison": {"private": {"copy_model": True, "mu": 0.0, "compare": True}},
     "adaptation": {"private": {"copy_model": True, "mu": 0.0, "adapt_epochs": 1}},
 }
@@ -241,6 +246,7 @@ WRONG = (
     ("label rule", "central noise", Trait.LABELS_HIDDEN),
     ("label rule", "local noise", Trait.LABELS_HIDDEN),
     ("label rule", "private parts", Trait.LABELS_HIDDEN),
+    ("label rule", "private parts first", Trait.LABELS_HIDDEN),
     ("buffer", "central noise", Trait.KNOWN_COUNT),
     ("norm bound", "secure sum", Trait.SINGLE),
     ("refused weights", "secure sum", Trait.SINGLE),
@@ -266,8 +272,12 @@ EXCLUSIVE = (  # values of one key
     {"median or trimmed mean", "krum"},
     {"central noise", "local noise"},
     {"encoding", "largest entries"},
+    {"private parts", "private copy"},
     {"private parts", "comparison"},
     {"private parts", "adaptation"},
+    {"private parts first", "private copy"},
+    {"private parts first", "comparison"},
+    {"private parts first", "adaptation"},
 )
 
 

@@ -164,7 +164,8 @@ def cut(config, tier, folder):
     blobs = BlobStore(folder / "sent")
     sent = cut_weights(context, request, plan, GlobalModel(version, {}), blobs)
     path = blobs.path(sent.ref.digest)
-    return version, open_weights(path), read_units(path)
+    manifest = artifacts.tiers[tier].manifest
+    return version, open_weights(path), read_units(path, manifest)
 
 
 @pytest.fixture(scope="module")
@@ -196,14 +197,24 @@ def test_some_tier_trains_what_is_merged(deep):
     assert keep_private(both, deep, kept).stays == ("head.weight", "head.bias")
 
 
-def test_a_method_with_its_own_routine_decides_how_it_trains(config):
-    """FML trains what stays by its mutual step, so the order of training is not a setting of it."""
-    made = config(
-        strategy={"name": "fml"},
-        private={"parts": ["head"], "private_epochs": 1},
-        evaluation={"data": None},
-    )
-    with pytest.raises(PlanError, match=r"strategy fml decides how devices train"):
+@pytest.mark.parametrize(
+    ("name", "private", "remedy"),
+    [
+        ("fml", {"parts": ["head"], "private_epochs": 1}, "remove private.private_epochs, or use"),
+        ("fml", {"parts": ["head"], "compare": True}, "remove private.compare, or use"),
+        ("fml", {"parts": ["head"], "adapt_epochs": 1}, "remove private.adapt_epochs, or use"),
+        ("fml", {"copy_model": True}, r"remove \[private\], or use another strategy"),
+        ("feddyn", {"copy_model": True}, r"remove \[private\], or use another strategy"),
+        ("feddyn", {"parts": ["head"]}, r"use another strategy, or remove \[private\]"),
+    ],
+)
+def test_a_method_with_its_own_routine_decides_how_it_trains(config, name, private, remedy):
+    """Its routine does not know these settings, and would ignore them."""
+    strategy = {"name": name}
+    if name == "feddyn":
+        strategy["feddyn"] = {"fleet_devices": 9}
+    made = config(strategy=strategy, private=private, evaluation={"data": None})
+    with pytest.raises(PlanError, match=f"strategy {name}.*{remedy}|{remedy}.*strategy {name}"):
         prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024))
 
 

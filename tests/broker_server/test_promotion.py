@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from broker_server.store import Store, queries
 from broker_server.store.export import load_version
 from broker_server.store.promotion import marked_versions, promote, roll_back
 from fleet_protocol.errors import ConfigError
+from shoal.cli.commands.promote import missing_parts
 from shoal.cli.main import main
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_launch import Serving
@@ -145,3 +147,15 @@ def test_patience_begins_again_where_one_went_back(url, config, fleet, running):
         assert reason_to_stop(keys, store.versions(run))
         roll_back(store, store.version(run, 1))
         assert reason_to_stop(keys, store.versions(run)) is None
+
+
+@pytest.mark.parametrize(
+    ("private", "names_parts"),
+    [({"parts": ["head", "fc1"]}, True), ({"copy_model": True}, False), (None, False)],
+)
+def test_a_chosen_version_says_which_parts_it_lacks(config, private, names_parts):
+    """Boards keep private parts; a copy of the model is missing nowhere."""
+    settings = config(private=private, evaluation={"data": None})
+    text = missing_parts(SimpleNamespace(config=settings.model_dump_json()))
+    assert ("initial values of head, fc1 ([private])" in text) == names_parts
+    assert bool(text) == names_parts

@@ -161,21 +161,39 @@ def test_two_of_ten_drop_out_and_the_sum_is_that_of_the_others(
         assert (vector == bare).mean() < 0.05
 
 
-def test_too_few_for_a_sum_are_told_before_they_train_for_nothing(url, config, running, fleet):
-    """Two devices where three are the least: the round is abandoned, and says why."""
-    settings = config(
-        **SUMS, round={"rounds": 1, "min_devices": 2, "retries": 1, "deadline_seconds": 60}
-    )
+@pytest.mark.parametrize(
+    ("limits", "widths", "message"),
+    [
+        (
+            {"min_devices": 2},
+            (1.0, 1.0),
+            "this fleet has 2 with w1.00-d1; start more devices",
+        ),
+        (
+            {"min_devices": 4, "quorum": 0.5},
+            (1.0, 1.0, 0.5, 0.5),
+            "this fleet has 2 with w0.50-d1, 2 with w1.00-d1; start more devices",
+        ),
+        (
+            {"min_devices": 1, "fraction": 0.5},
+            (1.0, 1.0, 1.0, 1.0),
+            "needs 3 devices, but a round draws 2 of 4; raise round.fraction",
+        ),
+    ],
+    ids=["few", "two tiers", "draw"],
+)
+def test_too_few_for_a_sum_begin_no_round(url, config, running, fleet, limits, widths, message):
+    """The server waits for more devices, and ends the run before any device trains for nothing."""
+    limits = {"rounds": 1, "retries": 1, "deadline_seconds": 60, "wait_seconds": 3.0, **limits}
+    settings = config(**SUMS, round=limits)
     with contextlib.ExitStack() as stack:
-        for name in NAMES[:2]:
-            stack.enter_context(Adding(fleet, name, url))
+        for name, width in zip(NAMES, widths, strict=False):
+            stack.enter_context(Adding(fleet, name, url, max_width=width))
         finished = running(settings, url).wait(60)
     assert finished.status == "failed"
+    assert message in finished.error
     with contextlib.closing(Store(settings.store, read_only=True)) as store:
-        tasks = store.tasks(finished.run, 1, "train")
-    assert {(task.phase, task.detail) for task in tasks} == {
-        (TaskPhase.MISSED, "2 are left for a secure sum, which needs at least 3")
-    }
+        assert store.last_round(finished.run) is None
 
 
 def two_tiers(fleet, url, narrow_leave):

@@ -244,6 +244,10 @@ def test_the_setting_is_used_without_the_option(board, capsys):
     assert main(["predict", "--config", config, "--data", str(board / "new.npz"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["predictions"]
     assert {row["exit"] for row in rows} == {1}
+    assert main(["predict", "--config", config, "--data", str(board / "new.npz")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(rows)
+    assert all(line.endswith("%), exit 1") for line in lines)
 
 
 def test_a_board_of_the_first_depth_predicts_with_its_only_exit(tmp_path, board):

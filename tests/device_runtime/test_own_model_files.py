@@ -8,6 +8,7 @@ import pytest
 from device_runtime.training.own_model_files import KEPT_RUNS, OwnModelFiles
 from fleet_protocol.errors import BlobError, RefusedError
 from fleet_protocol.manifest import StateSpec
+from fleet_protocol.weights import encode_weights
 
 
 def tensors(value):
@@ -82,3 +83,32 @@ def test_files_of_another_set_or_damaged_ones_are_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(BlobError, match=r"own-model-r-1.safetensors is damaged; delete it"):
         files.load("r", 2)
+
+
+def test_a_changed_bit_never_becomes_a_value(tmp_path):
+    """A card that returns other bits is noticed, although the file has the right form."""
+    files = OwnModelFiles(tmp_path)
+    values = np.linspace(0.5, 3, 6, dtype=np.float32).reshape(2, 3)
+    files.save("r", 1, {"model/a": values})
+    path = tmp_path / "own-model-r-1.safetensors"
+    whole = path.read_bytes()
+    noticed = 0
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        try:
+            kept = files.load("r", 2)
+        except BlobError:
+            noticed += 1
+        else:
+            np.testing.assert_array_equal(kept.tensors["model/a"], values)
+    assert noticed > values.nbytes
+
+
+def test_a_file_of_an_earlier_version_has_no_digest(tmp_path):
+    """It is read as before."""
+    values = {"model/a": np.ones((2, 3), np.float32)}
+    (tmp_path / "own-model-r-1.safetensors").write_bytes(encode_weights(values))
+    kept = OwnModelFiles(tmp_path).load("r", 2)
+    np.testing.assert_array_equal(kept.tensors["model/a"], values["model/a"])

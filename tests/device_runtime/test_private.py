@@ -136,8 +136,12 @@ def test_units_that_move_keep_their_own_values(tiny, board, own):
         (np.arange(4), np.arange(11)),
         (np.arange(4), np.arange(12) - 1),
         (np.arange(4), np.arange(12, dtype=np.float32)),
+        (np.arange(4), np.array([*range(11), 10])),
+        # Values up to this position would need more memory than any board has.
+        (np.arange(4), np.array([*range(11), 2**60])),
+        (np.array([0, 1, 2, 8]), np.arange(12)),
     ],
-    ids=["dimension", "length", "negative", "type"],
+    ids=["dimension", "length", "negative", "type", "repeated", "huge", "beyond"],
 )
 def test_units_that_do_not_fit_are_refused(tiny, board, positions):
     """The message names the parameter, and nothing is kept."""

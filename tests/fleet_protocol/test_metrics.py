@@ -18,6 +18,20 @@ def test_sums_of_devices_are_judged_as_of_one():
     }
 
 
+def test_a_metric_of_some_devices_is_joined_over_these():
+    """A deep sub-model has more exits than the shallow one that happens to come first."""
+
+    def exits(*rights):
+        metrics = []
+        for number, right in enumerate(rights, 1):
+            sums = ((right,), (10.0,))
+            metrics.append(Measured(name=f"exit{number}", rule="ratio", value=0.0, sums=sums))
+        return Evaluation(examples=10, loss=1.0, accuracy=None, metrics=tuple(metrics))
+
+    joined = join_metrics([exits(2.0), exits(4.0, 5.0, 6.0), exits(6.0, 7.0)])
+    assert list(joined.items()) == [("exit1", 0.4), ("exit2", 0.6), ("exit3", 0.6)]
+
+
 @pytest.mark.parametrize(
     ("rule", "sums"),
     [

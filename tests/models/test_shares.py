@@ -15,6 +15,7 @@ from models.shares import (
     trained_count,
 )
 from models.tier import HEAD_SHARE
+from models.tier_grid import tier_grid
 from tests.models.layouts import make_layout
 
 MODULES = {
@@ -73,6 +74,33 @@ def test_a_share_that_trains_everything_is_refused():
         frozen_parameters(layout, Tier(1.0, 1, 0.95))
     with pytest.raises(PlanError, match="trains all of the 0 blocks"):
         frozen_parameters(layout_of({"head": "head"}), Tier(1.0, 1, HEAD_SHARE))
+
+
+def test_a_share_that_is_everything_at_one_depth_is_omitted_there():
+    """The other combinations exist, so they are not refused with it."""
+    layout = layout_of({"one": "block1", "two": "block2", "head": "head"}, depth=2)
+    grid = tier_grid(layout, [1.0], [1, 2], [1.0, 0.5])
+    assert [tier.id for tier in grid.tiers] == ["w1.00-d1", "w1.00-d2", "w1.00-d2-t0.50"]
+    assert grid.omissions == (
+        "w1.00-d1-t0.50 was omitted: at this depth, its share is everything, as in w1.00-d1",
+    )
+    grid = tier_grid(layout, [1.0], [1, 2], [0.5], windows=True)
+    assert [tier.id for tier in grid.tiers] == ["w1.00-d2-t0.50", "w1.00-d2-t0.50-p1"]
+    assert grid.omissions == (
+        (
+            "w1.00-d1-t0.50 was omitted: at this depth, its share is everything; add the share 1 to"
+            " export w1.00-d1"
+        ),
+    )
+
+
+def test_a_share_that_is_everything_at_every_depth_stays_to_be_refused():
+    """Nothing would be left of what somebody asked for."""
+    layout = layout_of({"one": "block1", "two": "block2", "head": "head"}, depth=2)
+    grid = tier_grid(layout, [1.0], [1, 2], [1.0, 0.9])
+    assert not grid.omitted
+    with pytest.raises(PlanError, match=r"w1\.00-d1-t0\.90 trains all"):
+        frozen_parameters(layout, grid.tiers[1])
 
 
 def test_the_head_of_a_model_with_exits_is_refused():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from device_runtime.predictions.predictor import _rows
 from device_runtime.training.backends import ForwardSession, TrainSession
-from fleet_protocol.errors import ExportError, RefusedError
+from fleet_protocol.errors import ConfigError, ExportError, RefusedError
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.metrics import evaluation_of
 from models.registry import infer_layout
@@ -209,6 +209,8 @@ def test_models_that_do_not_fit_the_loss_are_refused():
         AllExitsTeach().require_outputs({})
     with pytest.raises(ExportError, match="at most 24 exits with logits of one shape"):
         AllExitsTeach().require_outputs({"logits.0": (3,), "logits.1": (4,)})
+    with pytest.raises(ConfigError, match=r"one logit.*return only the last exit.*mean-squared"):
+        AllExitsTeach().target((1,))
     with pytest.raises(ExportError, match="but masked-cross-entropy uses only one"):
         loss_named("cross-entropy").require_outputs({"logits.0": (3,), "logits.1": (3,)})
 

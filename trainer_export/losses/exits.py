@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fleet_protocol.errors import ChoiceError
+from fleet_protocol.errors import ChoiceError, ConfigError
 from fleet_protocol.recipe_spec import MetricSpec
+from fleet_protocol.targets import choosing_loss
 from trainer_export.loss import LOSS_SUM, Answer, Loss, Metric, Target
 from trainer_export.losses.cross_entropy import (
     MaskedCrossEntropy,
@@ -99,8 +100,17 @@ class ExitsLoss(Loss):
             )
 
     def target(self, output: tuple[int, ...]) -> Target:
-        """Require what the cross entropy of one exit requires."""
-        return CROSS_ENTROPY.target(output)
+        """Require a label for each place with logits, of at least two classes."""
+        try:
+            return CROSS_ENTROPY.target(output)
+        except ConfigError as error:
+            # The remedies for a model with one output would lead back here.
+            raise ConfigError(
+                f"the loss {self.name} compares exits class by class, but each exit of this model"
+                " has one logit; give the exits more classes (two for yes or no), or for numeric"
+                " targets return only the last exit from forward, and"
+                f" {choosing_loss('mean-squared-error')}"
+            ) from error
 
     def value(self, output: Any, answer: Answer) -> Tensor:
         """Return the loss of all exits."""

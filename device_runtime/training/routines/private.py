@@ -34,7 +34,7 @@ from device_runtime.training.schedule import TrainingSchedule
 from device_runtime.training.task import DeviceSetup, Task
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.units import Positions, fit, read_units
+from fleet_protocol.units import Positions, read_units
 
 NAME = "private"
 FILES = "private"
@@ -126,7 +126,7 @@ def _train_with_parts(
     kept = files.load_tiers(task.run, task.round)
     # Before the optimizer's states, which belong to these values.
     sub_model = sub_model_of(task.tier)
-    units = _units(task, setup)
+    units = read_units(setup.blobs.path(task.weights.digest), task.manifest)
     _put_own(session, kept.get(sub_model), stays, task, units)
     schedule = task.schedule(setup)
     if settings.private_epochs is not None:
@@ -168,7 +168,7 @@ def _train_with_copy(
     # trained.
     session.load(sent_weights, settings.mu)
     sub_model = sub_model_of(task.tier)
-    units = _units(task, setup)
+    units = read_units(setup.blobs.path(task.weights.digest), task.manifest)
     _put_own(session, kept.get(sub_model), list(sent_weights), task, units)
     train(session, task.manifest, schedule, hooks)
     own = _copies(session)
@@ -192,25 +192,6 @@ def _adapted(
     session.reset()
     train(session, task.manifest, _of_epochs(schedule, settings.adapt_epochs), hooks)
     return _copies(session)
-
-
-def _units(task: Task, setup: DeviceSetup) -> Mapping[str, Positions]:
-    """Return the units of this round that were sent with the weights, by parameter.
-
-    Raises:
-        RefusedError: they are not those of the sub-model's entries.
-    """
-    units = read_units(setup.blobs.path(task.weights.digest))
-    for spec in task.manifest.parameters:
-        positions = units.get(spec.name)
-        if positions is not None and not fit(positions, spec.shape):
-            raise RefusedError(
-                RefusalReason.BAD_SHAPE,
-                f"the units that the server sent for {spec.name} of {task.tier} are not those of"
-                f" an array of shape {list(spec.shape)}; update the server and this board to the"
-                " same version",
-            )
-    return units
 
 
 def _put_own(

@@ -4,13 +4,16 @@ Example: shoal promote 42
 """
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from shoal.cli.common import AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.console import print_json, print_text
 from shoal.extras import needs
+
+if TYPE_CHECKING:
+    from broker_server.store import RunRecord
 
 Number = Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="Number of the version.")]
 
@@ -23,6 +26,20 @@ def _next_use(has_ended: bool) -> str:
             " unless another version is promoted"
         )
     return "the run's next round starts from it"
+
+
+def missing_parts(record: "RunRecord | None") -> str:
+    """Return which parts a version of a run lacks, as a clause; empty if it lacks none."""
+    from broker_server.settings.fleet import FleetConfig
+
+    private = None if record is None else FleetConfig.stored(record.config).private
+    if private is None or not private.parts:
+        return ""
+    parts = ", ".join(private.parts)
+    return (
+        f"; it has the fleet's initial values of {parts} ([private]), because each board keeps its"
+        " own, which this command does not change"
+    )
 
 
 def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
@@ -54,7 +71,8 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
         if as_json:
             print_json(queries.to_json_values(chosen))
             return
-        print_text(f"version {chosen.number} of run {chosen.run} {effect}")
+        missing = missing_parts(record)
+        print_text(f"version {chosen.number} of run {chosen.run} {effect}{missing}")
 
     return choose
 
