@@ -61,7 +61,7 @@ def package_model(spec: str, arguments: Mapping[str, Any] | None = None) -> Pack
         ) from error
     model = _with_shape(replace(model, spec=spec, changes=changes, **own))
     # The configuration of a model of transformers states its sizes, and its folder must be true.
-    return model if kind == "transformers" else with_layer_parts(model)
+    return model.with_chosen_call() if kind == "transformers" else with_layer_parts(model)
 
 
 def _settings_of_shoal(arguments: dict[str, Any]) -> dict[str, Any]:

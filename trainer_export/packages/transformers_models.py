@@ -222,17 +222,49 @@ def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
     length = min([_LENGTH, *(fields[name] for name in _POSITIONS if fields.get(name))])
     padding = fields.get("pad_token_id")
     padding = _NO_PADDING if padding is None else padding
-    call = PackageCall("input_ids", padding=padding)
-    if has_mask:
-        call = choose_mask(shallow_module(model), call, fields["vocab_size"])
-    return replace(model, input_shape=(length,), input_dtype="int64", call=call)
+    return replace(
+        model,
+        input_shape=(length,),
+        input_dtype="int64",
+        call=PackageCall("input_ids", padding=padding),
+        choose_call=_choose_call if has_mask else None,
+    )
+
+
+def _choose_call(model: PackageModel) -> PackageCall:
+    """Return the call of a model of texts, with a mask that suits the length of its samples."""
+    length = (model.input_shape or (_LENGTH,))[-1]
+    return choose_mask(shallow_module(model), model.call, model.arguments["vocab_size"], length)
 
 
 def shallow_module(model: PackageModel) -> nn.Module:
-    """Build a model with one block, which is cheap, or the whole model if it refuses one."""
+    """Build a model with the fewest blocks that have every kind, or the whole model.
+
+    Blocks of some kinds see only the tokens that are near. The configuration lists the kind of each
+    block in words.
+    """
     fields = model.arguments
-    one_block = dict.fromkeys(set(_BLOCKS) & set(sizes_of(fields)), 1)
-    # A configuration may have a list with an entry for each block, which only the whole model fits.
-    with suppress(Exception):
-        return model.make(**with_sizes(fields, one_block))
+    sizes = sizes_of(fields)
+    blocks = {place: sizes[place] for place in _BLOCKS if place in sizes}
+    most = max(blocks.values(), default=1)
+    whole = _kinds_of_blocks(model, fields, most)
+    for number in range(1, most):
+        few = with_sizes(fields, {place: min(number, size) for place, size in blocks.items()})
+        # A configuration may have a list with an entry for each block, which only the whole model
+        # fits.
+        with suppress(Exception):
+            if _kinds_of_blocks(model, few, number) == whole:
+                return model.make(**few)
     return model.make(**fields)
+
+
+def _kinds_of_blocks(
+    model: PackageModel, fields: Mapping[str, Any], number: int
+) -> dict[str, set[str]]:
+    """Return the kinds of the first blocks, by the lists of words in a configuration."""
+    kinds: dict[str, set[str]] = {}
+    if isinstance(model.make, _FromConfig):
+        for name, value in model.make.config.from_dict(dict(fields)).to_dict().items():
+            if _is_list_of_words(value):
+                kinds[name] = set(value[:number])
+    return kinds
