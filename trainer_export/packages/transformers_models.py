@@ -82,7 +82,8 @@ def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel
     if "input_ids" in names:
         return _with_tokens(model, has_mask="attention_mask" in names)
     if "pixel_values" in names:
-        return _with_pixels(model)
+        shape = picture_shape(fields)
+        return replace(model, input_shape=shape, call=PackageCall("pixel_values"))
     return model
 
 
@@ -122,7 +123,10 @@ def _class_of(
         if isinstance(kind, type):
             return kind
     if name:
-        raise ConfigError(f"transformers has no class {name!r}; see its documents for the names")
+        raise ConfigError(
+            f"transformers has no class {name!r}{did_you_mean(name, dir(transformers))}; see its"
+            " documents for the names"
+        )
     for auto in (
         transformers.AutoModelForSequenceClassification,
         transformers.AutoModelForImageClassification,
@@ -209,11 +213,13 @@ def _is_list_of_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
-def _with_pixels(model: PackageModel) -> PackageModel:
-    size = model.arguments.get("image_size", 224)
+def picture_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a picture, by the fields of a configuration."""
+    # A model of pictures and texts has a configuration for each within its own.
+    known = {**(fields.get("vision_config") or {}), **fields}
+    size = known.get("image_size", 224)
     sides = (size, size) if isinstance(size, int) else tuple(size)
-    shape = (model.arguments.get("num_channels", 3), *sides)
-    return replace(model, input_shape=shape, call=PackageCall("pixel_values"))
+    return (known.get("num_channels", 3), *sides)
 
 
 def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:

@@ -160,6 +160,8 @@ def test_a_model_that_does_not_run_is_refused_before_its_axes_are_tried() -> Non
     [
         ("embed_dim", "hidden_size=heads:4"),
         ("embed=width", "'embed' is not an argument"),
+        ("emb_dim=width", r"number above 1 \(did you mean 'embed_dim'\?\)"),
+        ("hidden=off,name=x", "leave out the name"),
         ("embed_dim=thin", "no form 'thin'"),
         ("embed_dim=heads", "need a number"),
         ("embed_dim=width:3", "need a number"),
@@ -187,10 +189,11 @@ def test_decisions_that_contradict_one_another_are_refused(
         parse_pins(texts, encoder().sizes)
 
 
-def test_a_decision_that_does_not_hold_is_refused() -> None:
+@pytest.mark.parametrize(("argument", "form"), [("embed_dim", "width"), ("hidden", "depth")])
+def test_a_decision_that_does_not_hold_is_refused(argument: str, form: str) -> None:
     """The search neither drops it, nor takes another form without a word."""
-    pins = parse_pins(["embed_dim=width"], encoder().sizes)
-    words = "what --axis decides about embed_dim does not hold"
+    pins = parse_pins([f"{argument}={form}"], encoder().sizes)
+    words = f"what --axis decides about {argument} does not hold"
     with pytest.raises(ConfigError, match=words) as caught:
         discover_axes(encoder(), pins)
     assert not caught.value.is_about_model

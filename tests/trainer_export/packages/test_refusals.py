@@ -136,6 +136,12 @@ def test_other_advice_says_that_there_is_no_more() -> None:
     assert "no other remedy is known" in advice
 
 
+@pytest.mark.parametrize("further", [{"input_shape": (5,)}, {"output_name": "hidden"}])
+def test_a_model_that_does_not_run_gets_no_further_advice(further: Any) -> None:
+    """The refusal names the shape or the output that the user gave."""
+    assert advice_on_refusal(skipping(mask_prob=0.0, layerdrop=0.0, **further)) == ""
+
+
 def test_rates_are_found_in_nested_arguments() -> None:
     arguments = {"drop": 0.1, "eps": 0.0, "scale": 2.0, "config": {"rates": [0.5, 1]}}
     assert rates_of(arguments) == {"drop": 0.1, "config.rates.0": 0.5}
