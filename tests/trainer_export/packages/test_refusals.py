@@ -181,6 +181,6 @@ class _Blocks(nn.Module):
 
 def test_a_shallow_model_has_a_block_of_each_kind() -> None:
     """A mask that suits the first block may not suit the others."""
-    make = transformers_models._FromConfig(_Kinds, _Blocks, {})  # noqa: SLF001
+    make = transformers_models._FromConfig(_Kinds, _Blocks, {})
     shallow = shallow_module(PackageModel("", "x", make, {"num_layers": 12}))
     assert shallow.get_parameter("weight").shape == (3,)
