@@ -216,10 +216,10 @@ def _is_list_of_words(value: Any) -> bool:
 def picture_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of a picture, by the fields of a configuration."""
     # A model of pictures and texts has a configuration for each within its own.
-    known = {**(fields.get("vision_config") or {}), **fields}
-    size = known.get("image_size", 224)
+    nested = {**(fields.get("vision_config") or {}), **fields}
+    size = nested.get("image_size", 224)
     sides = (size, size) if isinstance(size, int) else tuple(size)
-    return (known.get("num_channels", 3), *sides)
+    return (nested.get("num_channels", 3), *sides)
 
 
 def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
@@ -239,8 +239,13 @@ def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
 
 def _choose_call(model: PackageModel) -> PackageCall:
     """Return the call of a model of texts, with a mask that suits the length of its samples."""
-    length = (model.input_shape or (_LENGTH,))[-1]
-    return choose_mask(shallow_module(model), model.call, model.arguments["vocab_size"], length)
+    shape = model.input_shape or (_LENGTH,)
+    return choose_mask(
+        shallow_module(model),
+        model.call,
+        model.arguments["vocab_size"],
+        shape[-1],
+    )
 
 
 def shallow_module(model: PackageModel) -> nn.Module:
@@ -251,11 +256,15 @@ def shallow_module(model: PackageModel) -> nn.Module:
     """
     fields = model.arguments
     sizes = sizes_of(fields)
-    blocks = {place: sizes[place] for place in _BLOCKS if place in sizes}
+    blocks: dict[str, int] = {}
+    for place in _BLOCKS:
+        if place in sizes:
+            blocks[place] = sizes[place]
     most = max(blocks.values(), default=1)
     whole = _kinds_of_blocks(model, fields, most)
     for number in range(1, most):
-        few = with_sizes(fields, {place: min(number, size) for place, size in blocks.items()})
+        fewer = {place: min(number, size) for place, size in blocks.items()}
+        few = with_sizes(fields, fewer)
         # A configuration may have a list with an entry for each block, which only the whole model
         # fits.
         with suppress(Exception):
@@ -265,12 +274,17 @@ def shallow_module(model: PackageModel) -> nn.Module:
 
 
 def _kinds_of_blocks(
-    model: PackageModel, fields: Mapping[str, Any], number: int
+    model: PackageModel,
+    fields: Mapping[str, Any],
+    number: int,
 ) -> dict[str, set[str]]:
     """Return the kinds of the first blocks, by the lists of words in a configuration."""
     kinds: dict[str, set[str]] = {}
-    if isinstance(model.make, _FromConfig):
-        for name, value in model.make.config.from_dict(dict(fields)).to_dict().items():
-            if _is_list_of_words(value):
-                kinds[name] = set(value[:number])
+    builder = model.make
+    if not isinstance(builder, _FromConfig):
+        return kinds
+    config = builder.config.from_dict(dict(fields))
+    for name, words in config.to_dict().items():
+        if _is_list_of_words(words):
+            kinds[name] = set(words[:number])
     return kinds
