@@ -72,12 +72,24 @@ class Coverage:
         """
         if self.share >= least:
             return
+        # The model has tensors of these names, in other shapes.
+        unlike = [name for name in self.left if name in self.random]
+        remedies: list[str] = []
+        if unlike:
+            example = f"{unlike[0]} is {self.reasons[unlike[0]]}"
+            remedies.append(
+                f"{len(unlike)} have another shape ({example}): build the model with the sizes of"
+                " the source"
+            )
+        if len(unlike) < len(self.left):
+            remedies.append("correct --start-name")
         raise ConfigError(
             f"{self.source}: the model takes {len(self.taken)} of its"
             f" {len(self.taken) + len(self.random)} tensors from there, a share of"
             f" {self.share:.2f}; {len(self.random)} would remain random ({_some(self.random)})"
-            f" and {len(self.left)} of the source would be left ({_some(self.left)}). Correct"
-            f" --start-name, or accept this share with --start-share {self.share:.2f}"
+            f" and {len(self.left)} of the source would be left ({_some(self.left)});"
+            f" {'; '.join([*remedies, 'or accept'])} this share with --start-share"
+            f" {self.share:.2f}"
         )
 
     def groups(self) -> Mapping[str, tuple[Group, ...]]:

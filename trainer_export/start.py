@@ -181,8 +181,12 @@ class InitialWeights:
     ) -> str:
         """Return the mismatches, and the options that resolve them."""
         reasons: list[str] = []
-        for name in sorted(weights.keys() & offered.keys() - fitting)[:_SHOWN]:
+        remedies: list[str] = []
+        unlike = sorted(weights.keys() & offered.keys() - fitting)
+        for name in unlike[:_SHOWN]:
             reasons.append(f"{name} is {_unlike_shape(offered[name], weights[name])}")
+        if unlike:
+            remedies.append("build the model with the sizes of the source")
         missing = sorted(weights.keys() - offered.keys())
         additional = sorted(offered.keys() - weights.keys())
         if missing:
@@ -192,15 +196,14 @@ class InitialWeights:
             reasons.append(
                 f"{len(additional)} do not belong to the model ({_some(additional)}){hint}"
             )
-        pair = example_pair(
-            _shapes(offered, additional),
-            _shapes(weights, missing),
-        )
-        example = f", such as '{pair}'" if pair else ""
-        return (
-            f"{'; '.join(reasons)}. Map names that differ with --start-name THEIRS=OURS{example},"
-            " or load only what fits with --start-partial"
-        )
+        if missing or additional:
+            pair = example_pair(_shapes(offered, additional), _shapes(weights, missing))
+            example = f", such as '{pair}'" if pair else ""
+            remedies.append(f"map names that differ with --start-name THEIRS=OURS{example}")
+        # Nothing fits by itself.
+        if fitting:
+            remedies.append("load only what fits with --start-partial")
+        return f"{'; '.join(reasons)}; {', or '.join(remedies)}"
 
 
 def _shapes(tensors: Mapping[str, Array], names: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from models.zoo.builds import build_for_shapes
 Scalings = dict[tuple[str, str], float]
 """The scaling of each adapter, by the path of its layer and its name there, if it has one."""
 
-_FACTORS = ("lora_A", "lora_embedding_A", "lora_a")
+_FACTORS = ("lora_A", "lora_embedding_A", "lora_a")  # of a layer with one adapter
 # Any width but 1 shows whether the scaling follows from the rank.
 _NARROW = 0.5
 
@@ -25,21 +25,28 @@ _NARROW = 0.5
 def scalings_of(module: nn.Module) -> Scalings:
     """Return the scaling of every low-rank adapter of a model.
 
-    A layer is recognised by its attributes, the first factor and the scaling, since packages have
-    their own classes.
+    A layer is recognised by its attributes, the factors and the scaling, since packages have their
+    own classes.
     """
     scalings: Scalings = {}
     for path, layer in module.named_modules():
-        if not any(hasattr(layer, name) for name in _FACTORS):
-            continue
         # Packages store one scaling for each adapter, or a single number.
         scaling = getattr(layer, "scaling", None)
         if isinstance(scaling, Mapping):
-            for name, value in scaling.items():
-                scalings[path, name] = float(value)
-        elif isinstance(scaling, (int, float)):
+            for name in sorted(_adapters_of(layer) & scaling.keys()):
+                scalings[path, name] = float(scaling[name])
+        elif isinstance(scaling, (int, float)) and any(hasattr(layer, name) for name in _FACTORS):
             scalings[path, ""] = float(scaling)
     return scalings
+
+
+def _adapters_of(layer: nn.Module) -> set[str]:
+    """Return the names of the adapters of a layer, which has dictionaries of their factors."""
+    names: set[str] = set()
+    for child in layer.children():
+        if isinstance(child, (nn.ModuleDict, nn.ParameterDict)):
+            names.update(child.keys())
+    return names
 
 
 def set_scalings(module: nn.Module, scalings: Scalings) -> None:

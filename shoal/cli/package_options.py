@@ -69,7 +69,8 @@ def _advising(model: PackageModel) -> Iterator[None]:
         # Other errors, such as those about options, say themselves what helps.
         if error.is_about_model:
             advice = advice_on_refusal(model)
-            error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
+            if advice:
+                error_console().print(f"[yellow]{escape(advice)}[/]", soft_wrap=True)
         raise
 
 

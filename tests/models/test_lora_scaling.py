@@ -41,6 +41,33 @@ class LoraNumber(Lora):
         return out
 
 
+class Hada(nn.Module):
+    """A layer in the form of peft's LoHa: an elementwise product of two products of factors."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(requires_grad=False)
+        for number in (1, 2):
+            for side, sizes in (("a", (base.out_features, rank)), ("b", (rank, base.in_features))):
+                factors = nn.ParameterDict({"default": nn.Parameter(torch.randn(sizes))})
+                setattr(self, f"hada_w{number}_{side}", factors)
+        self.scaling = {"default": alpha / rank}
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.hada_w1_a["default"] @ self.hada_w1_b["default"]
+        two = self.hada_w2_a["default"] @ self.hada_w2_b["default"]
+        out: Tensor = self.base_layer(x) + x @ (one * two * self.scaling["default"]).T
+        return out
+
+
+@architecture()
+def by_products(
+    cut: Cut, *, input_shape: tuple[int, ...] = (6,), classes: int = 3, alpha: int = 16
+) -> nn.Module:
+    layer = Hada(nn.Linear(6, 5), cut.width("rank", 8), alpha)
+    return nn.Sequential(layer, nn.ReLU(), nn.Linear(5, cut.classes(classes)))
+
+
 @architecture()
 def by_name(
     cut: Cut, *, input_shape: tuple[int, ...] = (6,), classes: int = 3, alpha: int = 16
@@ -66,7 +93,7 @@ def fixed(
     return nn.Sequential(layer, nn.ReLU(), nn.Linear(5, cut.classes(classes)))
 
 
-@pytest.mark.parametrize("arch", [by_name, by_number])
+@pytest.mark.parametrize("arch", [by_name, by_number, by_products])
 def test_the_scaling_is_that_of_the_whole_adapter(arch):
     """As Shoal's own adapters have it; the conversion says so."""
     assert [*scalings_of(build(arch, 0.5)).values()] == [4.0]

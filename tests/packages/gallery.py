@@ -103,6 +103,17 @@ _T5 = {
     "decoder_start_token_id": 0,
     **_TOKEN_IDS,
 }
+_BART = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "decoder_start_token_id": 2,
+    **_TOKEN_IDS,
+}
 _PATCHES = {
     "num_input_channels": 3,
     "context_length": 32,
@@ -164,6 +175,13 @@ _TRANSFORMERS = (
     _text("Qwen2", "Qwen2Config", "Qwen2ForCausalLM", **_GROUPED),
     _text("Qwen3", "Qwen3Config", "Qwen3ForCausalLM", **_GROUPED, head_dim=16),
     _text("Mistral", "MistralConfig", "MistralForCausalLM", **_GROUPED),
+    _text(
+        "Mistral with a window",
+        "MistralConfig",
+        "MistralForCausalLM",
+        **_GROUPED,
+        sliding_window=12,
+    ),
     _text("Phi", "PhiConfig", "PhiForCausalLM", **_DECODER),
     _text("GPT-NeoX", "GPTNeoXConfig", "GPTNeoXForCausalLM", **_DECODER),
     _text(
@@ -177,6 +195,24 @@ _TRANSFORMERS = (
         **_TOKEN_IDS,
     ),
     _text("BLOOM", "BloomConfig", "BloomForCausalLM", hidden_size=64, n_layer=2, n_head=4),
+    _text(
+        "Falcon",
+        "FalconConfig",
+        "FalconForCausalLM",
+        **_TOKEN_IDS,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+    ),
+    _text(
+        "MPT",
+        "MptConfig",
+        "MptForCausalLM",
+        d_model=64,
+        n_heads=4,
+        n_layers=2,
+        max_seq_len=64,
+    ),
     _text("Gemma", "GemmaConfig", "GemmaForCausalLM", **_GROUPED, head_dim=16),
     _text(
         "ModernBERT",
@@ -219,6 +255,7 @@ _TRANSFORMERS = (
         hidden_dropout=0.0,  # that of a table of positions, which all samples share
     ),
     _text("T5 with token labels", "T5Config", "T5ForTokenClassification", **_T5),
+    _text("BART", "BartConfig", "BartForConditionalGeneration", **_BART),
     _text(
         "OPT",
         "OPTConfig",
@@ -255,6 +292,26 @@ _TRANSFORMERS = (
         mlp_ratios=[2, 2],
         decoder_hidden_size=32,
         image_size=32,
+    ),
+    _photo(
+        "Swin V2",
+        "Swinv2Config",
+        "Swinv2ForImageClassification",
+        image_size=32,
+        patch_size=4,
+        embed_dim=16,
+        depths=[1, 1],
+        num_heads=[2, 4],
+        window_size=4,
+    ),
+    _photo(
+        "ConvNeXt V2",
+        "ConvNextV2Config",
+        "ConvNextV2ForImageClassification",
+        image_size=32,
+        num_stages=2,
+        hidden_sizes=[16, 32],
+        depths=[1, 1],
     ),
     _photo(
         "PVT",

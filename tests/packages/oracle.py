@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from models import infer_layout, make_plan, slice_weights
 from models.cut import Cut
 from models.zoo.conversion_plan import convert_where_needed
 from models.zoo.loading import load_weights
-from models.zoo.package_call import adapt_call
+from models.zoo.package_call import PackageCall, adapt_call
 from tests.packages.gallery import GALLERY, Packaged
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.packages.builder import architecture_of
@@ -76,7 +77,8 @@ def measure(packaged: Packaged, folder: Path) -> dict[str, Any]:
     sizes: dict[str, int] = {}
     for form in discovery.forms:
         sizes |= form.sizes(Cut(tier.width))
-    own = adapt_call(model.make(**with_sizes(model.arguments, sizes)), model.call, model.output)
+    module = model.make(**with_sizes(model.arguments, sizes))
+    own = adapt_call(module, _own_call(model.call), model.output)
     for name, frozen in own.named_parameters():
         if not frozen.requires_grad:  # not trained, so each tier has them from the class
             tensors[name] = frozen.detach().numpy()
@@ -97,6 +99,11 @@ def measure(packaged: Packaged, folder: Path) -> dict[str, Any]:
         "deviation of outputs": _compare_outputs(own, files, tensors, manifest),
         "deviation of a step": _compare_step(own, files, tensors, manifest),
     }
+
+
+def _own_call(call: PackageCall) -> PackageCall:
+    """Return a call with the package's own mask, from which Shoal may have chosen another."""
+    return call if call.mask == "none" else replace(call, mask="padding")
 
 
 def _wave(shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -240,6 +240,18 @@ def test_a_small_share_is_an_error_unless_it_is_stated():
     assert not found["head.weight"].any()
 
 
+def test_tensors_of_other_shapes_need_other_sizes_and_no_other_names():
+    wide = {name: np.ones((6, 6), np.float32) for name in layered()}
+    wide["embed.weight"] = np.ones((3, 3), np.float32)
+    words = r"9 have another shape \(encoder\.layer\.0\.query\.weight is \[6, 6\] and should be"
+    with pytest.raises(ConfigError, match=words) as caught:
+        InitialWeights(wide, "file", partial=True).put_into(layered())
+    assert "correct --start-name" not in str(caught.value)
+    with pytest.raises(ConfigError, match="build the model with the sizes of the source") as caught:
+        InitialWeights(wide, "file").put_into(layered())
+    assert "--start-name" not in str(caught.value)
+
+
 def test_what_was_taken_left_and_random_is_reported():
     """Equal blocks are one row; tensors may be left out on purpose."""
     there = layered()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.spelling import did_you_mean
 from models.cut import CLASSES, Cut
 
 Kind = Literal["width", "heads", "groups", "depth", "classes"]
@@ -141,11 +142,13 @@ def _parse_pin(text: str, sizes: Mapping[str, int]) -> AxisDecision:
     for place in places:
         if place not in sizes:
             raise ConfigError(
-                f"--axis: {place!r} is not an argument whose value is a whole number above 1; there"
-                f" are {', '.join(sizes) or 'none'}"
+                f"--axis: {place!r} is not an argument whose value is a whole number above 1"
+                f"{did_you_mean(place, sizes)}; there are {', '.join(sizes) or 'none'}"
             )
         chosen[place] = sizes[place]
     if form_text == "off":
+        if name:
+            raise ConfigError(f"--axis: {text!r}: off makes no axis, so leave out the name")
         return AxisDecision(places, None)
     form = _parse_form(text, form_text, chosen)
     return AxisDecision(places, replace(form, name=name) if name else form)

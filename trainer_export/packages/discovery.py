@@ -173,19 +173,20 @@ class _Search(AxisTrials):
     # ------------------------------------------------------------------ widths
 
     def _require_pins(self) -> None:
-        """Prove the axes that the user decided by themselves.
-
-        Raises:
-            ConfigError: if they do not hold.
-        """
-        pinned = self._cuts()  # no others were tried so far
-        refusal = self._refusal([*self._labels(), *pinned]) if pinned else ""
-        if refusal and refusal != LATE:
-            names = ", ".join(form.name for form in pinned)
-            raise ConfigError(
-                f"{self._model.name}: what --axis decides about {names} does not hold: {refusal};"
-                " choose another form, or leave the option out, so that Shoal tries all forms"
-            )
+        """Prove the axes that the user decided by themselves; ConfigError if they do not hold."""
+        cuts = self._cuts()  # no others were tried so far
+        tried = [(cuts, self._refusal([*self._labels(), *cuts]) if cuts else "")]
+        for form in self._forms:
+            if form.kind == "depth" and form in self._pinned:
+                tried.append(([form], self._depth_refusal(form)))
+        for forms, refusal in tried:
+            if refusal and refusal != LATE:
+                names = ", ".join(form.name for form in forms)
+                raise ConfigError(
+                    f"{self._model.name}: what --axis decides about {names} does not hold:"
+                    f" {refusal}; choose another form, or leave the option out, so that Shoal tries"
+                    " all forms"
+                )
 
     def _take_usual_forms(self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]) -> bool:
         """Prove the usual forms of all arguments at once, which is most often enough."""

@@ -49,6 +49,7 @@ def package_model(spec: str, arguments: Mapping[str, Any] | None = None) -> Pack
     load = _LOADERS.get(kind)
     try:
         model = load(target, arguments) if load else load_class(spec, arguments)
+        model = _with_shape(replace(model, spec=spec, changes=changes, **own)).with_chosen_call()
     except ConfigError:
         raise
     except ModuleNotFoundError as error:
@@ -59,7 +60,6 @@ def package_model(spec: str, arguments: Mapping[str, Any] | None = None) -> Pack
         raise ConfigError(
             f"--model {spec}: the package cannot build it: {error!r}; check the name and --set"
         ) from error
-    model = _with_shape(replace(model, spec=spec, changes=changes, **own))
     # The configuration of a model of transformers states its sizes, and its folder must be true.
     return model if kind == "transformers" else with_layer_parts(model)
 

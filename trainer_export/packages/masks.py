@@ -2,7 +2,8 @@
 
 A package makes of its mask, one number per token, the one that it adds to the scores of attention.
 That conversion often depends on the number of samples. A mask for the scores is used unchanged, so
-this module makes one if the model computes the same with it.
+this module makes one if the model computes the same with it. Some blocks also hide tokens that are
+far away, which only shows on samples that are long enough.
 """
 
 from dataclasses import replace
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from models.zoo.package_call import Mask, PackageCall, PackageOutput
 
 _SAMPLES = 3
-_LENGTH = 8
 _PADDED = 3  # tokens at the end of the last sample
 _SPREAD = 0.3  # of the parameters, so that attention is far from even
 _TOLERANCE = 1e-4  # of the largest output
@@ -23,13 +23,15 @@ def choose_mask(
     module: nn.Module,
     call: PackageCall,
     vocabulary: int,
+    length: int,
 ) -> PackageCall:
     """Return a call with the mask of the scores that hides what the package's own mask hides.
 
     Args:
         module: a model that takes ``attention_mask``; its parameters are changed.
         call: its call without a mask.
-        vocabulary: number of tokens.
+        vocabulary: number of different tokens.
+        length: number of tokens of a sample.
 
     Returns:
         The call, with the package's own mask if no other one is the same.
@@ -40,14 +42,15 @@ def choose_mask(
             drawn = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(_SPREAD * drawn)
     module.eval()
-    tokens = torch.randint(0, vocabulary, (_SAMPLES, _LENGTH), generator=generator)
+    tokens = torch.randint(0, vocabulary, (_SAMPLES, length), generator=generator)
     tokens = torch.where(
         tokens == call.padding,
         (call.padding + 1) % vocabulary,
         tokens,
     )
     if call.padding >= 0:
-        tokens[-1, -_PADDED:] = call.padding
+        padded = min(_PADDED, length // 2)
+        tokens[-1, length - padded :] = call.padding
     present = tokens != call.padding
     own = replace(call, mask="padding")
     expected = _run(module, own, tokens)

@@ -1,6 +1,6 @@
 """A model of a package: the arguments it is built with, and the call that it gets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,8 @@ class PackageModel:
     call: PackageCall = field(default_factory=PackageCall)
     output: PackageOutput = field(default_factory=PackageOutput)
     changes: Mapping[str, Any] = field(default_factory=dict)  # arguments that the user gave
+    # Returns the call that suits the samples of a model; None if every sample gets the same.
+    choose_call: Callable[["PackageModel"], PackageCall] | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -51,6 +53,23 @@ class PackageModel:
         """
         module = self.make(**with_sizes(self.arguments, sizes))
         return adapt_call(module, self.call, self.output)
+
+    def with_chosen_call(self) -> "PackageModel":
+        """Return the model with the call that suits the shape of its samples."""
+        if self.choose_call is None:
+            return self
+        return replace(self, call=self.choose_call(self))
+
+    def for_samples(self, shape: int | Sequence[int]) -> "PackageModel":
+        """Return the model for samples of a shape.
+
+        Args:
+            shape: the shape; a number for samples with one dimension.
+        """
+        own = (shape,) if isinstance(shape, int) else tuple(shape)
+        if own == self.input_shape:
+            return self
+        return replace(self, input_shape=own).with_chosen_call()
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> "PackageModel":
         """Return the model with other arguments."""

@@ -22,8 +22,9 @@ from models.zoo.layers import set_mode
 from models.zoo.noise_inputs import noise_shapes
 from models.zoo.package_call import outputs_of
 from models.zoo.randomized_model import random_samples, randomize
-from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.builder import architecture_of, exportable
 from trainer_export.packages.loading import package_model
+from trainer_export.packages.narrow_run import require_run
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.sizes import rates_of, with_sizes
 from trainer_export.packages.survey import ShapeProber
@@ -39,6 +40,9 @@ def advice_on_refusal(model: PackageModel) -> str:
 
     Args:
         model: the model, which the exporter or the proof of its layout has refused.
+
+    Returns:
+        The advice; "" if the refusal says by itself what helps, because the model does not run.
     """
     if not _can_build(model):
         return (
@@ -62,6 +66,8 @@ def advice_on_refusal(model: PackageModel) -> str:
             f"{model.spec} returns the outputs {', '.join(outputs)}; it is exported with one of"
             f" them with --set output_name={outputs[-1]}, for example"
         )
+    if not _runs(model):
+        return ""
     return (
         f"the code of {model.spec} belongs to its package, so you can only set other arguments"
         " with --set, or keep an argument whole with --axis ARGUMENT=off; no other remedy is known"
@@ -101,6 +107,15 @@ def _can_build(model: PackageModel) -> bool:
     try:
         ShapeProber.for_model(model)
     except Exception:  # noqa: BLE001 - a package's constructor raises anything
+        return False
+    return True
+
+
+def _runs(model: PackageModel) -> bool:
+    """Return whether a model runs on samples of its shape, and has the output that is asked for."""
+    try:
+        require_run(exportable(model, ()))
+    except Exception:  # noqa: BLE001 - a package's model raises anything
         return False
     return True
 

@@ -82,7 +82,8 @@ def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel
     if "input_ids" in names:
         return _with_tokens(model, has_mask="attention_mask" in names)
     if "pixel_values" in names:
-        return _with_pixels(model)
+        shape = picture_shape(fields)
+        return replace(model, input_shape=shape, call=PackageCall("pixel_values"))
     return model
 
 
@@ -122,7 +123,10 @@ def _class_of(
         if isinstance(kind, type):
             return kind
     if name:
-        raise ConfigError(f"transformers has no class {name!r}; see its documents for the names")
+        raise ConfigError(
+            f"transformers has no class {name!r}{did_you_mean(name, dir(transformers))}; see its"
+            " documents for the names"
+        )
     for auto in (
         transformers.AutoModelForSequenceClassification,
         transformers.AutoModelForImageClassification,
@@ -209,11 +213,13 @@ def _is_list_of_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
-def _with_pixels(model: PackageModel) -> PackageModel:
-    size = model.arguments.get("image_size", 224)
+def picture_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a picture, by the fields of a configuration."""
+    # A model of pictures and texts has a configuration for each within its own.
+    nested = {**(fields.get("vision_config") or {}), **fields}
+    size = nested.get("image_size", 224)
     sides = (size, size) if isinstance(size, int) else tuple(size)
-    shape = (model.arguments.get("num_channels", 3), *sides)
-    return replace(model, input_shape=shape, call=PackageCall("pixel_values"))
+    return (nested.get("num_channels", 3), *sides)
 
 
 def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
@@ -222,17 +228,63 @@ def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
     length = min([_LENGTH, *(fields[name] for name in _POSITIONS if fields.get(name))])
     padding = fields.get("pad_token_id")
     padding = _NO_PADDING if padding is None else padding
-    call = PackageCall("input_ids", padding=padding)
-    if has_mask:
-        call = choose_mask(shallow_module(model), call, fields["vocab_size"])
-    return replace(model, input_shape=(length,), input_dtype="int64", call=call)
+    return replace(
+        model,
+        input_shape=(length,),
+        input_dtype="int64",
+        call=PackageCall("input_ids", padding=padding),
+        choose_call=_choose_call if has_mask else None,
+    )
+
+
+def _choose_call(model: PackageModel) -> PackageCall:
+    """Return the call of a model of texts, with a mask that suits the length of its samples."""
+    shape = model.input_shape or (_LENGTH,)
+    return choose_mask(
+        shallow_module(model),
+        model.call,
+        model.arguments["vocab_size"],
+        shape[-1],
+    )
 
 
 def shallow_module(model: PackageModel) -> nn.Module:
-    """Build a model with one block, which is cheap, or the whole model if it refuses one."""
+    """Build a model with the fewest blocks that have every kind, or the whole model.
+
+    Blocks of some kinds see only the tokens that are near. The configuration lists the kind of each
+    block in words.
+    """
     fields = model.arguments
-    one_block = dict.fromkeys(set(_BLOCKS) & set(sizes_of(fields)), 1)
-    # A configuration may have a list with an entry for each block, which only the whole model fits.
-    with suppress(Exception):
-        return model.make(**with_sizes(fields, one_block))
+    sizes = sizes_of(fields)
+    blocks: dict[str, int] = {}
+    for place in _BLOCKS:
+        if place in sizes:
+            blocks[place] = sizes[place]
+    most = max(blocks.values(), default=1)
+    whole = _kinds_of_blocks(model, fields, most)
+    for number in range(1, most):
+        fewer = {place: min(number, size) for place, size in blocks.items()}
+        few = with_sizes(fields, fewer)
+        # A configuration may have a list with an entry for each block, which only the whole model
+        # fits.
+        with suppress(Exception):
+            if _kinds_of_blocks(model, few, number) == whole:
+                return model.make(**few)
     return model.make(**fields)
+
+
+def _kinds_of_blocks(
+    model: PackageModel,
+    fields: Mapping[str, Any],
+    number: int,
+) -> dict[str, set[str]]:
+    """Return the kinds of the first blocks, by the lists of words in a configuration."""
+    kinds: dict[str, set[str]] = {}
+    builder = model.make
+    if not isinstance(builder, _FromConfig):
+        return kinds
+    config = builder.config.from_dict(dict(fields))
+    for name, words in config.to_dict().items():
+        if _is_list_of_words(words):
+            kinds[name] = set(words[:number])
+    return kinds

@@ -18,7 +18,7 @@ MODEL = package_model({call})
 
 @architecture(input_dtype={dtype!r})
 def {name}(cut: Cut, *, {settings}):
-    return MODEL.build(
+    return MODEL.for_samples(input_shape).build(
         {{
 {sizes}
         }}

@@ -160,6 +160,8 @@ def test_a_model_that_does_not_run_is_refused_before_its_axes_are_tried() -> Non
     [
         ("embed_dim", "hidden_size=heads:4"),
         ("embed=width", "'embed' is not an argument"),
+        ("emb_dim=width", r"number above 1 \(did you mean 'embed_dim'\?\)"),
+        ("hidden=off,name=x", "leave out the name"),
         ("embed_dim=thin", "no form 'thin'"),
         ("embed_dim=heads", "need a number"),
         ("embed_dim=width:3", "need a number"),
@@ -187,10 +189,11 @@ def test_decisions_that_contradict_one_another_are_refused(
         parse_pins(texts, encoder().sizes)
 
 
-def test_a_decision_that_does_not_hold_is_refused() -> None:
+@pytest.mark.parametrize(("argument", "form"), [("embed_dim", "width"), ("hidden", "depth")])
+def test_a_decision_that_does_not_hold_is_refused(argument: str, form: str) -> None:
     """The search neither drops it, nor takes another form without a word."""
-    pins = parse_pins(["embed_dim=width"], encoder().sizes)
-    words = "what --axis decides about embed_dim does not hold"
+    pins = parse_pins([f"{argument}={form}"], encoder().sizes)
+    words = f"what --axis decides about {argument} does not hold"
     with pytest.raises(ConfigError, match=words) as caught:
         discover_axes(encoder(), pins)
     assert not caught.value.is_about_model
@@ -286,10 +289,11 @@ def test_forms_ask_a_cut() -> None:
 class _Scored(nn.Module):
     """Mixes tokens by scores, to which it adds the mask that it makes of one per token."""
 
-    def __init__(self, *, causal: bool) -> None:
+    def __init__(self, *, causal: bool, window: int = 0) -> None:
         super().__init__()
         self.embed = nn.Embedding(9, 4)
         self.causal = causal
+        self.window = window  # tokens that each sees before it; 0 for all
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         x = self.embed(input_ids)
@@ -298,9 +302,11 @@ class _Scored(nn.Module):
             scores = scores + attention_mask[:, 0]
         else:
             scores = scores.masked_fill(attention_mask[:, None, :] == 0, -1e30)
+            hidden = torch.full(scores.shape[1:], -1e30)
             if self.causal:
-                length = input_ids.shape[1]
-                scores = scores + torch.full((length, length), -1e30).triu(1)
+                scores = scores + hidden.triu(1)
+            if self.window:
+                scores = scores + hidden.tril(-self.window)
         mixed: torch.Tensor = scores.softmax(-1) @ x
         return mixed
 
@@ -309,8 +315,32 @@ class _Scored(nn.Module):
 def test_the_mask_that_hides_the_same_is_chosen(causal: bool, mask: str) -> None:
     """It is compared with the mask that the model makes itself, on texts with padding."""
     module = _Scored(causal=causal)
-    call = choose_mask(module, PackageCall("input_ids", padding=0), 9)
+    call = choose_mask(module, PackageCall("input_ids", padding=0), 9, 8)
     assert call.mask == mask
+
+
+@pytest.mark.parametrize(("length", "mask"), [(8, "causal"), (16, "padding"), (2, "causal")])
+def test_the_mask_is_chosen_on_samples_of_their_length(length: int, mask: str) -> None:
+    """A window of 12 tokens hides nothing in shorter texts, and no other mask hides it."""
+    module = _Scored(causal=True, window=12)
+    call = choose_mask(module, PackageCall("input_ids", padding=0), 9, length)
+    assert call.mask == mask
+
+
+def test_samples_of_another_length_get_another_call() -> None:
+    """It is chosen again, and only then."""
+    chosen: list[tuple[int, ...] | None] = []
+
+    def choose(model: PackageModel) -> PackageCall:
+        chosen.append(model.input_shape)
+        return PackageCall("input_ids", mask="causal")
+
+    model = PackageModel("", "x", nn.Linear, {}, input_shape=(8,), choose_call=choose)
+    assert model.for_samples((8,)) is model
+    longer = model.for_samples(16)
+    assert longer.input_shape == (16,)
+    assert longer.call.mask == "causal"
+    assert chosen == [(16,)]
 
 
 def test_the_logits_of_an_output_are_taken() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fleet_protocol.errors import ConfigError, ExportError, ModelError
@@ -10,7 +11,7 @@ from fleet_protocol.recipe import RecipeTable
 from models import infer_layout
 from models.zoo.conversion_plan import convert_where_needed
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
-from trainer_export.packages import refusals
+from trainer_export.packages import refusals, transformers_models
 from trainer_export.packages.axis_forms import classes_form
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.discovery import discover_axes
@@ -135,6 +136,12 @@ def test_other_advice_says_that_there_is_no_more() -> None:
     assert "no other remedy is known" in advice
 
 
+@pytest.mark.parametrize("further", [{"input_shape": (5,)}, {"output_name": "hidden"}])
+def test_a_model_that_does_not_run_gets_no_further_advice(further: Any) -> None:
+    """The refusal names the shape or the output that the user gave."""
+    assert advice_on_refusal(skipping(mask_prob=0.0, layerdrop=0.0, **further)) == ""
+
+
 def test_rates_are_found_in_nested_arguments() -> None:
     arguments = {"drop": 0.1, "eps": 0.0, "scale": 2.0, "config": {"rates": [0.5, 1]}}
     assert rates_of(arguments) == {"drop": 0.1, "config.rates.0": 0.5}
@@ -150,3 +157,30 @@ def test_a_configuration_that_refuses_one_block_is_tried_whole() -> None:
 
     model = PackageModel("", "x", make, {"num_layers": 2})
     assert shallow_module(model).get_parameter("weight").shape == (3, 2)
+
+
+class _Kinds:
+    """A configuration that derives the kind of each block: every third sees near tokens only."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, int]) -> "_Kinds":
+        return cls(fields["num_layers"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"layer_types": [("all", "all", "near")[i % 3] for i in range(self.blocks)]}
+
+
+class _Blocks(nn.Module):
+    def __init__(self, config: _Kinds) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.blocks))
+
+
+def test_a_shallow_model_has_a_block_of_each_kind() -> None:
+    """A mask that suits the first block may not suit the others."""
+    make = transformers_models._FromConfig(_Kinds, _Blocks, {})
+    shallow = shallow_module(PackageModel("", "x", make, {"num_layers": 12}))
+    assert shallow.get_parameter("weight").shape == (3,)

@@ -11,7 +11,7 @@ from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture
 from models.cut import Cut
 from trainer_export.packages.stored_names import current_names
-from trainer_export.packages.transformers_models import by_own_names
+from trainer_export.packages.transformers_models import by_own_names, picture_shape
 
 
 def config() -> Any:
@@ -33,6 +33,22 @@ def test_a_field_that_nothing_reads_is_refused(name: str) -> None:
     """Transformers would store it, and build the model as if it had not been set."""
     with pytest.raises(ConfigError, match=r"has no field 'n_emd' \(did you mean 'n_embd'\?\)"):
         by_own_names(config(), {name: 4})
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ({}, (3, 224, 224)),
+        ({"image_size": 32, "num_channels": 1}, (1, 32, 32)),
+        ({"image_size": [32, 48], "vision_config": None}, (3, 32, 48)),
+        ({"vision_config": {"image_size": 384}}, (3, 384, 384)),
+    ],
+)
+def test_pictures_have_the_size_of_the_configuration(
+    fields: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    """Also that of the part for pictures, as in CLIP and SigLIP."""
+    assert picture_shape(fields) == shape
 
 
 class Whole(nn.Module):
