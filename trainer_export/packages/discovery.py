@@ -173,7 +173,11 @@ class _Search(AxisTrials):
     # ------------------------------------------------------------------ widths
 
     def _require_pins(self) -> None:
-        """Prove the axes that the user decided by themselves; ConfigError if they do not hold."""
+        """Prove the axes that the user decided by themselves.
+
+        Raises:
+            ConfigError: if they do not hold.
+        """
         cuts = self._cuts()  # no others were tried so far
         tried = [(cuts, self._refusal([*self._labels(), *cuts]) if cuts else "")]
         for form in self._forms:
