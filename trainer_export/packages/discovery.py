@@ -49,8 +49,7 @@ from trainer_export.packages.size_at_half import (
 )
 from trainer_export.packages.survey import LATE, Effect, Surveyed, survey, with_effects
 
-_ALL_BLOCKS_SECONDS = 28.0  # until when they are proved on all blocks
-_TOGETHER_SECONDS = 20.0  # until when all axes are proved together
+_TOGETHER_SECONDS = 20.0  # until when all axes are proved together, and on all blocks
 _USUAL_SECONDS = 8.0  # until when the usual forms are proved, so that others are tried, too
 _FEW_BLOCKS = 2
 _QUARTER = 1 / 4
@@ -353,7 +352,7 @@ class _Search(AxisTrials):
         Returns:
             The layout; None if there was no time, or the export has to say what is wrong.
         """
-        until = self._begun + _ALL_BLOCKS_SECONDS
+        until = self._begun + _TOGETHER_SECONDS
         while True:
             try:
                 return judge_layout(exportable(self._tried_on, self._forms), until=until)
