@@ -91,14 +91,26 @@ class _Search(AxisTrials):
         surveyed = survey(self._prober, skipped, deadline)
         self._find_depth(with_effects(surveyed, Effect.BLOCKS))
         self._require_pins()
+        self._find_cuts(surveyed)
+        layout = self._known_layout()
+        if layout is None and self._has_unlike_blocks:
+            layout = self._prove_all_blocks()
+        if self._tried_on is not self._model:
+            layout = None  # of smaller samples
+        seconds = time.process_time() - self._begun
+        share = share_at_half(self._prober, self._cuts())
+        return Discovery(tuple(self._forms), tuple(self._findings), seconds, share, layout)
+
+    def _find_cuts(self, surveyed: Sequence[Surveyed]) -> None:
+        """Find the axes that a width cuts: arguments, or all layers together."""
         movable = with_effects(surveyed, Effect.WIDTH, Effect.ROUNDED)
         still = with_effects(surveyed, Effect.NONE, Effect.REFUSED)
         heads = [*named_heads(movable), *named_heads(still)]
         refused = with_effects(surveyed, Effect.REFUSED)
         is_small = arguments_leave_most_whole(self._prober, movable, refused, heads)
         if (hides_sizes(movable) or is_small) and self._cut_layers_instead(_SMALL):
-            others = [replace(entry, reason=_SMALL) for entry in movable] if is_small else []
-            self._note_others(surveyed, others)
+            replaced = [replace(entry, reason=_SMALL) for entry in movable] if is_small else []
+            self._note_others(surveyed, replaced)
         elif self._take_usual_forms(movable, heads):
             self._note_others(surveyed, ())
             self._prefer_layer_parts()
@@ -109,14 +121,6 @@ class _Search(AxisTrials):
             self._note_others(surveyed, refused)
             self._drop_what_does_not_hold_together()
             self._prefer_layer_parts()
-        layout = self._known_layout()
-        if layout is None and self._has_unlike_blocks:
-            layout = self._prove_all_blocks()
-        if self._tried_on is not self._model:
-            layout = None  # of smaller samples
-        seconds = time.process_time() - self._begun
-        share = share_at_half(self._prober, self._cuts())
-        return Discovery(tuple(self._forms), tuple(self._findings), seconds, share, layout)
 
     # ------------------------------------------------------------------ labels and depth
 
@@ -212,8 +216,8 @@ class _Search(AxisTrials):
     def _prefer_layer_parts(self) -> None:
         """Cut the layers instead of arguments that leave most of the model whole."""
         share = share_at_half(self._prober, self._cuts())
-        parts = share_at_half(self._prober, [layer_parts_form()])
-        if share >= MOST_OF_IT and parts < share:
+        share_of_layers = share_at_half(self._prober, [layer_parts_form()])
+        if share >= MOST_OF_IT and share_of_layers < share:
             self._cut_layers_instead(_SMALL)
 
     def _cut_layers_instead(self, reason: str) -> bool:
@@ -340,9 +344,9 @@ class _Search(AxisTrials):
 
     def _share_without(self, form: AxisForm) -> float:
         """Return the share of the parameters at a quarter of the width if an axis is left out."""
-        others = [other for other in self._cuts() if other != form]
+        remaining = [cut for cut in self._cuts() if cut != form]
         # A quarter, because half of two heads is as small as half of their dimensions.
-        return share_at(_QUARTER, self._prober, others)
+        return share_at(_QUARTER, self._prober, remaining)
 
     # ------------------------------------------------------------------ all blocks
 
