@@ -322,11 +322,8 @@ class _Search(AxisTrials):
             self._leave_out(depths[0], _NOT_WITH_OTHERS + refusal)
             return
         while refusal and refusal != LATE:
-            widths: list[AxisForm] = []
-            for form in self._forms:
-                # The export refuses a pinned axis, and says why.
-                if form.kind in CUTS and form not in self._pinned:
-                    widths.append(form)
+            # The export refuses a pinned axis, and says why.
+            widths = [form for form in self._cuts() if form not in self._pinned]
             if not widths:
                 return
             self._leave_out(self._culprit(widths), _NOT_WITH_OTHERS + refusal)
@@ -334,8 +331,8 @@ class _Search(AxisTrials):
 
     def _culprit(self, widths: Sequence[AxisForm]) -> AxisForm:
         """Return an axis without which the others hold, else the last."""
-        # First those without which the others leave the smallest model. Of equals the newest first:
-        # earlier axes were found beside more of the others.
+        # Those come first without which the others leave the smallest model. The newest of equals
+        # comes first, because earlier axes were found beside more of the others.
         newest_first = widths[::-1]
         for form in sorted(newest_first, key=self._share_without):
             if not self._refusal_together(self._without(form), _TOGETHER_SECONDS):

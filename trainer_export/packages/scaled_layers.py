@@ -135,4 +135,5 @@ def _has_groups_to_cut_inside(arguments: Mapping[str, Any]) -> bool:
     groups = arguments.get(_GROUPS, 1)
     if groups == 1:
         return False
-    return arguments["in_channels"] // groups % WHOLE == 0
+    channels: int = arguments["in_channels"] // groups
+    return channels % WHOLE == 0
