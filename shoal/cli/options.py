@@ -114,7 +114,8 @@ def parse_seconds(option: str, text: str) -> float:
 def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
     """Read settings such as ``channels=32,64`` as values by name.
 
-    A value is a number, a comma list, true, false, text, or JSON in braces.
+    A value is a number, a comma list, true, false, text, or JSON in braces. A list may be in
+    brackets.
     """
     settings = {}
     for text in values:
@@ -174,8 +175,26 @@ class _Document(BaseModel):
     contract: ContractTerms | None = None
 
 
+def _list_in_brackets(text: str) -> tuple[Any, ...]:
+    """Return the list that Python and JSON write in brackets; texts in it need no quotes."""
+    try:
+        listed = json.loads(text)
+    except ValueError:
+        return tuple(_value(entry.strip()) for entry in text[1:-1].split(","))
+    return tuple(map(_without_lists, listed))
+
+
+def _without_lists(value: Any) -> Any:
+    """Return a JSON value whose lists are tuples."""
+    if isinstance(value, list):
+        return tuple(map(_without_lists, value))
+    return value
+
+
 def _value(text: str) -> Any:
     """Return the value of a setting."""
+    if text.startswith("[") and text.endswith("]"):
+        return _list_in_brackets(text)
     # JSON may contain commas, so a value in braces is not a list.
     if "," in text and not text.startswith("{"):
         entries = [entry.strip() for entry in text.split(",")]

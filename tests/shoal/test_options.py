@@ -50,6 +50,24 @@ def test_settings_become_values():
     }
 
 
+def test_a_list_may_have_brackets():
+    """As Python and JSON write one; the shape of a sample is often copied from there."""
+    given = [
+        "input_shape=[3, 64, 64]",
+        "one=[7]",
+        "none=[]",
+        "names=[sbn, none]",
+        "pairs=[[1, 2], [3]]",
+    ]
+    assert parse_settings("--set", given) == {
+        "input_shape": (3, 64, 64),
+        "one": (7,),
+        "none": (),
+        "names": ("sbn", "none"),
+        "pairs": ((1, 2), (3,)),
+    }
+
+
 def test_a_setting_may_be_a_table():
     """As the shapes of several inputs are; for what is none the model shows one, which is taken."""
 
