@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import nn
 
-from fleet_protocol.errors import ConfigError, ModelError, PlanError
+from fleet_protocol.errors import ConfigError, ModelError, PlanError, ShoalError
 from models.architecture import Architecture
 from models.axes import Axis
 from models.block_names import HEAD, STEM, block_name
@@ -35,6 +35,7 @@ from models.cut import CLASSES, Cut
 from models.dims import Dim
 from models.layout import Layout
 from models.parameters import Parameter, Statistic
+from models.user_lines import at_line_of, first_line
 from models.zoo.builds import ModelBuilder, shapes_of
 from models.zoo.entry_order import with_fixed_axes
 from models.zoo.explanation import explain
@@ -118,7 +119,7 @@ def _infer(builder: ModelBuilder, *, explains: bool) -> Layout:
     task = _proof_task(builder, module, axes, growth)
     # Without labels, the outputs of the model count as its classes.
     classes = axes[CLASSES].size if CLASSES in axes else _count_numbers(arch, task)
-    task, layout = _prove(task)
+    task, layout = _prove_or_refuse(arch.name, task)
     if isinstance(layout, Refutation):
         if not explains:
             raise RefutedAxisError(arch.name, layout.axis)
@@ -149,6 +150,25 @@ def _infer(builder: ModelBuilder, *, explains: bool) -> Layout:
         input_dtype=builder.row.dtype,
         classes=classes,
     )
+
+
+def _prove_or_refuse(arch: str, task: ProofTask) -> tuple[ProofTask, Proof | Refutation]:
+    """Prove a layout as `_prove` does.
+
+    Raises:
+        ModelError: if the model, which ran before, fails during the proof.
+    """
+    try:
+        return _prove(task)
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{arch}: the model ran, but fails{at_line_of(error)} when it runs again with other"
+            f" values or in another precision: {first_line(error)}; a run must not leave anything"
+            " behind in the model, so register all tensors of a module as its own parameters or"
+            " buffers, or use another kind of layer or adapter"
+        ) from error
 
 
 def _prove(task: ProofTask) -> tuple[ProofTask, Proof | Refutation]:

@@ -368,6 +368,28 @@ def test_a_model_that_magnifies_rounding_is_proved_in_double_precision():
     assert infer_layout(magnifying).axes["width"].size == 64
 
 
+def test_a_model_that_remembers_an_earlier_run_is_refused():
+    """Its tensor has the precision of that run, as in adapters that share one between layers."""
+
+    class Remembering(nn.Module):
+        def __init__(self, width, classes):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, classes))
+            self.shared = {}
+
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                self.shared["scale"] = torch.eye(6).double()
+            return self.layers(x @ self.shared.get("scale", torch.eye(6)))
+
+    @architecture()
+    def remembering(cut, *, input_shape=(6,), classes=3):
+        return Remembering(cut.width("width", 8), cut.classes(classes))
+
+    with pytest.raises(ConfigError, match="remembering: the model ran, but fails at line"):
+        infer_layout(remembering)
+
+
 def test_a_builder_that_needs_the_cpu_is_built_there_whatever_its_error():
     """As with devices of its own, or a constructor that computes."""
 
