@@ -49,7 +49,7 @@ def believing(_verifier, _topic, envelope, **_):
         (fuzzing, "unseal", lambda data, *_: data, fuzzing.Corruption),
         (fuzzing, "tensors_in", lambda data: data[10**6], IndexError),
         (private_fuzz, "check_tensors", lambda *_: None, AssertionError),
-        (own_model_files, "tensors_in", lambda data: data[10**6], IndexError),
+        (own_model_files, "blob_in", lambda data: data[10**6], IndexError),
     ],
     ids=[
         "an envelope is believed",
