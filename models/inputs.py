@@ -10,6 +10,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+_SMALL_SIDE = 64  # pixels; networks make them 32 times fewer
+_PICTURE_DIMENSIONS = 3  # at least: channels, height, width
+
+
+def small_picture(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a picture with at most 64 pixels on each side.
+
+    Which entries of the parameters a unit has does not depend on the size of pictures, and a model
+    runs on small ones in less time, if it takes them.
+
+    Args:
+        shape: channels, then the sides; any other shape is returned as it is.
+    """
+    if len(shape) < _PICTURE_DIMENSIONS:
+        return shape
+    channels, *sides = shape
+    return (channels, *[min(_SMALL_SIDE, side) for side in sides])
+
 
 @dataclass(frozen=True)
 class Row:

@@ -16,7 +16,7 @@ from fleet_protocol.errors import ConfigError, ModelError
 from fleet_protocol.python_files import refusing_exits
 from models.axes import Axis, AxisKind
 from models.cut import Cut
-from models.inputs import Row
+from models.inputs import Row, small_picture
 from models.user_lines import at_line_of
 from models.zoo.builds import ModelBuilder, shapes_of
 from models.zoo.growth import Growth
@@ -29,9 +29,6 @@ _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first, because they distinguish mos
 # Number of parameters. For a larger model, gradients are compared only on a narrower variant, at a
 # tenth of the cost.
 _LARGE = 1_000_000
-
-_SMALL_SIDE = 64  # pixels; networks make them 32 times fewer
-_PICTURE_DIMENSIONS = 3  # at least: channels, height, width
 
 
 def variants_of_size(
@@ -67,13 +64,11 @@ def variants_of_size(
 def _row_of_narrower(row: Row, whole: RandomizedModel) -> Row:
     """Return the sample of a narrower model: a small picture, if the whole model runs on it.
 
-    Which entries of the parameters a unit has does not depend on the size of pictures, and small
-    ones are cheaper. The whole model is proved on pictures of their own size.
+    The whole model is proved on pictures of their own size.
     """
-    if row.named or row.dtype != "float32" or len(row.shape) < _PICTURE_DIMENSIONS:
+    if row.named or row.dtype != "float32":
         return row
-    channels, *sides = row.shape
-    small = row.with_shape((channels, *[min(_SMALL_SIDE, side) for side in sides]))
+    small = row.with_shape(small_picture(row.shape))
     if small == row:
         return row
     # A model may take pictures of one size only, and says so by any error.

@@ -116,9 +116,9 @@ class _Search(AxisTrials):
             self._prefer_layer_parts()
         else:
             self._find_heads(shared_head_sets([*movable, *still]))
-            refused = self._find_widths(movable, heads)
-            self._find_joint_axes(refused, still, heads)
-            self._note_others(surveyed, refused)
+            unproved = self._find_widths(movable, heads)
+            self._find_joint_axes(unproved, still, heads)
+            self._note_others(surveyed, unproved)
             self._drop_what_does_not_hold_together()
             self._prefer_layer_parts()
 

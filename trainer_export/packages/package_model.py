@@ -7,12 +7,11 @@ from typing import Any
 from torch import nn
 
 from models.architecture import Dtype
+from models.inputs import small_picture
 from models.zoo.package_call import PackageCall, PackageOutput, adapt_call
 from trainer_export.packages.sizes import sizes_of, with_sizes
 
 _SHORT = 8  # tokens
-_SMALL = 64  # pixels of a side; networks make them 32 times fewer
-_PICTURE_DIMENSIONS = 3  # at least: channels, height, width
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,9 @@ class PackageModel:
             return self
         if self.input_dtype == "int64" and len(smaller) == 1:
             smaller = (min(_SHORT, smaller[0]),)
-        elif self.input_dtype == "float32" and len(smaller) >= _PICTURE_DIMENSIONS:
-            channels, *sides = smaller
-            smaller = (channels, *[min(_SMALL, side) for side in sides])
+        elif self.input_dtype == "float32":
+            smaller = small_picture(smaller)
         if smaller == self.input_shape:
             return self
+        # The call stays that of samples of the usual length, which the axes are for.
         return replace(self, input_shape=smaller)
