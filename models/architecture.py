@@ -274,9 +274,10 @@ def call_builder(
     settings: Mapping[str, Any] | None,
 ) -> Any:
     """Call a builder with a cut; raises the errors of `build`."""
+    # Their errors name the architecture.
+    row = arch.row(settings)
+    keywords = dict(arch.settings(settings))
     try:
-        row = arch.row(settings)
-        keywords = dict(arch.settings(settings))
         cut.round_units(keywords.pop(_ROUNDING, "ceil"))
         if row.named:
             # A module may keep the shapes, and only plain dictionaries can be copied.

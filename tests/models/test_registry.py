@@ -342,9 +342,12 @@ def test_a_dtype_that_no_input_has_is_refused(dtype):
 def test_a_shape_that_is_none_is_named(zoo, shape):
     """Where the settings come from the command line as where they are the defaults."""
     with pytest.raises(
-        ConfigError, match=r"mlp: input_shape = .* is not a list of positive integers"
+        ConfigError, match=r"^mlp: input_shape = .* is not a list of positive integers"
     ):
         zoo.get("mlp").row({"input_shape": shape})
+    # Named once, too, by a build.
+    with pytest.raises(ConfigError, match=r"^mlp: input_shape = "):
+        build(zoo.get("mlp"), 1.0, settings={"input_shape": shape})
 
 
 def test_an_architecture_is_a_frozen_value(zoo):
