@@ -46,6 +46,7 @@ SLOW = {
     "tests/device_runtime/test_inputs.py": "test_a_set_lists_its_noise",
     "tests/device_runtime/test_killed.py": "test_the_status_names_the_states_that_last",
     "tests/device_runtime/test_killed_with_state.py": "test_a_board_goes_on_with_all_that_it_keeps[parts]",
+    "tests/device_runtime/test_made_up_weights.py": "test_other_last_bits_of_the_samples_change_few_digits_of_a_deep_network",
     "tests/device_runtime/test_memory.py": "test_an_agent_that_the_kernel_kills_comes_back_smaller",
     "tests/device_runtime/test_predicting.py": "test_the_personal_model",
     "tests/device_runtime/test_refusing_broker.py": "test_an_hour_of_a_board_whose_broker_refuses_its"

@@ -172,7 +172,7 @@ def test_a_provider_that_is_right_and_faster_is_used(provide, settled):
     [
         (None, "GPU failed in a trial: RuntimeError: cudaGetDeviceCount"),
         (dead, "GPU failed in a trial: RuntimeError: CUDA failure 719"),
-        (wrong, "GPU computes wrong parameters: the deviation is "),
+        (wrong, "GPU computes wrong loss: the deviation is 1.2e-02"),
         (silent, "GPU computes wrong loss: the deviation is 1.0e+00"),
     ],
     ids=["does not open", "dies", "is wrong", "does nothing"],
