@@ -27,8 +27,8 @@ LIMIT = 3e-3
 """Largest deviation of losses, parameters or states from the CPU's, as a share of their change.
 
 With two threads, the losses and states of all benchmarked models deviate by at most 3e-7, and the
-parameters by 8e-4. With OpenVINO's gradients, which are wrong below a max-pool, the states of eleven
-models deviate by 9.6e-3 and more.
+parameters by 8e-4. With the gradients of OpenVINO, which are wrong below a max-pool, the states of
+eleven models deviate by 9.6e-3 and more.
 """
 
 # The limit for parameters if states are compared as well: Adam makes full steps for gradients that
