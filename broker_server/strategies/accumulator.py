@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.strategies.coverage import PlanTotals, coverage_of
+from broker_server.strategies.division import divide
 from broker_server.strategies.optimizer_rules import OptimizerSettings
 from broker_server.strategies.stage import Stage, stated
 from broker_server.strategies.strategy import Contribution, Merge, average_and_step
@@ -203,15 +204,7 @@ def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
         raise PlanError("this accumulator was finished already")
     state.spent = True
     for name, total in state.sums.items():
-        divisor = coverage(state, name)
-        uncovered = divisor == 0
-        if uncovered.any():
-            # A division by 0 would warn, though the old value replaces its result.
-            divisor[uncovered] = 1
-            np.divide(total, divisor, out=total)
-            np.copyto(total, old[name], where=uncovered)
-        else:
-            np.divide(total, divisor, out=total)
+        divide(total, coverage(state, name), old[name])
     return state.sums
 
 
