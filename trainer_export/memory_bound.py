@@ -5,7 +5,7 @@ same operators, some of them twice, so its results have the same bits. The bound
 `trainer_export.footprint.peak_memory` counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import onnx
@@ -51,14 +51,12 @@ def bounded_step(model: onnx.ModelProto, nbytes: float, tier: str) -> onnx.Model
 
     Arguments and errors as for :func:`within_memory`.
     """
-    allowed = prefixes_in_place((model,))
-    # A recomputation may read a parameter that the step would otherwise have overwritten. The
-    # second attempt reserves memory for both.
-    for in_place in dict.fromkeys((allowed, ())):
-        result = _lowered(model, int(nbytes), in_place)
-        least = peak_of_step(result)
-        if least <= nbytes:
+    least = peak_of_step(model)
+    for result in _lowered_steps(model, int(nbytes)):
+        peak = peak_of_step(result)
+        if peak <= nbytes:
             return result
+        least = min(least, peak)
     raise ChoiceError(
         f"a training step of {tier} needs {least / _MB:.1f} MB even if it recomputes its"
         f" activations, and the bound is {nbytes / _MB:.1f} MB; raise --memory, or export"
@@ -67,8 +65,19 @@ def bounded_step(model: onnx.ModelProto, nbytes: float, tier: str) -> onnx.Model
 
 
 def smallest_step(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a step with the lowest peak memory that recomputing activations reaches."""
-    return _lowered(model, 0, prefixes_in_place((model,)))
+    """Return the step of lowest peak memory: a copy that recomputes activations, or itself."""
+    return min([model, *_lowered_steps(model, 0)], key=peak_of_step)
+
+
+def _lowered_steps(model: onnx.ModelProto, nbytes: int) -> Iterator[onnx.ModelProto]:
+    """Yield copies of a step whose peak is lowered to a bound, or as far as possible.
+
+    A recomputation may read a parameter that the step would otherwise have overwritten, and may
+    then raise the peak. The second copy reserves memory for both.
+    """
+    allowed = prefixes_in_place((model,))
+    for in_place in dict.fromkeys((allowed, ())):
+        yield _lowered(model, nbytes, in_place)
 
 
 def peak_of_step(model: onnx.ModelProto) -> int:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from trainer_export.schedule import Facts, Schedule
 from trainer_export.sized_graph import VIEWS, SizedGraph, attribute
+from trainer_export.split_parts import without_unread_parts
 
 _SMALL_BYTES = 64 * 1024  # values below this size are never recomputed
 _LITTLE_BYTES = 8 * 1024 * 1024  # a small peak beside the 100 MB of a process
@@ -166,7 +167,7 @@ def lower_peak(graph: SizedGraph, goal: Goal, efforts: Sequence[Effort]) -> int:
         if better is None:
             break
         schedule = better
-    graph.replace(schedule.nodes)
+    graph.replace([*without_unread_parts(graph, schedule.nodes)])
     return schedule.peak.nbytes
 
 

@@ -13,9 +13,11 @@ from fleet_protocol.memory_plans import PLAN_FILES, plan_difference, plan_file
 from models import Tier
 from tests.trainer_export.helpers import ZOO
 from tests.trainer_export.test_memory import feeds_of, graph_of
+from trainer_export import memory_bound
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.formats.onnx import fit_into_memory
-from trainer_export.memory_bound import bounded_step, peak_of_step
+from trainer_export.graph import values_read
+from trainer_export.memory_bound import bounded_step, peak_of_step, smallest_step
 from trainer_export.recipe import Recipe
 from trainer_export.recomputing import schedule_of
 from trainer_export.sized_graph import SizedGraph
@@ -64,6 +66,32 @@ def test_a_step_within_its_bound_has_the_same_bits(name, share):
             outputs_of(bounded, batch), outputs_of(step, batch), strict=True
         ):
             assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("width", [0.25, 0.5])
+def test_recomputing_a_max_pool_leaves_no_part_of_a_split_unread(width):
+    """The runtime would keep such a part until the run ends."""
+    step = step_of("cnn2", width)
+    smallest = smallest_step(step)
+    assert peak_of_step(smallest) < peak_of_step(step)
+    read = {value.name for value in smallest.graph.output}
+    for node in smallest.graph.node:
+        read |= values_read(node)
+    for node in smallest.graph.node:
+        assert node.op_type != "Split" or read.issuperset(node.output)
+    for ours, expected in zip(outputs_of(smallest, 3), outputs_of(step, 3), strict=True):
+        assert ours.tobytes() == expected.tobytes()
+
+
+def test_a_step_that_recomputing_would_enlarge_stays(monkeypatch):
+    """The refusal of a bound names the least memory of all attempts."""
+    step = step_of("mlp", 0.25)
+    own = peak_of_step(step)
+    whole = step_of("mlp", 0.5)
+    monkeypatch.setattr(memory_bound, "_lowered", lambda *_: whole)
+    assert smallest_step(step) is step
+    with pytest.raises(ExportError, match=f"needs {own / 1e6:.1f} MB even if"):
+        bounded_step(step, own / 2, "w0.25-d1")
 
 
 def test_a_bound_that_no_recomputing_reaches_is_refused():

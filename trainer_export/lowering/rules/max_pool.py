@@ -35,7 +35,8 @@ def _stage(emit: Emitter, name: str, size: int, inner: int) -> _Stage:
     """Separate windows of ``size`` along an axis whose elements are runs of ``inner`` numbers."""
     row_sizes = emit.ints(-1, size, inner)
     rows = emit.node("Reshape", name, row_sizes)
-    members = emit.nodes("Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size})
+    sizes = emit.ints(*[1] * size)
+    members = emit.nodes("Split", rows, sizes, outputs=size, attributes={"axis": 1})
     running = [members[0]]
     for member in members[1:]:
         running.append(emit.node("Max", running[-1], member))
