@@ -40,6 +40,10 @@ _KEPT_VERSIONS = 2  # older ones are not used, and would fill the disk
 Watch = Callable[[RoundRow], None]
 
 
+class RunFailedError(ShoalError):
+    """A run began and could not end, for example because its losses are not finite."""
+
+
 class StoppedError(ShoalError):
     """A run was interrupted; the same command resumes it."""
 
@@ -185,6 +189,7 @@ def run_job(
 
     Raises:
         StoppedError: it was interrupted.
+        RunFailedError: it began and failed.
         ShoalError: the job cannot run.
     """
     from simulation.runner import simulate  # noqa: PLC0415 - loads PyTorch
@@ -216,7 +221,7 @@ def _require_finished(job: Job, finished: control.RunFinished) -> None:
         why = f" ({finished.error})" if finished.exit_code else ""
         raise StoppedError(f"{name} was stopped{why}; the same command resumes it")
     if finished.status != "finished":
-        raise ShoalError(f"{name} failed: {finished.error}")
+        raise RunFailedError(f"{name} failed: {finished.error}")
 
 
 def _reuse(job: Job) -> bool:

@@ -21,7 +21,14 @@ from reproduction import running
 from reproduction.report.cells import duration_text
 from reproduction.report.writing import write_table
 from reproduction.run_costs import estimated_seconds
-from reproduction.running import TablePart, collect, jobs, run_job, table_folder
+from reproduction.running import (
+    RunFailedError,
+    TablePart,
+    collect,
+    jobs,
+    run_job,
+    table_folder,
+)
 from reproduction.stored import rows_of
 from reproduction.table_file import TABLES, find_experiment
 from shoal.cli.commands import reproduce as commands
@@ -226,7 +233,7 @@ def test_what_lacks_its_data_is_left_out_and_the_rest_runs(tmp_path, monkeypatch
         "set SHOAL_DATA" in said
     )
     lacking = said.count("skipped: ")
-    assert str(done.exception).startswith(f"{lacking} runs were skipped ")
+    assert str(done.exception).startswith(f"{lacking} runs were skipped or failed ")
     assert lacking > 40
     monkeypatch.setattr(commands, "_run", ran.append)
     first = len(ran)
@@ -253,8 +260,27 @@ def test_two_commands_share_the_runs_of_a_folder(tmp_path, monkeypatch):
             app, ["reproduce", "heterofl-1", "--scale", "smoke", "--out", str(tmp_path)]
         )
     assert "skipped: another simulation is running in" in done.stderr
-    assert str(done.exception).startswith("1 runs were skipped ")
+    assert str(done.exception).startswith("1 runs were skipped or failed ")
     assert ran == [second.config.out]
+
+
+def test_a_run_that_fails_does_not_end_the_table(tmp_path, monkeypatch):
+    """With too high a learning rate, one arm of many may diverge."""
+    (first, *others) = jobs(find_experiment("fml-rates"), "smoke", tmp_path, TablePart((1, 2)))
+    ran = []
+
+    def run(job):
+        if job.config.out == first.config.out:
+            raise RunFailedError("seed 1 failed: the loss is nan")
+        ran.append(job.config.out)
+        complete(job, [row(1, 0.5)])
+
+    monkeypatch.setattr(commands, "_run", run)
+    options = ["--scale", "smoke", "--seeds", "1,2", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, ["reproduce", "fml-rates", *options])
+    assert "seed 1 failed: the loss is nan" in done.stderr
+    assert str(done.exception).startswith("1 runs were skipped or failed ")
+    assert ran == [job.config.out for job in others]
 
 
 def test_a_report_of_nothing_is_an_error(tmp_path):

@@ -122,7 +122,8 @@ def _reproduce(options: _Options) -> None:
     if left_out:
         # At the end, so that one run that cannot start does not stop the others.
         raise DataError(
-            f"{left_out} runs were skipped for the reasons above; the same command resumes them"
+            f"{left_out} runs were skipped or failed for the reasons above; the same command"
+            " resumes them"
         )
 
 
@@ -161,9 +162,10 @@ def _list(
 
 
 def _run_all(jobs: "Sequence[Job]", ends_at: float, folder: Path) -> int:
-    """Run the jobs that end in time, and return how many of them could not run."""
+    """Run the jobs that end in time, and return how many of them could not run or failed."""
     from reproduction.report.cells import duration_text
     from reproduction.run_costs import estimated_seconds, seconds_of_runs
+    from reproduction.running import RunFailedError
 
     left_out = 0
     for number, job in enumerate(jobs, 1):
@@ -188,6 +190,11 @@ def _run_all(jobs: "Sequence[Job]", ends_at: float, folder: Path) -> int:
         except (ConfigError, DataError) as error:
             # A data set or package is missing, or another process runs the job.
             error_console().print(f"skipped: {error}", highlight=False, markup=False)
+            left_out += 1
+            continue
+        except RunFailedError as error:
+            # Another learning rate or seed may well succeed.
+            error_console().print(str(error), highlight=False, markup=False)
             left_out += 1
             continue
         # Write the table after each run, so that it is up to date if a later run fails.
