@@ -21,6 +21,10 @@ _LENGTH = 64  # tokens of a sample, unless the model takes fewer
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _BLOCKS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
+_FEWEST_BLOCKS = 2
+"""A classifier of the last token sees all of the others in its last block, causal or not. Only the
+block before shows what these tokens see."""
+
 _LABEL_FIELDS = ("id2label", "label2id")  # of which the number of labels follows
 _NO_PADDING = -1  # a token that no sample has
 
@@ -249,7 +253,7 @@ def _choose_call(model: PackageModel) -> PackageCall:
 
 
 def shallow_module(model: PackageModel) -> nn.Module:
-    """Build a model with the fewest blocks that have every kind, or the whole model.
+    """Build a model with two blocks, or the fewest that have every kind, or the whole model.
 
     Blocks of some kinds see only the tokens that are near. The configuration lists the kind of each
     block in words.
@@ -262,7 +266,7 @@ def shallow_module(model: PackageModel) -> nn.Module:
             blocks[place] = sizes[place]
     most = max(blocks.values(), default=1)
     whole = _kinds_of_blocks(model, fields, most)
-    for number in range(1, most):
+    for number in range(_FEWEST_BLOCKS, most):
         fewer = {place: min(number, size) for place, size in blocks.items()}
         few = with_sizes(fields, fewer)
         # A configuration may have a list with an entry for each block, which only the whole model
