@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import ConfigError, ModelError, PlanError
 from models.cut import Cut
 from models.layout import Layout
 from models.zoo.builds import ModelBuilder
@@ -66,9 +66,10 @@ def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Dis
 
     Raises:
         ConfigError: if the model does not run on samples of its shape, or a pin does not hold.
+        ModelError: if it has several outputs, and no labels that tell which one a loss is for.
     """
-    require_run(exportable(model, ()))
-    return _Search(model, tuple(pins)).run()
+    outputs = require_run(exportable(model, ()))
+    return _Search(model, tuple(pins)).run(outputs)
 
 
 class _Search(AxisTrials):
@@ -83,9 +84,19 @@ class _Search(AxisTrials):
             reason = "" if pin.form else "stays whole, as --axis says"
             self._note(pin.places, pin.form, reason)
 
-    def run(self) -> Discovery:
-        """Find labels, then depth, then widths."""
+    def run(self, outputs: int) -> Discovery:
+        """Find labels, then depth, then widths.
+
+        Args:
+            outputs: number of outputs of the model.
+        """
         self._find_labels()
+        # Labels tell which output a loss is for, or that all of them are exits.
+        if outputs > 1 and not self._labels():
+            raise ModelError(
+                f"{self._model.name} has {outputs} outputs, none of which has labels, and a loss of"
+                " numbers is for one of them; select it with --set output_name=NAME"
+            )
         deadline = self._begun + SECONDS
         skipped = frozenset({*self._decided(), LAYER_PARTS})
         surveyed = survey(self._prober, skipped, deadline)

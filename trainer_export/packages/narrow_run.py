@@ -11,13 +11,16 @@ from models.cut import Cut
 from models.layout import Layout
 from models.user_lines import at_line_of, first_line
 from models.zoo.builds import ModelBuilder, SkippedInitialization, shapes_of
-from models.zoo.randomized_model import random_samples, randomize
+from models.zoo.randomized_model import Run, random_samples, randomize
 
 _WIDTHS = (0.5, 0.25)
 
 
-def require_run(arch: Architecture) -> None:
+def require_run(arch: Architecture) -> int:
     """Run the whole model of an architecture once, before anything is tried on it.
+
+    Returns:
+        The number of its outputs.
 
     Raises:
         ConfigError: if the model has no parameters, or its samples are tokens.
@@ -32,7 +35,7 @@ def require_run(arch: Architecture) -> None:
             " such as an activation, is exported within a model that has some"
         )
     try:
-        _run(module, builder)
+        return len(_run(module, builder).outputs)
     except ShoalError:
         raise
     except Exception as error:
@@ -69,8 +72,8 @@ def _runs_on_tokens(arch: Architecture, module: nn.Module) -> bool:
     return True
 
 
-def _run(module: nn.Module, builder: ModelBuilder) -> None:
-    randomize(module, random_samples(module, builder.row)).run(gradients=False)
+def _run(module: nn.Module, builder: ModelBuilder) -> Run:
+    return randomize(module, random_samples(module, builder.row)).run(gradients=False)
 
 
 def refusal_of_narrow(arch: Architecture, layout: Layout | None) -> str:

@@ -394,3 +394,16 @@ class Headless(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.first(x)
         return hidden, self.pooler(hidden)
+
+
+class WithHidden(nn.Module):
+    """Returns hidden numbers before the scores of its labels."""
+
+    def __init__(self, width: int = 8, num_classes: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.first(x)
+        return {"hidden": hidden, "scores": self.head(hidden)}

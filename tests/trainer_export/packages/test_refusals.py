@@ -79,7 +79,7 @@ def test_no_other_model_is_named_if_the_graphs_can_be_written(
     monkeypatch.setattr(refusals, "_class_that_exports", lambda _model: "Other")
     model = package_model(f"{MODELS}:Encoder", {"input_shape": (3, 5)})
     assert "no other remedy is known" in advice_on_refusal(model)
-    headless = package_model(f"{MODELS}:Headless", {"input_shape": (4,)})
+    headless = package_model(f"{MODELS}:Headless", {"input_shape": (4,), "output_name": 0})
     assert "class=Other" in advice_on_refusal(headless)
 
 
@@ -89,15 +89,25 @@ def test_outputs_are_named_of_which_one_can_be_taken() -> None:
     shape = {"input_shape": (4,)}
     with pytest.raises(ModelError, match="2 outputs"):
         infer_layout(architecture_of(package_model(spec, shape), ()))
+    with pytest.raises(ModelError, match="has 2 outputs, none of which has labels"):
+        discover_axes(package_model(spec, shape))
     advice = advice_on_refusal(package_model(spec, shape))
     assert "returns the outputs 0, 1" in advice
-    assert "--set output_name=1," in advice
+    assert advice.endswith("--set output_name=0")
     chosen = package_model(spec, {**shape, "output_name": 1})
     assert infer_layout(architecture_of(chosen, ())).classes == 8
     with pytest.raises(ModelError, match="no output '2'; there are 0, 1"):
         discover_axes(package_model(spec, {**shape, "output_name": 2}))
     with pytest.raises(ModelError, match="there are none with names"):
         discover_axes(package_model(f"{MODELS}:Unlabelled", {**shape, "output_name": 0}))
+
+
+def test_an_output_with_labels_is_named_first() -> None:
+    """Not the hidden numbers beside it, for which there is no loss of labels."""
+    model = package_model(f"{MODELS}:WithHidden", {"input_shape": (4,)})
+    advice = advice_on_refusal(model)
+    assert "returns the outputs hidden, scores" in advice
+    assert advice.endswith("--set output_name=scores")
 
 
 def test_labels_are_not_tried_at_0() -> None:
