@@ -123,6 +123,7 @@ class _Search(AxisTrials):
             replaced = [replace(entry, reason=_SMALL) for entry in movable] if is_small else []
             self._note_others(surveyed, replaced)
         elif self._take_usual_forms(movable, heads):
+            self._find_refused_heads(still)
             self._note_others(surveyed, ())
             self._prefer_layer_parts()
         else:
@@ -301,6 +302,16 @@ class _Search(AxisTrials):
         for entries in sets:
             places = sizes_by_place(entries)
             self._try_joint(places, [groups_form(places, min(places.values()))])
+
+    def _find_refused_heads(self, still: Sequence[Surveyed]) -> None:
+        """Try numbers that are refused apart, if the axes so far leave most of the model whole."""
+        axes = self._cuts()
+        # All layers are cut together if they can be.
+        if LAYER_PARTS in self._model.sizes or share_at_half(self._prober, axes) < MOST_OF_IT:
+            return
+        self._find_heads([*shared_head_sets(still), *head_sets(still)])
+        if self._cuts() != axes:
+            self._drop_what_does_not_hold_together()
 
     def _try_joint(
         self,
