@@ -11,6 +11,7 @@ from models.cut import Cut
 from models.layout import Layout
 from models.user_lines import at_line_of, first_line
 from models.zoo.builds import ModelBuilder, SkippedInitialization, shapes_of
+from models.zoo.changing_outputs import explain_changing_outputs
 from models.zoo.randomized_model import Run, random_samples, randomize
 
 _WIDTHS = (0.5, 0.25)
@@ -24,7 +25,8 @@ def require_run(arch: Architecture) -> int:
 
     Raises:
         ConfigError: if the model has no parameters, or its samples are tokens.
-        ModelError: if the model fails; the message has the model's own, and names `--set`.
+        ModelError: if the model fails, in which case the message has the model's own and names
+            `--set`, or if it draws random numbers in evaluation.
     """
     builder = ModelBuilder(arch)
     with torch.random.fork_rng(devices=[]), SkippedInitialization():
@@ -35,7 +37,7 @@ def require_run(arch: Architecture) -> int:
             " such as an activation, is exported within a model that has some"
         )
     try:
-        return len(_run(module, builder).outputs)
+        return len(_run_without_noise(arch, module, builder).outputs)
     except ShoalError:
         raise
     except Exception as error:
@@ -70,6 +72,23 @@ def _runs_on_tokens(arch: Architecture, module: nn.Module) -> bool:
     except Exception:  # noqa: BLE001 - a package's model raises anything
         return False
     return True
+
+
+def _run_without_noise(arch: Architecture, module: nn.Module, builder: ModelBuilder) -> Run:
+    """Run a model that draws nothing in evaluation.
+
+    Raises:
+        ModelError: if its results depend on random numbers, because no axis could be proved.
+    """
+    randomized = randomize(module, random_samples(module, builder.row))
+    random_state = torch.get_rng_state()
+    first = randomized.run(gradients=False)
+    # To run it again takes time, and most models draw nothing.
+    if not torch.equal(random_state, torch.get_rng_state()):
+        problem = explain_changing_outputs(randomized, first.outputs)
+        if problem is not None:
+            raise ModelError(f"{arch.name}: {problem}")
+    return first
 
 
 def _run(module: nn.Module, builder: ModelBuilder) -> Run:

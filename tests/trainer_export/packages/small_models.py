@@ -436,3 +436,18 @@ class Refusing(nn.Module):
         mixed = torch.tanh(hidden @ self.within).flatten(1)
         result: Tensor = self.head(mixed + self.outer(self.inner(mixed).relu()))
         return result
+
+
+class Masking(nn.Module):
+    """Hides numbers of each sample at random, also in evaluation."""
+
+    def __init__(self, width: int = 8, mask_ratio: float = 0.5, num_classes: int = 3) -> None:
+        super().__init__()
+        self.mask_ratio = mask_ratio
+        self.first = nn.Linear(4, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.rand(x.shape) >= self.mask_ratio
+        result: Tensor = self.head(self.first(x * seen).relu())
+        return result

@@ -13,9 +13,10 @@ from models.zoo.conversion_plan import convert_where_needed
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.packages import refusals, transformers_models
 from trainer_export.packages.axis_forms import classes_form
-from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.builder import architecture_of, exportable
 from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
+from trainer_export.packages.narrow_run import require_run
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.refusals import advice_on_refusal, rates_that_draw
 from trainer_export.packages.sizes import rates_of
@@ -123,6 +124,20 @@ def test_a_constructor_that_fails_gets_advice_about_its_arguments() -> None:
     with pytest.raises(ModelError, match="must be divisible by num_groups"):
         discover_axes(model)
     assert "does not accept these arguments" in advice_on_refusal(model)
+
+
+def test_a_model_that_draws_in_evaluation_is_refused_before_the_search() -> None:
+    """As one that masks patches at random; each proof of an axis would fail for that reason."""
+    model = package_model(f"{MODELS}:Masking", {"input_shape": (4,)})
+    with pytest.raises(
+        ModelError, match=r"draws random numbers \(rand in line \d+ of small_models"
+    ):
+        require_run(exportable(model, ()))
+
+
+def test_numbers_that_change_no_output_may_be_drawn() -> None:
+    model = package_model(f"{MODELS}:Masking", {"input_shape": (4,), "mask_ratio": 0.0})
+    assert require_run(exportable(model, ())) == 1
 
 
 def test_a_model_without_parameters_is_refused() -> None:
