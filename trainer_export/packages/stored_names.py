@@ -3,7 +3,7 @@
 Its version 5 renamed layers of some models, such as ViT, and still writes and reads the names that
 their checkpoints have had before. A checkpoint of a model without a head, such as that of GPT-2 or
 of many encoders of sentences, lacks the name under which models with a head have it. The experts of
-a mixture are tensors of their own in a checkpoint, and one in the class.
+a mixture are separate tensors in a checkpoint, and one in the class.
 """
 
 import copy
