@@ -41,7 +41,7 @@ from trainer_export.check import calm_torch
 from trainer_export.exported import Export
 from trainer_export.formats import executorch, ort_training
 from trainer_export.formats.files import SetFile
-from trainer_export.packages.stored_names import current_names
+from trainer_export.packages.stored_names import current_names, merged_tensors
 from trainer_export.parallel import run_jobs
 from trainer_export.progress import Counter, Progress
 from trainer_export.publishing import replacing, write_file
@@ -210,9 +210,11 @@ def _write_weights(
     weights = initial_weights(export.arch, request.settings, export.seed)
     if request.start is not None:
         further = further_names(export.arch, request.settings)
+        tensors = merged_tensors(export.arch, request.settings, request.start.tensors)
+        start = replace(request.start, tensors=tensors)
         # A checkpoint may have further tensors of the model that no layout lists.
-        renamed = current_names(export.arch, request.settings, request.start.tensors.keys())
-        weights = request.start.with_names(renamed).put_into(weights, further)
+        renamed = current_names(export.arch, request.settings, tensors.keys())
+        weights = start.with_names(renamed).put_into(weights, further)
     frozen = {}
     # Frozen tensors travel in their own file, and no device trains them.
     for tensor in export.layout.base:

@@ -173,9 +173,10 @@ class Loss(ABC):
             )
         raise ChoiceError(
             f"the model returns {len(outputs)} outputs ({', '.join(outputs)}), but"
-            f" {self.name} uses only one; return only that one ({RETURN_LOGITS}), choose a loss for"
-            " exits (--loss all-exits-teach) if these are exits, or write your own loss for all of"
-            " them, @shoal.loss() of (outputs, targets)"
+            f" {self.name} uses only one; return only that one ({RETURN_LOGITS}; with --model,"
+            " select it by --set output_name=NAME), choose a loss for exits (--loss"
+            " all-exits-teach) if these are exits, or write your own loss for all of them,"
+            " @shoal.loss() of (outputs, targets)"
         )
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Explains why a model gives different results when it runs again."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from models.zoo.proof import ProofTask
 from models.zoo.randomized_model import RandomizedModel
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -42,9 +41,13 @@ class _RandomUse(TorchFunctionMode):
         return ""
 
 
-def explain_changing_outputs(model: RandomizedModel, task: ProofTask) -> str | None:
-    """Return why the model gives different results when it runs again; None if it does not."""
-    first = task.whole.before.outputs
+def explain_changing_outputs(model: RandomizedModel, first: Sequence[Tensor]) -> str | None:
+    """Return why the model gives different results when it runs again; None if it does not.
+
+    Args:
+        model: the model.
+        first: its outputs in the first run.
+    """
     kept = _kept_values(model.module)
     random_state = torch.get_rng_state()
     random_use = _RandomUse()

@@ -28,7 +28,9 @@ def explain(refutation: Refutation, task: ProofTask, trials: Trials) -> str:
         trials: tries remedies on the architecture.
     """
     # NaN or changing outputs make every comparison below meaningless, so they are explained first.
-    problem = _explain_nan(task) or explain_changing_outputs(task.whole.model, task)
+    problem = _explain_nan(task) or explain_changing_outputs(
+        task.whole.model, task.whole.before.outputs
+    )
     if problem is not None:
         return problem
     axis = task.dimensions.axes[refutation.axis]

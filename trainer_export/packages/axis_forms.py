@@ -1,6 +1,6 @@
 """How a cut is asked for an argument of a constructor: for a width, heads, groups or a depth."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -76,9 +76,28 @@ def heads_form(place: str, size: int, heads: int) -> AxisForm:
 
 
 def groups_form(sizes: Mapping[str, int], groups: int) -> AxisForm:
-    """Return arguments of which whole groups are cut together; named after the first."""
+    """Return arguments of which whole groups are cut together, see `name_of`.
+
+    Example:
+        >>> sizes = {"text_config.num_heads": 4, "vision_config.num_heads": 8}
+        >>> groups_form(sizes, 4).call
+        "cut.groups('num_heads', 4)"
+    """
     factors = {place: size // groups for place, size in sizes.items()}
-    return AxisForm(next(iter(sizes)), "groups", groups, 1, factors)
+    return AxisForm(name_of([*sizes]), "groups", groups, 1, factors)
+
+
+def name_of(places: Sequence[str]) -> str:
+    """Return the name of an axis: that of its first argument, without its place in a model's part.
+
+    Args:
+        places: the arguments. If all lie in one configuration of a part, that stays in the name.
+    """
+    first = places[0]
+    part, dot, argument = first.rpartition(".")
+    is_shared = all(place.startswith(part + dot) for place in places)
+    # The number of an entry in a list says nothing without the list.
+    return first if is_shared or argument.isdecimal() else argument
 
 
 def depth_form(place: str, size: int) -> AxisForm:

@@ -9,8 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from trainer_export.packages.axis_forms import AxisForm, groups_form, heads_form, width_form
-from trainer_export.packages.survey import Effect, Surveyed, with_effects
+from trainer_export.packages.axis_forms import (
+    AxisForm,
+    groups_form,
+    heads_form,
+    name_of,
+    width_form,
+)
+from trainer_export.packages.survey import OTHER_LAYERS, Effect, Surveyed, with_effects
 
 _ROUNDINGS = (8, 16, 4, 32)
 _HALF = 2  # what the constructor divides by, as where a hidden layer has half of the size
@@ -61,13 +67,15 @@ def usual_assignments(
     """Yield forms of all arguments that may hold at once, the finest first.
 
     The usual form is the plain width, or inside of heads if the constructor refuses one more unit.
-    Then equal sizes become one axis each, and then the entries of a list. At last, streams of heads
-    are cut by whole heads, as where the dimensions of a head have fixed places.
+    Then equal sizes in lists become one axis each, then the entries of a list, and then all equal
+    sizes, as of a stream and the layer that reads it. At last, streams of heads are cut by whole
+    heads, as where the dimensions of a head have fixed places.
     """
     partitions = (
         _joined(movable, _place_of),
         _joined(movable, _size_in_list),
         _joined(movable, _list_or_place),
+        _joined(movable, _size_of),
     )
     yielded: list[list[AxisForm]] = []
     for partition in partitions:
@@ -101,19 +109,28 @@ def _usual_forms(partition: Iterable[Entries], heads: Sequence[Surveyed]) -> lis
     """Return a form for each set of arguments; None if a set has no form."""
     forms: list[AxisForm] = []
     for entries in partition:
-        if len(entries) > 1:
-            joint = joint_form(entries)
-            if joint is None:
-                return None
-            forms.append(joint)
-            continue
-        usual = [*forms_of(entries[0], heads)]
+        usual = [*_forms_of_set(entries, heads)]
         if not usual:
             return None
         # The first form adds one unit, which this constructor may have refused.
-        takes_one_more = entries[0].effect is Effect.ROUNDED or not entries[0].reason
-        forms.append(usual[0] if takes_one_more or len(usual) == 1 else usual[1])
+        is_second = len(usual) > 1 and _refuses_one_more(entries)
+        forms.append(usual[1] if is_second else usual[0])
     return forms
+
+
+def _refuses_one_more(entries: Entries) -> bool:
+    """Return whether the constructor refuses one more unit of an argument, or of several."""
+    for entry in entries:
+        # Sizes that change together fit to one another, so that no other layers are built.
+        is_fitted = len(entries) > 1 and entry.reason == OTHER_LAYERS
+        if entry.effect is not Effect.ROUNDED and entry.reason and not is_fitted:
+            return True
+    return False
+
+
+def _forms_of_set(entries: Entries, heads: Sequence[Surveyed]) -> Iterator[AxisForm]:
+    """Yield the forms of one argument, or of several that one axis cuts."""
+    return forms_of(entries[0], heads) if len(entries) == 1 else joint_forms(entries, heads)
 
 
 def joint_forms(entries: Sequence[Surveyed], heads: Sequence[Surveyed]) -> Iterator[AxisForm]:
@@ -129,13 +146,14 @@ def joint_forms(entries: Sequence[Surveyed], heads: Sequence[Surveyed]) -> Itera
         return
     for form in forms_of(entries[0], heads):
         if form.kind == "heads":
-            yield replace(form, factors=dict.fromkeys(places, form.heads))
+            factors = dict.fromkeys(places, form.heads)
+            yield replace(form, name=name_of([*places]), factors=factors)
 
 
 def joint_form(entries: Sequence[Surveyed]) -> AxisForm | None:
     """Return one axis that scales several arguments together; None if they have no common unit.
 
-    It is named after the list of which it scales the entries, else after the first argument.
+    It is named after the list of which it scales the entries, else as `groups_form` names it.
     """
     places = sizes_by_place(entries)
     units = math.gcd(*places.values())
@@ -179,7 +197,7 @@ def shared_head_sets(entries: Sequence[Surveyed]) -> Iterator[Entries]:
         return
     yield tuple(numbers)
     most = max(number.size for number in numbers)
-    for stream in with_effects(entries, Effect.WIDTH):
+    for stream in _streams(entries):
         if stream not in numbers and stream.size % most == 0:
             yield (*numbers, stream)
 
@@ -189,10 +207,15 @@ def head_sets(undecided: Sequence[Surveyed]) -> Iterator[Entries]:
     numbers = _numbers_of_heads(undecided)
     for number in numbers:
         yield (number,)
-    for stream in with_effects(undecided, Effect.WIDTH):
+    for stream in _streams(undecided):
         for number in numbers:
             if number.size < stream.size and stream.size % number.size == 0:
                 yield (number, stream)
+
+
+def _streams(entries: Sequence[Surveyed]) -> list[Surveyed]:
+    """Return arguments that may consist of heads, at last those that change only with the heads."""
+    return [*with_effects(entries, Effect.WIDTH), *with_effects(entries, Effect.REFUSED)]
 
 
 def named_heads(entries: Iterable[Surveyed]) -> list[Surveyed]:

@@ -7,9 +7,11 @@ from fleet_protocol.data.terms import ContractTerms
 from fleet_protocol.errors import ConfigError
 from trainer_export.packages.package_model import PackageModel
 
-_PADDING = "pad_token_id"
-_VOCABULARIES = ("vocab_size", "num_tokens")
-"""Places of the number of tokens, which in language models is also that of the labels."""
+_PADDINGS = ("pad_token_id", "text_config.pad_token_id")
+_VOCABULARIES = ("vocab_size", "text_config.vocab_size", "num_tokens")
+"""Places of the number of tokens, which in language models is also that of the labels.
+
+A model of pictures and texts has a configuration for each part."""
 
 
 def contract_arguments(
@@ -33,9 +35,17 @@ def contract_arguments(
         decided[model.labels] = len(terms.labels)
     if model.input_dtype == "int64":
         _check_vocabulary(model, terms)
-        if terms.missing is not None and _PADDING in model.arguments:
-            decided[_PADDING] = _token_of(terms.missing)
+        for place in _PADDINGS:
+            if terms.missing is not None and _has_field(model, place):
+                decided[place] = _token_of(terms.missing)
     return {name: value for name, value in decided.items() if name not in arguments}
+
+
+def _has_field(model: PackageModel, place: str) -> bool:
+    """Return whether a model has an argument, or a part whose configuration has the field."""
+    part, _, name = place.rpartition(".")
+    fields = model.arguments.get(part) if part else model.arguments
+    return isinstance(fields, Mapping) and name in fields
 
 
 def _check_vocabulary(model: PackageModel, terms: ContractTerms) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import ConfigError, ModelError, PlanError
 from models.cut import Cut
 from models.layout import Layout
 from models.zoo.builds import ModelBuilder
@@ -66,9 +66,10 @@ def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Dis
 
     Raises:
         ConfigError: if the model does not run on samples of its shape, or a pin does not hold.
+        ModelError: if it has several outputs, and no labels that tell which one a loss is for.
     """
-    require_run(exportable(model, ()))
-    return _Search(model, tuple(pins)).run()
+    outputs = require_run(exportable(model, ()))
+    return _Search(model, tuple(pins)).run(outputs)
 
 
 class _Search(AxisTrials):
@@ -83,9 +84,19 @@ class _Search(AxisTrials):
             reason = "" if pin.form else "stays whole, as --axis says"
             self._note(pin.places, pin.form, reason)
 
-    def run(self) -> Discovery:
-        """Find labels, then depth, then widths."""
+    def run(self, outputs: int) -> Discovery:
+        """Find labels, then depth, then widths.
+
+        Args:
+            outputs: number of outputs of the model.
+        """
         self._find_labels()
+        # Labels tell which output a loss is for, or that all of them are exits.
+        if outputs > 1 and not self._labels():
+            raise ModelError(
+                f"{self._model.name} has {outputs} outputs, none of which has labels, and a loss of"
+                " numbers is for one of them; select it with --set output_name=NAME"
+            )
         deadline = self._begun + SECONDS
         skipped = frozenset({*self._decided(), LAYER_PARTS})
         surveyed = survey(self._prober, skipped, deadline)
@@ -112,6 +123,7 @@ class _Search(AxisTrials):
             replaced = [replace(entry, reason=_SMALL) for entry in movable] if is_small else []
             self._note_others(surveyed, replaced)
         elif self._take_usual_forms(movable, heads):
+            self._find_refused_heads(still)
             self._note_others(surveyed, ())
             self._prefer_layer_parts()
         else:
@@ -290,6 +302,16 @@ class _Search(AxisTrials):
         for entries in sets:
             places = sizes_by_place(entries)
             self._try_joint(places, [groups_form(places, min(places.values()))])
+
+    def _find_refused_heads(self, still: Sequence[Surveyed]) -> None:
+        """Try numbers that are refused apart, if the axes so far leave most of the model whole."""
+        axes = self._cuts()
+        # All layers are cut together if they can be.
+        if LAYER_PARTS in self._model.sizes or share_at_half(self._prober, axes) < MOST_OF_IT:
+            return
+        self._find_heads([*shared_head_sets(still), *head_sets(still)])
+        if self._cuts() != axes:
+            self._drop_what_does_not_hold_together()
 
     def _try_joint(
         self,

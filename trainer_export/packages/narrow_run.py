@@ -11,17 +11,22 @@ from models.cut import Cut
 from models.layout import Layout
 from models.user_lines import at_line_of, first_line
 from models.zoo.builds import ModelBuilder, SkippedInitialization, shapes_of
-from models.zoo.randomized_model import random_samples, randomize
+from models.zoo.changing_outputs import explain_changing_outputs
+from models.zoo.randomized_model import Run, random_samples, randomize
 
 _WIDTHS = (0.5, 0.25)
 
 
-def require_run(arch: Architecture) -> None:
+def require_run(arch: Architecture) -> int:
     """Run the whole model of an architecture once, before anything is tried on it.
+
+    Returns:
+        The number of its outputs.
 
     Raises:
         ConfigError: if the model has no parameters, or its samples are tokens.
-        ModelError: if the model fails; the message has the model's own, and names `--set`.
+        ModelError: if the model fails, in which case the message has the model's own and names
+            `--set`, or if it draws random numbers in evaluation.
     """
     builder = ModelBuilder(arch)
     with torch.random.fork_rng(devices=[]), SkippedInitialization():
@@ -32,7 +37,7 @@ def require_run(arch: Architecture) -> None:
             " such as an activation, is exported within a model that has some"
         )
     try:
-        _run(module, builder)
+        return len(_run_without_noise(arch, module, builder).outputs)
     except ShoalError:
         raise
     except Exception as error:
@@ -69,8 +74,25 @@ def _runs_on_tokens(arch: Architecture, module: nn.Module) -> bool:
     return True
 
 
-def _run(module: nn.Module, builder: ModelBuilder) -> None:
-    randomize(module, random_samples(module, builder.row)).run(gradients=False)
+def _run_without_noise(arch: Architecture, module: nn.Module, builder: ModelBuilder) -> Run:
+    """Run a model that draws nothing in evaluation.
+
+    Raises:
+        ModelError: if its results depend on random numbers, because no axis could be proved.
+    """
+    randomized = randomize(module, random_samples(module, builder.row))
+    random_state = torch.get_rng_state()
+    first = randomized.run(gradients=False)
+    # To run it again takes time, and most models draw nothing.
+    if not torch.equal(random_state, torch.get_rng_state()):
+        problem = explain_changing_outputs(randomized, first.outputs)
+        if problem is not None:
+            raise ModelError(f"{arch.name}: {problem}")
+    return first
+
+
+def _run(module: nn.Module, builder: ModelBuilder) -> Run:
+    return randomize(module, random_samples(module, builder.row)).run(gradients=False)
 
 
 def refusal_of_narrow(arch: Architecture, layout: Layout | None) -> str:

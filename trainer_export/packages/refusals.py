@@ -6,8 +6,9 @@ that help are tried before they are named.
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from models.zoo.builds import ModelBuilder, SkippedInitialization
 from models.zoo.conversion_plan import converted
 from models.zoo.layers import set_mode
 from models.zoo.noise_inputs import noise_shapes
-from models.zoo.package_call import outputs_of
+from models.zoo.package_call import PackageOutput, outputs_of
 from models.zoo.randomized_model import random_samples, randomize
 from trainer_export.packages.builder import architecture_of, exportable
 from trainer_export.packages.loading import package_model
@@ -57,15 +58,15 @@ def advice_on_refusal(model: PackageModel) -> str:
             " that it leaves out, or for numbers that all samples share; it draws none with"
             f" {options}"
         )
-    other = _other_model_that_exports(model)
-    if other:
-        return other
     outputs = _outputs_of(model)
     if outputs:
         return (
-            f"{model.spec} returns the outputs {', '.join(outputs)}; it is exported with one of"
-            f" them with --set output_name={outputs[-1]}, for example"
+            f"{model.spec} returns the outputs {', '.join(outputs)}; select the one for the loss,"
+            f" as with --set output_name={_output_that_exports(model, outputs)}"
         )
+    other = _other_model_that_exports(model)
+    if other:
+        return other
     if not _runs(model):
         return ""
     return (
@@ -91,7 +92,10 @@ def _other_model_that_exports(model: PackageModel) -> str:
 
 
 def _outputs_of(model: PackageModel) -> list[str]:
-    """Return the names of the outputs of a model that returns several; empty if it does not run."""
+    """Return the names of the outputs of a model that returns several.
+
+    Empty if it returns one, because the user has selected it or it has no other, or does not run.
+    """
     builder = ModelBuilder(architecture_of(model, ()))
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -100,6 +104,17 @@ def _outputs_of(model: PackageModel) -> list[str]:
     except Exception:  # noqa: BLE001 - a package's model raises anything
         return []
     return [*outputs_of(returned)]
+
+
+def _output_that_exports(model: PackageModel, outputs: Sequence[str]) -> str:
+    """Return the name of an output with which graphs for labels can be written, else the first."""
+    until = time.process_time() + _TRIAL_SECONDS
+    for name in outputs:
+        if time.process_time() > until:
+            break
+        if can_export(replace(model, output=PackageOutput(name))):
+            return name
+    return outputs[0]
 
 
 def _can_build(model: PackageModel) -> bool:

@@ -40,6 +40,10 @@ LATE = "was not tried, because the time for discovery ran out; pin it with --axi
 """Why arguments stay whole that there was no time for."""
 
 
+OTHER_LAYERS = "other layers are built"
+"""Why an argument takes no other number by itself, but with another one that it has to equal."""
+
+
 class Effect(Enum):
     """The effect of another number for an argument."""
 
@@ -118,7 +122,7 @@ def _try_other_sizes(
         if shapes.keys() != prober.whole.keys():
             changed = _changes_common_shapes(prober.whole, shapes)
             # Layers that fit two sizes to one another are there only where these differ.
-            reason = reason or "other layers are built"
+            reason = reason or OTHER_LAYERS
             return Surveyed(place, size, Effect.WIDTH if changed else Effect.BLOCKS, reason)
         if shapes != prober.whole:
             is_rounded = grown != size + 1 and not reason

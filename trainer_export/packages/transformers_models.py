@@ -21,8 +21,15 @@ _LENGTH = 64  # tokens of a sample, unless the model takes fewer
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _BLOCKS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
+_FEWEST_BLOCKS = 2
+"""A classifier of the last token sees all of the others in its last block, causal or not. Only the
+block before shows what these tokens see."""
+
 _LABEL_FIELDS = ("id2label", "label2id")  # of which the number of labels follows
 _NO_PADDING = -1  # a token that no sample has
+_VOCABULARY = "vocab_size"
+_TEXT = "text_config"
+"""Field with the configuration of a model's part for texts, if it also has one for pictures."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def load_transformers(folder: str, arguments: Mapping[str, Any]) -> PackageModel
         str(config.model_type).replace("-", "_"),
         _FromConfig(type(config), kind, dict(config.id2label or {})),
         fields,
-        "vocab_size" if _is_language_model(kind) else "num_labels",
+        _place_of_vocabulary(fields) if _is_language_model(kind) else "num_labels",
     )
     names = inspect.signature(kind.forward).parameters
     if "input_ids" in names:
@@ -222,9 +229,26 @@ def picture_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
     return (nested.get("num_channels", 3), *sides)
 
 
+def text_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a configuration with those of its part for texts.
+
+    Args:
+        fields: the fields, of which those that are set have priority over those of the part.
+    """
+    merged = dict(fields.get(_TEXT) or {})
+    for name, value in fields.items():
+        if value is not None:
+            merged[name] = value
+    return merged
+
+
+def _place_of_vocabulary(fields: Mapping[str, Any]) -> str:
+    return _VOCABULARY if _VOCABULARY in fields else f"{_TEXT}.{_VOCABULARY}"
+
+
 def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
     """Return a model of texts, with the mask that hides what the package's own hides."""
-    fields = model.arguments
+    fields = text_fields(model.arguments)
     length = min([_LENGTH, *(fields[name] for name in _POSITIONS if fields.get(name))])
     padding = fields.get("pad_token_id")
     padding = _NO_PADDING if padding is None else padding
@@ -243,13 +267,13 @@ def _choose_call(model: PackageModel) -> PackageCall:
     return choose_mask(
         shallow_module(model),
         model.call,
-        model.arguments["vocab_size"],
+        text_fields(model.arguments)[_VOCABULARY],
         shape[-1],
     )
 
 
 def shallow_module(model: PackageModel) -> nn.Module:
-    """Build a model with the fewest blocks that have every kind, or the whole model.
+    """Build a model with two blocks, or the fewest that have every kind, or the whole model.
 
     Blocks of some kinds see only the tokens that are near. The configuration lists the kind of each
     block in words.
@@ -257,12 +281,13 @@ def shallow_module(model: PackageModel) -> nn.Module:
     fields = model.arguments
     sizes = sizes_of(fields)
     blocks: dict[str, int] = {}
-    for place in _BLOCKS:
-        if place in sizes:
-            blocks[place] = sizes[place]
+    for name in _BLOCKS:
+        for place in (name, f"{_TEXT}.{name}"):
+            if place in sizes:
+                blocks[place] = sizes[place]
     most = max(blocks.values(), default=1)
     whole = _kinds_of_blocks(model, fields, most)
-    for number in range(1, most):
+    for number in range(_FEWEST_BLOCKS, most):
         fewer = {place: min(number, size) for place, size in blocks.items()}
         few = with_sizes(fields, fewer)
         # A configuration may have a list with an entry for each block, which only the whole model
@@ -284,7 +309,7 @@ def _kinds_of_blocks(
     if not isinstance(builder, _FromConfig):
         return kinds
     config = builder.config.from_dict(dict(fields))
-    for name, words in config.to_dict().items():
+    for name, words in text_fields(config.to_dict()).items():
         if _is_list_of_words(words):
             kinds[name] = set(words[:number])
     return kinds

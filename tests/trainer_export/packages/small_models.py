@@ -394,3 +394,60 @@ class Headless(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.first(x)
         return hidden, self.pooler(hidden)
+
+
+class WithHidden(nn.Module):
+    """Returns hidden numbers before the scores of its labels."""
+
+    def __init__(self, width: int = 8, num_classes: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.first(x)
+        return {"hidden": hidden, "scores": self.head(hidden)}
+
+
+class Refusing(nn.Module):
+    """Refuses a stream that is not the number of heads times their size."""
+
+    def __init__(
+        self,
+        hidden: int = 16,
+        num_heads: int = 4,
+        head_dim: int = 4,
+        inner: int = 4,
+        num_classes: int = 3,
+    ) -> None:
+        super().__init__()
+        if hidden != num_heads * head_dim:
+            raise ValueError("the stream must be the number of heads times their size")
+        self.heads = num_heads
+        self.first = nn.Linear(4, hidden)
+        self.within = nn.Parameter(torch.randn(head_dim, head_dim))
+        self.inner = nn.Linear(hidden, inner)
+        self.outer = nn.Linear(inner, hidden)
+        self.head = nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).unflatten(-1, (self.heads, -1))
+        # The dimensions of a head are mixed, with the same weights in every head.
+        mixed = torch.tanh(hidden @ self.within).flatten(1)
+        result: Tensor = self.head(mixed + self.outer(self.inner(mixed).relu()))
+        return result
+
+
+class Masking(nn.Module):
+    """Hides numbers of each sample at random, also in evaluation."""
+
+    def __init__(self, width: int = 8, mask_ratio: float = 0.5, num_classes: int = 3) -> None:
+        super().__init__()
+        self.mask_ratio = mask_ratio
+        self.first = nn.Linear(4, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.rand(x.shape) >= self.mask_ratio
+        result: Tensor = self.head(self.first(x * seen).relu())
+        return result

@@ -33,6 +33,16 @@ def test_what_a_model_does_not_have_is_left() -> None:
     assert contract_arguments(TEXTS, ContractTerms(), {}) == {}
 
 
+def test_the_part_for_texts_has_the_padding_and_the_vocabulary() -> None:
+    """In a model that also has a part for pictures."""
+    parts = {"vision_config": None, "text_config": {"vocab_size": 40, "pad_token_id": None}}
+    nested = replace(TEXTS, arguments=parts, labels="text_config.vocab_size")
+    terms = ContractTerms(tokens=40, missing=7)
+    assert contract_arguments(nested, terms, {}) == {"text_config.pad_token_id": 7}
+    with pytest.raises(ConfigError, match=r"50 tokens, and x:Y has text_config\.vocab_size=40"):
+        contract_arguments(nested, TERMS, {})
+
+
 @pytest.mark.parametrize(
     ("terms", "words"),
     [

@@ -7,7 +7,14 @@ import pytest
 from models.cut import Cut
 from models.zoo.conversion_plan import convert_where_needed
 from models.zoo.inference import infer_layout
-from trainer_export.packages.axis_forms import groups_form, parse_pins, width_form
+from tests.trainer_export.packages.small_models import Refusing
+from trainer_export.packages.axis_forms import (
+    AxisForm,
+    groups_form,
+    name_of,
+    parse_pins,
+    width_form,
+)
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.candidates import (
     alike_sets,
@@ -18,8 +25,9 @@ from trainer_export.packages.candidates import (
 )
 from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
+from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.search_record import Discovery
-from trainer_export.packages.survey import Effect, Surveyed
+from trainer_export.packages.survey import OTHER_LAYERS, Effect, Surveyed
 
 HERE = "tests.trainer_export.packages.small_models"
 
@@ -127,6 +135,18 @@ def test_streams_of_heads_are_at_last_cut_by_whole_heads() -> None:
     assert last == [width_form("hidden", 96), groups_form({"num_heads": 4, "hidden_size": 64}, 4)]
 
 
+def test_sizes_that_are_refused_apart_are_tried_if_the_others_cut_little() -> None:
+    """As in Mamba 2, where the stream has to be the number of heads times their size."""
+    sizes = {"hidden": 16, "num_heads": 4, "head_dim": 4, "inner": 4, "num_classes": 3}
+    # As a model of transformers, whose layers are not cut together.
+    model = PackageModel("", "x", Refusing, sizes, "num_classes", (4,))
+    assert calls(discover_axes(model)) == {
+        "num_classes": "cut.classes(classes)",
+        "inner": "cut.width('inner', 4)",
+        "num_heads+hidden": "cut.groups('num_heads', 4)",
+    }
+
+
 def test_an_axis_that_holds_in_few_blocks_only_stays_whole() -> None:
     """Discovery leaves blocks out, so it proves the whole model if these differ from the others."""
     discovery = discover("Following")
@@ -174,3 +194,49 @@ def test_all_numbers_of_heads_are_tried_before_each() -> None:
 def test_equal_sizes_and_lists_are_alike(sizes: dict[str, int], sets: list[object]) -> None:
     entries = [entry(place, size) for place, size in sizes.items()]
     assert [tuple(e.place for e in joint) for joint in alike_sets(entries)] == sets
+
+
+def test_equal_streams_of_heads_are_one_axis() -> None:
+    """As in DeBERTa, where the pooler has the size of the stream, whose heads refuse one more."""
+    movable = [
+        Surveyed("hidden", 64, Effect.WIDTH, "not a multiple of the heads"),
+        Surveyed("pooled", 64, Effect.WIDTH),
+        Surveyed("inner", 96, Effect.WIDTH),
+    ]
+    heads = [Surveyed("num_heads", 4, Effect.REFUSED, "does not divide the stream")]
+    joint = AxisForm("hidden", "heads", 64, 4, {"hidden": 4, "pooled": 4})
+    assert [joint, width_form("inner", 96)] in [*usual_assignments(movable, heads)]
+
+
+def test_equal_sizes_that_layers_are_fitted_to_are_scaled_by_units() -> None:
+    """One more of both builds no other layers, so their heads need not be kept."""
+    movable = [
+        Surveyed("widths.0", 16, Effect.WIDTH, OTHER_LAYERS),
+        Surveyed("widths.1", 16, Effect.WIDTH, OTHER_LAYERS),
+    ]
+    heads = [Surveyed("num_heads", 4, Effect.NONE)]
+    _apart, together, *_ = usual_assignments(movable, heads)
+    assert together == [groups_form({"widths.0": 16, "widths.1": 16}, 16)]
+
+
+def test_a_stream_that_changes_only_with_its_heads_is_tried_with_them() -> None:
+    """As in Mamba 2, whose configuration refuses another number of either."""
+    number = Surveyed("num_heads", 8, Effect.REFUSED, "times their size is not the stream")
+    stream = Surveyed("hidden", 32, Effect.REFUSED, "is not the size of all heads")
+    assert (number, stream) in [*head_sets([number, stream])]
+
+
+@pytest.mark.parametrize(
+    ("places", "name"),
+    [
+        (["text_config.num_heads", "vision_config.num_heads"], "num_heads"),
+        (["text_config.num_heads", "text_config.hidden_size"], "text_config.num_heads"),
+        (["num_heads", "text_config.num_heads"], "num_heads"),
+        (["dims.0", "dims.2"], "dims.0"),
+        (["dims.0", "hidden.0"], "dims.0"),
+    ],
+)
+def test_an_axis_of_several_parts_is_named_after_none_of_them(places: list[str], name: str) -> None:
+    """As in CLIP, where one axis moves the part for texts and the part for pictures."""
+    assert name_of(places) == name
+    assert groups_form(dict.fromkeys(places, 4), 2).name == name

@@ -13,9 +13,10 @@ from models.zoo.conversion_plan import convert_where_needed
 from trainer_export.artifact_set import ExportOptions, ExportRequest, export_architecture
 from trainer_export.packages import refusals, transformers_models
 from trainer_export.packages.axis_forms import classes_form
-from trainer_export.packages.builder import architecture_of
+from trainer_export.packages.builder import architecture_of, exportable
 from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
+from trainer_export.packages.narrow_run import require_run
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.refusals import advice_on_refusal, rates_that_draw
 from trainer_export.packages.sizes import rates_of
@@ -79,7 +80,7 @@ def test_no_other_model_is_named_if_the_graphs_can_be_written(
     monkeypatch.setattr(refusals, "_class_that_exports", lambda _model: "Other")
     model = package_model(f"{MODELS}:Encoder", {"input_shape": (3, 5)})
     assert "no other remedy is known" in advice_on_refusal(model)
-    headless = package_model(f"{MODELS}:Headless", {"input_shape": (4,)})
+    headless = package_model(f"{MODELS}:Headless", {"input_shape": (4,), "output_name": 0})
     assert "class=Other" in advice_on_refusal(headless)
 
 
@@ -89,15 +90,25 @@ def test_outputs_are_named_of_which_one_can_be_taken() -> None:
     shape = {"input_shape": (4,)}
     with pytest.raises(ModelError, match="2 outputs"):
         infer_layout(architecture_of(package_model(spec, shape), ()))
+    with pytest.raises(ModelError, match="has 2 outputs, none of which has labels"):
+        discover_axes(package_model(spec, shape))
     advice = advice_on_refusal(package_model(spec, shape))
     assert "returns the outputs 0, 1" in advice
-    assert "--set output_name=1," in advice
+    assert advice.endswith("--set output_name=0")
     chosen = package_model(spec, {**shape, "output_name": 1})
     assert infer_layout(architecture_of(chosen, ())).classes == 8
     with pytest.raises(ModelError, match="no output '2'; there are 0, 1"):
         discover_axes(package_model(spec, {**shape, "output_name": 2}))
     with pytest.raises(ModelError, match="there are none with names"):
         discover_axes(package_model(f"{MODELS}:Unlabelled", {**shape, "output_name": 0}))
+
+
+def test_an_output_with_labels_is_named_first() -> None:
+    """Not the hidden numbers beside it, for which there is no loss of labels."""
+    model = package_model(f"{MODELS}:WithHidden", {"input_shape": (4,)})
+    advice = advice_on_refusal(model)
+    assert "returns the outputs hidden, scores" in advice
+    assert advice.endswith("--set output_name=scores")
 
 
 def test_labels_are_not_tried_at_0() -> None:
@@ -113,6 +124,20 @@ def test_a_constructor_that_fails_gets_advice_about_its_arguments() -> None:
     with pytest.raises(ModelError, match="must be divisible by num_groups"):
         discover_axes(model)
     assert "does not accept these arguments" in advice_on_refusal(model)
+
+
+def test_a_model_that_draws_in_evaluation_is_refused_before_the_search() -> None:
+    """As one that masks patches at random; each proof of an axis would fail for that reason."""
+    model = package_model(f"{MODELS}:Masking", {"input_shape": (4,)})
+    with pytest.raises(
+        ModelError, match=r"draws random numbers \(rand in line \d+ of small_models"
+    ):
+        require_run(exportable(model, ()))
+
+
+def test_numbers_that_change_no_output_may_be_drawn() -> None:
+    model = package_model(f"{MODELS}:Masking", {"input_shape": (4,), "mask_ratio": 0.0})
+    assert require_run(exportable(model, ())) == 1
 
 
 def test_a_model_without_parameters_is_refused() -> None:

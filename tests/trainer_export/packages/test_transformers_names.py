@@ -11,7 +11,7 @@ from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture
 from models.cut import Cut
 from trainer_export.packages.stored_names import current_names
-from trainer_export.packages.transformers_models import by_own_names, picture_shape
+from trainer_export.packages.transformers_models import by_own_names, picture_shape, text_fields
 
 
 def config() -> Any:
@@ -49,6 +49,23 @@ def test_pictures_have_the_size_of_the_configuration(
 ) -> None:
     """Also that of the part for pictures, as in CLIP and SigLIP."""
     assert picture_shape(fields) == shape
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"vocab_size": 9}, {"vocab_size": 9}),
+        ({"vocab_size": 9, "text_config": None}, {"vocab_size": 9}),
+        ({"text_config": {"vocab_size": 9}}, {"vocab_size": 9}),
+        ({"pad_token_id": None, "text_config": {"pad_token_id": 2}}, {"pad_token_id": 2}),
+        ({"pad_token_id": 1, "text_config": {"pad_token_id": 2}}, {"pad_token_id": 1}),
+    ],
+)
+def test_texts_have_the_vocabulary_of_the_configuration(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Also that of the part for texts, as in CLIP and Gemma 3."""
+    assert text_fields(fields).items() >= expected.items()
 
 
 class Whole(nn.Module):
