@@ -2,9 +2,10 @@
 
 Many packages fix the sizes of a network in their code, or round them, as in MobileNet and ResNet.
 So a model gets one further argument, `LAYER_PARTS`. While the constructor runs, every layer gets
-this number of eighths of the size that it asks for. Sizes that eighths do not divide stay whole, as
-do the labels and the channels of a sample. A wrong guess of these is refused like any other axis:
-by the proof of layouts, and because narrow models must work.
+this number of eighths of the size that it asks for. A tensor of another module, such as the scale of
+a residual, gets as many in each dimension that is as large as a layer. Sizes that eighths do not
+divide stay whole, as do the labels and the channels of a sample. A wrong guess of these is refused
+like any other axis: by the proof of layouts, and because narrow models must work.
 """
 
 import inspect
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -37,10 +39,14 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
         nn.GroupNorm: ("num_groups", "num_channels"),
         nn.Embedding: ("embedding_dim",),
         nn.PReLU: ("num_parameters",),
+        nn.MultiheadAttention: ("embed_dim", "kdim", "vdim"),
         nn.RNNBase: ("input_size", "hidden_size", "proj_size"),
     }
 )
 """The arguments of layers that are sizes; subclasses call the constructors of these classes."""
+
+_LEAST = 16
+"""The smallest dimension of a tensor outside of layers that is cut; smaller ones may count heads."""
 
 _GROUPS = "groups"
 _INPUTS = ("in_features", "in_channels", "input_size")
@@ -84,16 +90,22 @@ class _Scaling:
     labels: int | None
     channels: frozenset[int]
     sees_sample: bool = field(default=True)  # until the first layer that has inputs
+    sizes: set[int] = field(default_factory=set)  # that were cut so far
+    is_within_layer: bool = False  # whether the constructor of a layer runs
+    tensors: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # with those cut
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Scale the layers that are made meanwhile."""
         originals = {kind: kind.__init__ for kind in _SIZES}
+        register = nn.Module.register_parameter
         for kind, names in _SIZES.items():
             self._replace(kind, names)
+        self._replace_registration()
         try:
             yield
         finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
             for kind, original in originals.items():
                 kind.__init__ = original  # type: ignore[method-assign]
 
@@ -102,15 +114,49 @@ class _Scaling:
         signature = inspect.signature(original)
 
         def scaled(layer: nn.Module, *args: Any, **kwargs: Any) -> None:
+            if self.is_within_layer:  # which passes on sizes that are cut already
+                original(layer, *args, **kwargs)
+                return
             bound = signature.bind(layer, *args, **kwargs)
             whole_groups = _has_groups_to_cut_inside(bound.arguments)
             for name in names:
                 if name in bound.arguments and not (name == _GROUPS and whole_groups):
                     bound.arguments[name] = self._scale(name, bound.arguments[name])
-            original(*bound.args, **bound.kwargs)
+            self.is_within_layer = True
+            try:
+                original(*bound.args, **bound.kwargs)
+            finally:
+                self.is_within_layer = False
 
         scaled.__signature__ = signature  # type: ignore[attr-defined]
         kind.__init__ = scaled  # type: ignore[method-assign, assignment]
+
+    def _replace_registration(self) -> None:
+        register = nn.Module.register_parameter
+
+        def scaled(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
+            # A layer computes the shapes of its tensors from its sizes, which are cut.
+            is_layer = isinstance(module, tuple(_SIZES))
+            if value is not None and not is_layer and not nn.parameter.is_lazy(value):
+                value = self._scale_tensor(value)
+            register(module, name, value)
+
+        nn.Module.register_parameter = scaled  # type: ignore[method-assign, assignment]
+
+    def _scale_tensor(self, value: nn.Parameter) -> nn.Parameter:
+        """Return a tensor with a share of each dimension that is as large as a layer."""
+        # Several modules may have one tensor.
+        if value in self.tensors:
+            return self.tensors[value]
+        scaled = value.detach()
+        for position, size in enumerate(value.shape):
+            if size in self.sizes and size >= _LEAST:
+                # A larger model, too, has some entries: its proof draws others.
+                entries = torch.arange(size // WHOLE * self.parts, device=value.device) % size
+                scaled = scaled.index_select(position, entries)
+        changed = nn.Parameter(scaled.clone(), value.requires_grad)
+        self.tensors |= {value: changed, changed: changed}
+        return changed
 
     def _scale(self, name: str, size: Any) -> Any:
         """Return the share of a size."""
@@ -124,6 +170,7 @@ class _Scaling:
             self.sees_sample = False
         if takes_sample or size == self.labels or size % WHOLE:
             return size
+        self.sizes.add(size)
         return size // WHOLE * self.parts
 
 
