@@ -41,7 +41,7 @@ def package_model(spec: str, arguments: Mapping[str, Any] | None = None) -> Pack
         spec: ``transformers:FOLDER``, ``timm:NAME`` or ``package.module:Class``.
         arguments: arguments of its constructor that differ; ``input_shape`` and ``input_dtype``
             describe a sample where the package does not, and ``output_name`` is that of the output
-            that is taken. With ``sample_shape``, the constructor gets an ``input_shape`` of its own.
+            that is taken. With ``sample_shape``, the constructor gets its own ``input_shape``.
 
     Raises:
         ConfigError: if the package is not installed, has no such model, or refuses the arguments.

@@ -2,13 +2,15 @@
 
 Many packages fix the sizes of a network in their code, or round them, as in MobileNet and ResNet.
 So a model gets one further argument, `LAYER_PARTS`. While the constructor runs, every layer gets
-this number of eighths of the size that it asks for. A tensor of another module, such as the scale of
-a residual, gets as many in each dimension that is as large as a layer. Sizes that eighths do not
-divide stay whole, as do the labels and the channels of a sample. A wrong guess of these is refused
-like any other axis: by the proof of layouts, and because narrow models must work.
+this number of eighths of the size that it asks for. A tensor of another module, such as the scale
+of a residual, gets as many in each dimension that is as large as a layer, and so do the sizes that
+a module notes for its forward, such as `head_dim`. Sizes that eighths do not divide stay whole, as
+do the labels and the channels of a sample. A wrong guess of these is refused like any other axis:
+by the proof of layouts, and because narrow models must work.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -46,7 +48,10 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 """The arguments of layers that are sizes; subclasses call the constructors of these classes."""
 
 _LEAST = 16
-"""The smallest dimension of a tensor outside of layers that is cut; smaller ones may count heads."""
+"""The smallest dimension of a tensor outside of layers that is cut; others may count heads."""
+
+_DIMENSION = re.compile(r"(^|_)dim($|_)")
+"""Names of attributes that are sizes, such as `head_dim`."""
 
 _GROUPS = "groups"
 _INPUTS = ("in_features", "in_channels", "input_size")
@@ -78,8 +83,11 @@ class ScaledLayers:
         """Make the model with some eighths of the size of each layer."""
         if layer_parts == WHOLE:
             return self.make(**arguments)
-        with _Scaling(layer_parts, arguments.get(self.labels), self.channels).applied():
-            return self.make(**arguments)
+        scaling = _Scaling(layer_parts, arguments.get(self.labels), self.channels)
+        with scaling.applied():
+            module = self.make(**arguments)
+        scaling.scale_attributes(module)
+        return module
 
 
 @dataclass
@@ -108,6 +116,19 @@ class _Scaling:
             nn.Module.register_parameter = register  # type: ignore[method-assign]
             for kind, original in originals.items():
                 kind.__init__ = original  # type: ignore[method-assign]
+
+    def scale_attributes(self, model: nn.Module) -> None:
+        """Scale the sizes that modules other than layers noted when they were made.
+
+        Their `forward` splits what layers return by them: into heads, or into queries and keys.
+        """
+        for module in model.modules():
+            if type(module).__module__.startswith("torch."):
+                continue
+            for name, value in vars(module).items():
+                is_size = type(value) is int and _DIMENSION.search(name) is not None
+                if is_size and value != self.labels and value % WHOLE == 0:
+                    setattr(module, name, value // WHOLE * self.parts)
 
     def _replace(self, kind: type[nn.Module], names: tuple[str, ...]) -> None:
         original = kind.__init__

@@ -363,6 +363,27 @@ class LayerScale(nn.Module):
         return logits
 
 
+class NotedHeads(nn.Module):
+    """Attention that splits its queries by a size that its constructor noted, as timm's does."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.heads = 2
+        self.head_dim = 24 // self.heads * 2
+        self.dim = 1  # that is mixed, and no size
+        self.qkv = nn.Linear(5, 3 * self.heads * self.head_dim)
+        self.proj = nn.Linear(self.heads * self.head_dim, 16)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        split = (batch, length, 3, self.heads, self.head_dim)
+        query, key, value = self.qkv(x).reshape(split).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = (query @ key.transpose(-2, -1)).softmax(-1) @ value
+        logits: Tensor = self.head(self.proj(mixed.transpose(1, 2).flatten(2)).mean(self.dim))
+        return logits
+
+
 class Following(nn.Module):
     """Blocks that follow a first, unlike one, and where each unit has its fixed place or none."""
 

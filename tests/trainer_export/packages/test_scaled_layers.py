@@ -94,6 +94,15 @@ def test_tensors_outside_of_layers_become_thinner_with_them() -> None:
     assert model.build({}).get_parameter("gamma").shape == (24,)
 
 
+def test_sizes_that_a_module_noted_become_smaller_with_its_layers() -> None:
+    """The heads stay as many, and each becomes thinner."""
+    model = model_of("NotedHeads", (4, 5))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    assert layout.shapes(layout.tier(0.5))["qkv.weight"] == (144 // 2, 5)
+
+
 def test_layers_that_cannot_be_thinner_are_refused_with_a_reason() -> None:
     discovery = discover_axes(model_of("RoundedHeads", (4, 5)))
     assert calls(discovery) == ["cut.classes(classes)"]
