@@ -53,6 +53,9 @@ _LEAST = 16
 _DIMENSION = re.compile(r"(^|_)dim($|_)")
 """Names of attributes that are sizes, such as `head_dim`."""
 
+_SHAPE = "shape"
+"""Name of an attribute that is the shape of a tensor."""
+
 _GROUPS = "groups"
 _INPUTS = ("in_features", "in_channels", "input_size")
 
@@ -123,12 +126,14 @@ class _Scaling:
         Their `forward` splits what layers return by them: into heads, or into queries and keys.
         """
         for module in model.modules():
-            if type(module).__module__.startswith("torch."):
+            # The sizes of a layer are those that it was made with.
+            if isinstance(module, tuple(_SIZES)) or type(module).__module__.startswith("torch."):
                 continue
             for name, value in vars(module).items():
-                is_size = type(value) is int and _DIMENSION.search(name) is not None
-                if is_size and value != self.labels and value % WHOLE == 0:
-                    setattr(module, name, value // WHOLE * self.parts)
+                if _DIMENSION.search(name) and type(value) is int and value != self.labels:
+                    setattr(module, name, self._share_of(value))
+                elif name == _SHAPE and isinstance(value, tuple):
+                    setattr(module, name, tuple(map(self._scale_dimension, value)))
 
     def _replace(self, kind: type[nn.Module], names: tuple[str, ...]) -> None:
         original = kind.__init__
@@ -171,9 +176,10 @@ class _Scaling:
             return self.tensors[value]
         scaled = value.detach()
         for position, size in enumerate(value.shape):
-            if size in self.sizes and size >= _LEAST:
+            length = self._scale_dimension(size)
+            if length != size:
                 # A larger model, too, has some entries: its proof draws others.
-                entries = torch.arange(size // WHOLE * self.parts, device=value.device) % size
+                entries = torch.arange(length, device=value.device) % size
                 scaled = scaled.index_select(position, entries)
         changed = nn.Parameter(scaled.clone(), value.requires_grad)
         self.tensors |= {value: changed, changed: changed}
@@ -192,7 +198,16 @@ class _Scaling:
         if takes_sample or size == self.labels or size % WHOLE:
             return size
         self.sizes.add(size)
-        return size // WHOLE * self.parts
+        return self._share_of(size)
+
+    def _scale_dimension(self, size: Any) -> Any:
+        """Return the share of a dimension of a tensor, if it is as large as a layer."""
+        is_cut = type(size) is int and size >= _LEAST and size in self.sizes
+        return self._share_of(size) if is_cut else size
+
+    def _share_of(self, size: int) -> int:
+        """Return the share of a size; the size if eighths do not divide it."""
+        return size if size % WHOLE else size // WHOLE * self.parts
 
 
 def _has_groups_to_cut_inside(arguments: Mapping[str, Any]) -> bool:

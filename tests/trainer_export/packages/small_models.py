@@ -351,13 +351,14 @@ class LayerScale(nn.Module):
         self.block = nn.Linear(24, 24)
         self.gamma = nn.Parameter(torch.full((24,), 0.5))
         self.same = self.gamma
+        self.shape = (1, 24)
         self.attention = nn.MultiheadAttention(24, 3, batch_first=True)
         self.temperature = nn.Parameter(torch.ones(8, 1, 1))
         self.head = nn.Linear(24, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x + self.token)
-        x = x + self.gamma * self.block(x).tanh() * self.same
+        x = x + self.gamma.view(self.shape) * self.block(x).tanh() * self.same
         x = self.attention(x, x, x)[0] * self.temperature.mean()
         logits: Tensor = self.head(x.mean(1))
         return logits
