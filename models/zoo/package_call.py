@@ -77,10 +77,10 @@ class PackageOutput:
         fields = outputs_of(returned)
         if self.name:
             if self.name not in fields:
-                raise ModelError(
-                    f"the model returns no output {self.name!r}; there are"
-                    f" {', '.join(fields) or 'none with names'}"
-                )
+                there_are = f"there are {', '.join(fields) or 'none with names'}"
+                if isinstance(returned, Tensor):
+                    there_are = "it returns one tensor, so leave out output_name"
+                raise ModelError(f"the model returns no output {self.name!r}; {there_are}")
             return fields[self.name]
         if _LOGITS in fields:
             return fields[_LOGITS]

@@ -30,11 +30,12 @@ class ShoalConsole(Console):
 
     Stores, messages, files and their names may be untrusted. See `visible`. Highlighting is off:
     rich's search for numbers, paths and addresses takes time quadratic in the length of a text.
+    Words between colons, such as ``:key:``, may be names, so they are not replaced by pictures.
     """
 
     def __init__(self, **options: Any) -> None:
         """Create a console with the options of rich's `Console`."""
-        super().__init__(highlight=False, **options)
+        super().__init__(highlight=False, emoji=False, **options)
 
     @override
     # Rich parses this text as markup, so characters are removed before that.

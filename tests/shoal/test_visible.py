@@ -74,6 +74,13 @@ def test_what_rich_itself_needs_for_colours_is_left(monkeypatch):
     assert file.getvalue() == f"\x1b[31mx{SHOWN}\x1b[0m\n"
 
 
+def test_names_between_colons_are_not_replaced_by_pictures() -> None:
+    """As in a message about `--model networks:key`, which ends in a colon."""
+    drawn = io.StringIO()
+    ShoalConsole(file=drawn, width=80).print("--model networks:key: the package has no key")
+    assert drawn.getvalue() == "--model networks:key: the package has no key\n"
+
+
 def test_sentences_tables_and_json_are_visible(capsys):
     """Cells stay beneath each other, since their widths are those of what is shown; JSON has
     escapes of its own.

@@ -1,5 +1,6 @@
 """Models by the name of their class, or of a function that makes them."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +17,12 @@ from trainer_export.packages.constructor import (
     configurations_of,
     made_by,
 )
-from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.package_model import (
+    INPUT_SHAPE,
+    SAMPLE_SHAPE,
+    SETTINGS_OF_SHOAL,
+    PackageModel,
+)
 from trainer_export.packages.sizes import with_sizes
 
 LABEL_NAMES = (
@@ -38,9 +44,13 @@ LABEL_NAMES = (
 )
 """Names that packages give the number of labels, the most certain first."""
 
-# Names by which packages ask for pictures, to propose an input shape.
-_IMAGE_NAMES = ("image_size", "img_size", "input_size")
-_CHANNEL_NAMES = ("in_chans", "in_channels", "channels", "n_channels")
+_UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+
+IMAGE_NAMES = ("image_size", "img_size", "input_size")
+"""Names that packages give the size of pictures."""
+
+CHANNEL_NAMES = ("in_chans", "in_channels", "channels", "n_channels", "num_channels")
+"""Names that packages give the number of channels of pictures."""
 
 
 def load_class(spec: str, arguments: Mapping[str, Any]) -> PackageModel:
@@ -71,7 +81,7 @@ def load_class(spec: str, arguments: Mapping[str, Any]) -> PackageModel:
     # Python's own message names the missing or unknown argument.
     except TypeError as error:
         raise ConfigError(
-            f"--model {spec}: {error}; give its arguments with --set name=value"
+            f"--model {spec}: {error}{_advice_on_arguments(str(error), target, arguments)}"
         ) from error
     if make is None:
         raise ConfigError(f"--model {spec}: {attribute} does not return a torch module")
@@ -81,6 +91,23 @@ def load_class(spec: str, arguments: Mapping[str, Any]) -> PackageModel:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", attribute).lower()
     name = words.replace(".", "_")
     return PackageModel(spec, name, make, built_with, labels, input_shape=_image(built_with))
+
+
+def _advice_on_arguments(
+    problem: str, target: Callable[..., Any], arguments: Mapping[str, Any]
+) -> str:
+    """Return what to do about an argument that is missing or unknown, by Python's message."""
+    unknown = _UNKNOWN_ARGUMENT.search(problem)
+    hint = ""
+    if unknown is not None:
+        known = [*inspect.signature(target).parameters, *SETTINGS_OF_SHOAL]
+        hint = did_you_mean(unknown[1], known)
+    elif repr(INPUT_SHAPE) in problem and SAMPLE_SHAPE not in arguments:
+        return (
+            f"; with --set {SAMPLE_SHAPE}=3,32,32 for the shape of a sample, the constructor itself"
+            f" gets {INPUT_SHAPE}"
+        )
+    return f"{hint}; give its arguments with --set name=value"
 
 
 def _make_and_arguments(
@@ -130,10 +157,10 @@ def _by_fields(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 def _image(arguments: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the shape of a picture according to the arguments; None if they do not contain it."""
-    size = next((arguments[name] for name in _IMAGE_NAMES if name in arguments), None)
+    size = next((arguments[name] for name in IMAGE_NAMES if name in arguments), None)
     if isinstance(size, int):
         size = (size, size)
     if not isinstance(size, (tuple, list)) or not all(isinstance(side, int) for side in size):
         return None
-    channels = next((arguments[name] for name in _CHANNEL_NAMES if name in arguments), 3)
+    channels = next((arguments[name] for name in CHANNEL_NAMES if name in arguments), 3)
     return (channels, *size)

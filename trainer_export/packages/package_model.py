@@ -11,6 +11,16 @@ from models.inputs import small_picture
 from models.zoo.package_call import PackageCall, PackageOutput, adapt_call
 from trainer_export.packages.sizes import sizes_of, with_sizes
 
+INPUT_SHAPE = "input_shape"
+INPUT_DTYPE = "input_dtype"
+OUTPUT_NAME = "output_name"
+SAMPLE_SHAPE = "sample_shape"
+SETTINGS_OF_SHOAL = (INPUT_SHAPE, INPUT_DTYPE, OUTPUT_NAME, SAMPLE_SHAPE)
+"""Settings that no constructor of a package gets.
+
+`SAMPLE_SHAPE` takes the place of `INPUT_SHAPE` for a constructor that has an argument of that name.
+"""
+
 _SHORT = 8  # tokens
 
 

@@ -24,6 +24,7 @@ from models.zoo.noise_inputs import noise_shapes
 from models.zoo.package_call import PackageOutput, outputs_of
 from models.zoo.randomized_model import random_samples, randomize
 from trainer_export.packages.builder import architecture_of, exportable
+from trainer_export.packages.classes import CHANNEL_NAMES, IMAGE_NAMES
 from trainer_export.packages.loading import package_model
 from trainer_export.packages.narrow_run import require_run
 from trainer_export.packages.package_model import PackageModel
@@ -33,6 +34,8 @@ from trainer_export.packages.transformers_models import other_classes
 from trainer_export.packages.trial import can_export
 
 _MOST_RATES = 16  # that are tried apart
+_PICTURE_DIMENSIONS = 3  # at least: channels, height, width
+_SIDES = 2
 _TRIAL_SECONDS = 5.0  # of processor time, after which nothing further of a kind is tried
 
 
@@ -50,6 +53,11 @@ def advice_on_refusal(model: PackageModel) -> str:
             f"the constructor of {model.spec} does not accept these arguments, so nothing else was"
             " tried; with --set, give it the arguments that its message asks for"
         )
+    does_run = _runs(model)
+    fitting = {} if does_run else _arguments_for_samples(model)
+    if fitting:
+        options = " ".join(f"--set {name}={_as_option(value)}" for name, value in fitting.items())
+        return f"{model.spec} runs on samples of this shape with {options}"
     rates = rates_that_draw(model)
     if rates:
         options = " ".join(f"--set {place}=0.0" for place in rates)
@@ -67,7 +75,7 @@ def advice_on_refusal(model: PackageModel) -> str:
     other = _other_model_that_exports(model)
     if other:
         return other
-    if not _runs(model):
+    if not does_run:
         return ""
     return (
         f"the code of {model.spec} belongs to its package, so you can only set other arguments"
@@ -133,6 +141,32 @@ def _runs(model: PackageModel) -> bool:
     except Exception:  # noqa: BLE001 - a package's model raises anything
         return False
     return True
+
+
+def _arguments_for_samples(model: PackageModel) -> dict[str, Any]:
+    """Return arguments with which a model runs on its samples: channels, or the size of pictures.
+
+    They are empty if none are known.
+    """
+    shape = model.input_shape or ()
+    if len(shape) < _PICTURE_DIMENSIONS:
+        return {}
+    sides = shape[-_SIDES:]
+    channels: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
+    for name, value in model.arguments.items():
+        if name in CHANNEL_NAMES and type(value) is int and value != shape[0]:
+            channels[name] = shape[0]
+        elif name in IMAGE_NAMES:
+            sizes[name] = sides[0] if len({*sides}) == 1 else sides
+    for changes in (channels, sizes, channels | sizes):
+        if changes and _runs(model.with_arguments({**model.arguments, **changes})):
+            return changes
+    return {}
+
+
+def _as_option(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _number_that_helps(model: PackageModel) -> str:

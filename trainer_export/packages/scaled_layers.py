@@ -2,18 +2,22 @@
 
 Many packages fix the sizes of a network in their code, or round them, as in MobileNet and ResNet.
 So a model gets one further argument, `LAYER_PARTS`. While the constructor runs, every layer gets
-this number of eighths of the size that it asks for. Sizes that eighths do not divide stay whole, as
+this number of eighths of the size that it asks for. A tensor of another module, such as the scale
+of a residual, gets as many in each dimension that is as large as a layer, and so do the sizes that
+a module notes for its forward, such as `head_dim`. Sizes that eighths do not divide stay whole, as
 do the labels and the channels of a sample. A wrong guess of these is refused like any other axis:
 by the proof of layouts, and because narrow models must work.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -37,10 +41,20 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
         nn.GroupNorm: ("num_groups", "num_channels"),
         nn.Embedding: ("embedding_dim",),
         nn.PReLU: ("num_parameters",),
+        nn.MultiheadAttention: ("embed_dim", "kdim", "vdim"),
         nn.RNNBase: ("input_size", "hidden_size", "proj_size"),
     }
 )
 """The arguments of layers that are sizes; subclasses call the constructors of these classes."""
+
+_LEAST = 16
+"""The smallest dimension of a tensor outside of layers that is cut; others may count heads."""
+
+_DIMENSION = re.compile(r"(^|_)dim($|_)")
+"""Names of attributes that are sizes, such as `head_dim`."""
+
+_SHAPE = "shape"
+"""Name of an attribute that is the shape of a tensor."""
 
 _GROUPS = "groups"
 _INPUTS = ("in_features", "in_channels", "input_size")
@@ -72,8 +86,11 @@ class ScaledLayers:
         """Make the model with some eighths of the size of each layer."""
         if layer_parts == WHOLE:
             return self.make(**arguments)
-        with _Scaling(layer_parts, arguments.get(self.labels), self.channels).applied():
-            return self.make(**arguments)
+        scaling = _Scaling(layer_parts, arguments.get(self.labels), self.channels)
+        with scaling.applied():
+            module = self.make(**arguments)
+        scaling.scale_attributes(module)
+        return module
 
 
 @dataclass
@@ -84,33 +101,89 @@ class _Scaling:
     labels: int | None
     channels: frozenset[int]
     sees_sample: bool = field(default=True)  # until the first layer that has inputs
+    sizes: set[int] = field(default_factory=set)  # that were cut so far
+    is_within_layer: bool = False  # whether the constructor of a layer runs
+    tensors: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # with those cut
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Scale the layers that are made meanwhile."""
         originals = {kind: kind.__init__ for kind in _SIZES}
+        register = nn.Module.register_parameter
         for kind, names in _SIZES.items():
             self._replace(kind, names)
+        self._replace_registration()
         try:
             yield
         finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
             for kind, original in originals.items():
                 kind.__init__ = original  # type: ignore[method-assign]
+
+    def scale_attributes(self, model: nn.Module) -> None:
+        """Scale the sizes that modules other than layers noted when they were made.
+
+        Their `forward` splits what layers return by them: into heads, or into queries and keys.
+        """
+        for module in model.modules():
+            # The sizes of a layer are those that it was made with.
+            if isinstance(module, tuple(_SIZES)) or type(module).__module__.startswith("torch."):
+                continue
+            for name, value in vars(module).items():
+                if _DIMENSION.search(name) and type(value) is int and value != self.labels:
+                    setattr(module, name, self._share_of(value))
+                elif name == _SHAPE and isinstance(value, tuple):
+                    setattr(module, name, tuple(map(self._scale_dimension, value)))
 
     def _replace(self, kind: type[nn.Module], names: tuple[str, ...]) -> None:
         original = kind.__init__
         signature = inspect.signature(original)
 
         def scaled(layer: nn.Module, *args: Any, **kwargs: Any) -> None:
+            if self.is_within_layer:  # which passes on sizes that are cut already
+                original(layer, *args, **kwargs)
+                return
             bound = signature.bind(layer, *args, **kwargs)
             whole_groups = _has_groups_to_cut_inside(bound.arguments)
             for name in names:
                 if name in bound.arguments and not (name == _GROUPS and whole_groups):
                     bound.arguments[name] = self._scale(name, bound.arguments[name])
-            original(*bound.args, **bound.kwargs)
+            self.is_within_layer = True
+            try:
+                original(*bound.args, **bound.kwargs)
+            finally:
+                self.is_within_layer = False
 
         scaled.__signature__ = signature  # type: ignore[attr-defined]
         kind.__init__ = scaled  # type: ignore[method-assign, assignment]
+
+    def _replace_registration(self) -> None:
+        register = nn.Module.register_parameter
+
+        def scaled(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
+            # A layer computes the shapes of its tensors from its sizes, which are cut.
+            is_layer = isinstance(module, tuple(_SIZES))
+            if value is not None and not is_layer and not nn.parameter.is_lazy(value):
+                value = self._scale_tensor(value)
+            register(module, name, value)
+
+        nn.Module.register_parameter = scaled  # type: ignore[method-assign, assignment]
+
+    def _scale_tensor(self, value: nn.Parameter) -> nn.Parameter:
+        """Return a tensor with a share of each dimension that is as large as a layer."""
+        # Several modules may have one tensor.
+        if value in self.tensors:
+            return self.tensors[value]
+        scaled = value.detach()
+        for position, size in enumerate(value.shape):
+            length = self._scale_dimension(size)
+            if length != size:
+                # A larger model, too, has some entries: its proof draws others.
+                entries = torch.arange(length, device=value.device) % size
+                scaled = scaled.index_select(position, entries)
+        changed = nn.Parameter(scaled.clone(), value.requires_grad)
+        self.tensors |= {value: changed, changed: changed}
+        return changed
 
     def _scale(self, name: str, size: Any) -> Any:
         """Return the share of a size."""
@@ -124,7 +197,17 @@ class _Scaling:
             self.sees_sample = False
         if takes_sample or size == self.labels or size % WHOLE:
             return size
-        return size // WHOLE * self.parts
+        self.sizes.add(size)
+        return self._share_of(size)
+
+    def _scale_dimension(self, size: Any) -> Any:
+        """Return the share of a dimension of a tensor, if it is as large as a layer."""
+        is_cut = type(size) is int and size >= _LEAST and size in self.sizes
+        return self._share_of(size) if is_cut else size
+
+    def _share_of(self, size: int) -> int:
+        """Return the share of a size; the size if eighths do not divide it."""
+        return size if size % WHOLE else size // WHOLE * self.parts
 
 
 def _has_groups_to_cut_inside(arguments: Mapping[str, Any]) -> bool:

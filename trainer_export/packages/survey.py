@@ -36,6 +36,8 @@ _SAMPLE_WORDS = (
 _CHANNEL_WORDS = ("chans", "in_channels", "num_channels", "input_channels")
 """The same of a plain argument; within a list of stages they are the widths of a stage."""
 
+_UNIT_DIMENSIONS = 2  # of a weight, which are followed by those of a kernel
+
 LATE = "was not tried, because the time for discovery ran out; pin it with --axis"
 """Why arguments stay whole that there was no time for."""
 
@@ -49,6 +51,7 @@ class Effect(Enum):
 
     WIDTH = "changes sizes of parameters"
     ROUNDED = "is rounded: only large changes move parameters"
+    KERNEL = "changes the extent of kernels or of positions"
     BLOCKS = "changes the number of blocks"
     NONE = "moves no parameter"
     REFUSED = "accepts no other number on its own"
@@ -124,6 +127,8 @@ def _try_other_sizes(
             # Layers that fit two sizes to one another are there only where these differ.
             reason = reason or OTHER_LAYERS
             return Surveyed(place, size, Effect.WIDTH if changed else Effect.BLOCKS, reason)
+        if _changes_kernels_only(prober.whole, shapes):
+            return Surveyed(place, size, Effect.KERNEL)
         if shapes != prober.whole:
             is_rounded = grown != size + 1 and not reason
             return Surveyed(place, size, Effect.ROUNDED if is_rounded else Effect.WIDTH, reason)
@@ -133,6 +138,14 @@ def _try_other_sizes(
 def _changes_common_shapes(whole: Shapes, other: Shapes) -> bool:
     common = whole.keys() & other.keys()
     return any(whole[name] != other[name] for name in common)
+
+
+def _changes_kernels_only(whole: Shapes, other: Shapes) -> bool:
+    """Return whether parameters change, but in no dimension that has units of a layer."""
+    changed = [name for name, shape in whole.items() if other[name] != shape]
+    return bool(changed) and all(
+        other[name][:_UNIT_DIMENSIONS] == whole[name][:_UNIT_DIMENSIONS] for name in changed
+    )
 
 
 @dataclass(frozen=True)

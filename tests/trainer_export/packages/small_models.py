@@ -175,6 +175,75 @@ class Tapering(nn.Module):
         return logits
 
 
+class Reducing(nn.Module):
+    """Stages with heads, whose keys a convolution makes fewer by a ratio, as in PVT."""
+
+    def __init__(
+        self,
+        widths: tuple[int, ...] = (4, 8, 24),
+        num_heads: tuple[int, ...] = (1, 2, 3),
+        ratios: tuple[int, ...] = (4, 2, 1),
+        num_classes: int = 3,
+    ) -> None:
+        super().__init__()
+        self.heads = num_heads
+        self.stages = nn.ModuleList()
+        before = (3, *widths[:-1])
+        for inputs, width, heads, ratio in zip(before, widths, num_heads, ratios, strict=True):
+            if width % heads:
+                raise ValueError(f"{width} is no multiple of {heads} heads")
+            layers = {
+                "embed": nn.Conv2d(inputs, width, 1),
+                "reduce": nn.Conv2d(width, width, ratio, ratio),
+                "query": nn.Conv2d(width, width, 1),
+                "pair": nn.Conv2d(width, 2 * width, 1),
+            }
+            self.stages.append(nn.ModuleDict(layers))
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layers, heads in zip(self.stages, self.heads, strict=True):
+            x = layers["embed"](x)
+            split = (heads, x.shape[1] // heads, -1)
+            query = layers["query"](x).reshape(len(x), *split)
+            pair = layers["pair"](layers["reduce"](x))
+            key, value = pair.reshape(len(x), 2, *split).unbind(1)
+            mixed = value @ (key.transpose(2, 3) @ query).softmax(-2)
+            x = x + mixed.reshape(x.shape)
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class Photos(nn.Module):
+    """Takes pictures of one size only, with some number of channels."""
+
+    def __init__(
+        self, img_size: int = 8, in_chans: int = 3, width: int = 8, num_classes: int = 3
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(in_chans, width, 1)
+        self.places = nn.Parameter(torch.zeros(width, img_size, img_size))
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x) + self.places
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class Named(nn.Module):
+    """Its own argument has the name of a setting of Shoal."""
+
+    def __init__(self, input_shape: int, width: int = 8, num_classes: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(3 * input_shape, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.first(x.flatten(1)))
+        return logits
+
+
 class Grouped(nn.Module):
     """Attention whose query heads share key heads; with as many of both it takes another path."""
 
@@ -269,6 +338,50 @@ class RoundedHeads(nn.Module):
         query, key, value = self.qkv(x).split(16, -1)
         scores = (query @ key.transpose(-2, -1)).softmax(-1)
         logits: Tensor = self.head((scores @ value).mean(1))
+        return logits
+
+
+class LayerScale(nn.Module):
+    """Blocks whose outputs are scaled by a tensor that no layer has, as in ConvNeXt or XCiT."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 5))
+        self.stem = nn.Linear(5, 24)
+        self.block = nn.Linear(24, 24)
+        self.gamma = nn.Parameter(torch.full((24,), 0.5))
+        self.same = self.gamma
+        self.shape = (1, 24)
+        self.attention = nn.MultiheadAttention(24, 3, batch_first=True)
+        self.temperature = nn.Parameter(torch.ones(8, 1, 1))
+        self.head = nn.Linear(24, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x + self.token)
+        x = x + self.gamma.view(self.shape) * self.block(x).tanh() * self.same
+        x = self.attention(x, x, x)[0] * self.temperature.mean()
+        logits: Tensor = self.head(x.mean(1))
+        return logits
+
+
+class NotedHeads(nn.Module):
+    """Attention that splits its queries by a size that its constructor noted, as timm's does."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.heads = 2
+        self.head_dim = 24 // self.heads * 2
+        self.dim = 1  # that is mixed, and no size
+        self.qkv = nn.Linear(5, 3 * self.heads * self.head_dim)
+        self.proj = nn.Linear(self.heads * self.head_dim, 16)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        split = (batch, length, 3, self.heads, self.head_dim)
+        query, key, value = self.qkv(x).reshape(split).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = (query @ key.transpose(-2, -1)).softmax(-1) @ value
+        logits: Tensor = self.head(self.proj(mixed.transpose(1, 2).flatten(2)).mean(self.dim))
         return logits
 
 

@@ -57,6 +57,14 @@ def test_the_entries_of_a_list_are_scaled_together() -> None:
     assert calls(discover("Tapering"))["widths.0+widths.1"] == "cut.groups('widths', 8)"
 
 
+def test_the_extent_of_a_kernel_is_no_size_of_a_layer() -> None:
+    """So it does not keep the stages from being scaled together, of which each has its heads."""
+    discovery = discover("Reducing", (3, 8, 8))
+    assert calls(discovery)["widths.0+widths.1+widths.2"] == "cut.groups('widths', 4)"
+    reasons = {finding.places[0]: finding.reason for finding in discovery.findings}
+    assert reasons["ratios.0"] == Effect.KERNEL.value
+
+
 def test_query_heads_keep_their_number_for_each_key_head() -> None:
     """One axis cuts both, so that the same path is taken at every width."""
     discovery = discover("Grouped", (3, 5))

@@ -225,11 +225,27 @@ def test_a_model_of_tokens_that_got_numbers_is_named_the_option() -> None:
         (f"{HERE}:Encodr", {}, "did you mean 'Encoder'"),
         (f"{HERE}:Sizes", {}, "does not return a torch module"),
         ("no_such_package.models:Net", {}, "no_such_package is not installed"),
+        ("torhc.nn:Linear", {}, r"not installed here \(did you mean 'torch'\?\)"),
+        (ENCODER, {"imput_shape": (3, 5)}, "did you mean 'input_shape'"),
+        (ENCODER, {"input_shape": (3, 5), "embd_dim": 3}, "did you mean 'embed_dim'"),
+        (ENCODER, {"input_shape": (3, 0)}, "input_shape=3,0: .* above 0, not of 0"),
+        (ENCODER, {"input_shape": "3x5"}, "not of '3x5'"),
+        (ENCODER, {"input_shape": (3, 5), "input_dtype": "float"}, "did you mean 'float32'"),
+        (f"{HERE}:Named", {"input_shape": (3, 5)}, "with --set sample_shape=3,32,32"),
     ],
 )
 def test_a_wrong_spec_is_refused(spec: str, arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         package_model(spec, arguments)
+
+
+def test_a_constructor_gets_an_input_shape_of_its_own() -> None:
+    """If the shape of a sample is given by its other name."""
+    arguments = {"sample_shape": (3, 5), "input_shape": 5}
+    model = package_model(f"{HERE}:Named", arguments)
+    assert model.input_shape == (3, 5)
+    assert model.arguments["input_shape"] == 5
+    assert calls(discover_axes(model))["width"] == "cut.width('width', 8)"
 
 
 def test_a_slice_is_the_smaller_model_of_the_package() -> None:

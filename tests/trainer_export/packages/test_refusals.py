@@ -99,7 +99,7 @@ def test_outputs_are_named_of_which_one_can_be_taken() -> None:
     assert infer_layout(architecture_of(chosen, ())).classes == 8
     with pytest.raises(ModelError, match="no output '2'; there are 0, 1"):
         discover_axes(package_model(spec, {**shape, "output_name": 2}))
-    with pytest.raises(ModelError, match="there are none with names"):
+    with pytest.raises(ModelError, match="one tensor, so leave out output_name"):
         discover_axes(package_model(f"{MODELS}:Unlabelled", {**shape, "output_name": 0}))
 
 
@@ -165,6 +165,28 @@ def test_other_advice_says_that_there_is_no_more() -> None:
 def test_a_model_that_does_not_run_gets_no_further_advice(further: Any) -> None:
     """The refusal names the shape or the output that the user gave."""
     assert advice_on_refusal(skipping(mask_prob=0.0, layerdrop=0.0, **further)) == ""
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((1, 8, 8), "--set in_chans=1"),
+        ((3, 12, 12), "--set img_size=12"),
+        ((1, 12, 12), "--set in_chans=1 --set img_size=12"),
+    ],
+)
+def test_arguments_that_fit_the_samples_are_named(shape: tuple[int, ...], options: str) -> None:
+    """They were tried: the model runs with them."""
+    model = package_model(f"{MODELS}:Photos", {"input_shape": shape})
+    with pytest.raises(ModelError):
+        discover_axes(model)
+    assert advice_on_refusal(model).endswith(f"runs on samples of this shape with {options}")
+
+
+def test_no_argument_is_named_that_does_not_help() -> None:
+    """The model takes square pictures only."""
+    model = package_model(f"{MODELS}:Photos", {"input_shape": (3, 12, 9)})
+    assert advice_on_refusal(model) == ""
 
 
 def test_rates_are_found_in_nested_arguments() -> None:

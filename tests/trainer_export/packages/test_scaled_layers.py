@@ -77,6 +77,32 @@ def test_the_first_layer_takes_whole_samples() -> None:
     assert nn.Linear(16, 8).weight.shape == (8, 16)
 
 
+def test_tensors_outside_of_layers_become_thinner_with_them() -> None:
+    """If a layer has their size; the first layer's inputs and a tensor for each head stay whole."""
+    model = model_of("LayerScale", (4, 5))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    half = model.build({LAYER_PARTS: WHOLE // 2})
+    shapes = {name: tuple(value.shape) for name, value in half.named_parameters()}
+    assert shapes["token"] == (1, 1, 5)
+    assert shapes["gamma"] == (12,)
+    assert "same" not in shapes
+    assert shapes["attention.in_proj_weight"] == (36, 12)
+    assert shapes["attention.out_proj.weight"] == (12, 12)
+    assert shapes["temperature"] == (8, 1, 1)
+    # Registration is that of PyTorch again.
+    assert model.build({}).get_parameter("gamma").shape == (24,)
+
+
+def test_sizes_that_a_module_noted_become_smaller_with_its_layers() -> None:
+    """The heads stay as many, and each becomes thinner."""
+    model = model_of("NotedHeads", (4, 5))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    assert layout.shapes(layout.tier(0.5))["qkv.weight"] == (144 // 2, 5)
+
+
 def test_layers_that_cannot_be_thinner_are_refused_with_a_reason() -> None:
     discovery = discover_axes(model_of("RoundedHeads", (4, 5)))
     assert calls(discovery) == ["cut.classes(classes)"]
