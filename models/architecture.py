@@ -5,7 +5,8 @@ Importing this module does not import torch; building a model does.
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
@@ -268,22 +269,16 @@ def build(
     return module
 
 
-def call_builder(
-    arch: Architecture,
-    cut: Cut,
-    settings: Mapping[str, Any] | None,
-) -> Any:
-    """Call a builder with a cut; raises the errors of `build`."""
-    # Their errors name the architecture.
-    row = arch.row(settings)
-    keywords = dict(arch.settings(settings))
+@contextmanager
+def naming_architecture(arch: Architecture) -> Iterator[None]:
+    """Name an architecture in the errors of its builder.
+
+    Raises:
+        ConfigError: instead of any error.
+        PlanError: instead of another one.
+    """
     try:
-        cut.round_units(keywords.pop(_ROUNDING, "ceil"))
-        if row.named:
-            # A module may keep the shapes, and only plain dictionaries can be copied.
-            keywords["input_shape"] = dict(row.shapes)
-        with refusing_exits():
-            module = arch.build(cut, **keywords)
+        yield
     except PlanError as error:
         raise PlanError(f"{arch.name}: {error}") from error
     except ModelError as error:
@@ -294,6 +289,24 @@ def call_builder(
         raise ModelError(
             f"{arch.name} cannot be built{at_line_of(error)}: {error!r}; check its settings"
         ) from error
+
+
+def call_builder(
+    arch: Architecture,
+    cut: Cut,
+    settings: Mapping[str, Any] | None,
+) -> Any:
+    """Call a builder with a cut; raises the errors of `build`."""
+    # Their errors name the architecture.
+    row = arch.row(settings)
+    keywords = dict(arch.settings(settings))
+    with naming_architecture(arch):
+        cut.round_units(keywords.pop(_ROUNDING, "ceil"))
+        if row.named:
+            # A module may keep the shapes, and only plain dictionaries can be copied.
+            keywords["input_shape"] = dict(row.shapes)
+        with refusing_exits():
+            module = arch.build(cut, **keywords)
     # By its methods, because this module does not import torch.
     if isinstance(module, type) or not hasattr(module, "named_parameters"):
         returned = repr(module) if isinstance(module, type) else type(module).__name__

@@ -38,11 +38,17 @@ class Replacement:
     new: str
 
 
-def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
+def convert(
+    module: nn.Module, *, records_origin: bool = True
+) -> tuple[nn.Module, tuple[Replacement, ...]]:
     """Replace layers that cannot be exported, in place unless the module itself is one.
 
-    Weights and statistics are kept; those of attention and recurrent layers get other names. The
-    result also stores how to derive the state of the original module, for `origin_of`.
+    Weights and statistics are kept; those of attention and recurrent layers get other names.
+
+    Args:
+        module: the module.
+        records_origin: whether the result stores how to derive the state of the original module,
+            for `origin_of`; that takes as long as the conversion.
 
     Returns:
         The converted module, and the replacements.
@@ -54,9 +60,11 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
     if classes is not None:
         classes.append(type(module).__name__)
         return module, ()
-    original = OriginalModule.record(module)
+    original = OriginalModule.record(module) if records_origin else None
     conversion = _Conversion()
     converted_module = conversion.convert_layer(module, "")
+    if original is None:
+        return converted_module, tuple(conversion.replacements)
     # A module that was converted before keeps its origin, which is the class as written.
     if conversion.replacements and ORIGIN not in vars(converted_module):
         origin = original.describe(lambda _, layer: conversion.has_replaced(layer))

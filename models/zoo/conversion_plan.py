@@ -19,17 +19,20 @@ from models.zoo.lora_scaling import changed_scaling, scalings_of, set_scalings
 from models.zoo.origin import OriginalModule
 
 
-def converted(arch: Architecture, *, drops_by_functions: bool = False) -> Architecture:
+def converted(
+    arch: Architecture, *, drops_by_functions: bool = False, records_origin: bool = True
+) -> Architecture:
     """Return an architecture whose models are converted as they are built.
 
     Args:
         arch: the architecture.
         drops_by_functions: whether its models drop entries by functions in training, whose random
             numbers must be an input of graphs.
+        records_origin: as for `convert`; models that are never exported do without it.
     """
 
     def build(cut: Any, **settings: Any) -> nn.Module:
-        module = convert(arch.build(cut, **settings))[0]
+        module = convert(arch.build(cut, **settings), records_origin=records_origin)[0]
         # The scaling of an adapter follows from its rank, so a narrow model takes that of the whole
         # one.
         if cut.rate != 1 and scalings_of(module):

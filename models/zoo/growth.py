@@ -50,19 +50,19 @@ class Dimensions:
         return places
 
 
-def measure_growth(title: str, axes: Mapping[str, Axis], build: Build) -> Growth:
+def measure_growth(title: str, axes: Mapping[str, Axis], shapes: Shapes, build: Build) -> Growth:
     """Measure the growth with each axis.
 
     Args:
         title: the architecture, for messages.
         axes: the axes that its builder requested.
+        shapes: those of the model as it is, for comparison.
         build: builds it with larger axes.
 
     Raises:
         ConfigError: an axis changes nothing, or not by a whole number of entries per unit.
     """
-    # The model as it is, for comparison.
-    probe = _Probe(title, axes, build({}), build)
+    probe = _Probe(title, axes, shapes, build)
     growth = probe.measure(smallest_steps=True)
     if not probe.predicts_doubled_model(growth):
         # Rounded sizes, such as embed // heads, do not change with every step.

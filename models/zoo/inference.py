@@ -21,7 +21,6 @@ because some orders are equal in the whole model (`models.zoo.variants`), the mo
 `models.zoo.explanation` gives the reason. Decision records 2 and 26 give the reasons.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +41,16 @@ from models.zoo.explanation import explain
 from models.zoo.growth import Growth, Shapes, measure_growth
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.lora_scaling import changed_scaling, scalings_of
-from models.zoo.proof import Proof, ProofTask, Refutation, in_double_precision, prove_layout
+from models.zoo.proof import (
+    Proof,
+    ProofTask,
+    Refutation,
+    Variant,
+    agrees_with,
+    in_double_precision,
+    movable_axes,
+    prove_layout,
+)
 from models.zoo.rare_values import variants_with_rare_values
 from models.zoo.remedies import Trials
 from models.zoo.sliceable import check_sliceable
@@ -81,17 +89,15 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     return _infer(builder, explains=True)
 
 
-def judge_layout(
-    arch: Architecture, settings: Mapping[str, Any] | None = None, until: float = math.inf
-) -> Layout:
+def judge_layout(builder: ModelBuilder, *, screens: bool = False) -> Layout:
     """Infer a layout as `infer_layout` does, with a short refusal that looks for no remedies.
 
     Args:
-        arch: the architecture.
-        settings: those of its builder.
-        until: processor time after which the layout counts as refused.
+        builder: builds the model; the layout counts as refused when its time is over.
+        screens: whether to leave out what rarely refutes a layout: training, and rare values. Such
+            a layout is a candidate, and not proved.
     """
-    return _infer(ModelBuilder(arch, settings, until), explains=False)
+    return _infer(builder, explains=False, screens=screens)
 
 
 def _is_accepted(builder: ModelBuilder) -> bool:
@@ -103,7 +109,7 @@ def _is_accepted(builder: ModelBuilder) -> bool:
     return True
 
 
-def _infer(builder: ModelBuilder, *, explains: bool) -> Layout:
+def _infer(builder: ModelBuilder, *, explains: bool, screens: bool = False) -> Layout:
     """Infer a layout; a refusal explains what is wrong, and tries remedies, if asked to."""
     arch = builder.arch
     cut = Cut()
@@ -115,8 +121,10 @@ def _infer(builder: ModelBuilder, *, explains: bool) -> Layout:
     frozen = _frozen_names(module)
     axes = dict(cut.axes)
     blocks = None if cut.blocks is None else blocks_by_depth(builder, shapes, cut.blocks)
-    growth = measure_growth(arch.name, axes, lambda enlarge: builder.shapes(Cut(enlarge=enlarge)))
-    task = _proof_task(builder, module, axes, growth)
+    growth = measure_growth(
+        arch.name, axes, shapes, lambda enlarge: builder.shapes(Cut(enlarge=enlarge))
+    )
+    task = _proof_task(builder, module, axes, growth, screens=screens)
     # Without labels, the outputs of the model count as its classes.
     classes = axes[CLASSES].size if CLASSES in axes else _count_numbers(arch, task)
     task, layout = _prove_or_refuse(arch.name, task)
@@ -179,8 +187,12 @@ def _prove(task: ProofTask) -> tuple[ProofTask, Proof | Refutation]:
     """
     # Single precision is cheaper, and a proof in it is enough.
     layout = prove_layout(task)
-    exact = in_double_precision(task) if isinstance(layout, Refutation) else None
-    return (task, layout) if exact is None else (exact, prove_layout(exact))
+    if not isinstance(layout, Refutation):
+        return task, layout
+    exact = in_double_precision(task)
+    if exact is None or agrees_with(task, exact):
+        return task, layout
+    return exact, prove_layout(exact)
 
 
 def _check_scalings(builder: ModelBuilder, module: nn.Module) -> None:
@@ -233,19 +245,30 @@ def _frozen_names(module: nn.Module) -> set[str]:
 
 
 def _proof_task(
-    builder: ModelBuilder, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
+    builder: ModelBuilder,
+    module: nn.Module,
+    axes: Mapping[str, Axis],
+    growth: Growth,
+    *,
+    screens: bool,
 ) -> ProofTask:
     """Collect the variants of a model to prove its layout on."""
-    variants = list(variants_of_size(builder, module, axes, growth))
-    smallest = variants[-1]  # the cheapest to run once more for each rare value
-    training = variant_in_training(builder.arch, variants[0])
+    sized = variants_of_size(builder, module, axes, growth)
+    variants = sized.proving()
+    if screens:
+        return ProofTask(variants, growth)
+    further: list[Variant] = []
+    # What a model does in training does not depend on the size of pictures.
+    training = variant_in_training(builder.arch, sized.small)
     if training is not None:
-        variants.append(training)
+        further.append(training)
+    smallest = variants[-1]  # the cheapest to run once more for each rare value
     row = builder.row
     if not row.named:
         row = row.with_shape(tuple(smallest.model.samples.shape[1:]))
-    variants += variants_with_rare_values(builder.arch, smallest, row)
-    return ProofTask(tuple(variants), growth)
+    moves = bool(movable_axes(axes))
+    further += variants_with_rare_values(builder.arch, smallest, row, moves=moves)
+    return ProofTask((*variants, *further), growth, (sized.small, *variants[1:]))
 
 
 def _statistics(

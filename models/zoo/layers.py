@@ -12,8 +12,12 @@ Each such layer has a `mode`, set for a whole model by `set_mode`; PyTorch's own
     mode          StaticBatchNorm                Scaler
     ============  =============================  ==========================
     train         statistics of the batch        divides by the width share
-    statistics the same, and keeps them identity eval statistics in its buffers identity
-    ============ ============================= ==========================
+    statistics    the same, and keeps them       identity
+    fused         the same, in one step          identity
+    eval          statistics in its buffers      identity
+    ============  =============================  ==========================
+
+A proof compares runs of one model, which take less time in the mode ``fused``; no graph has it.
 """
 
 from dataclasses import dataclass
@@ -27,9 +31,9 @@ from typing_extensions import Self, override
 from fleet_protocol.errors import ConfigError
 from models.own_class import SPECTRAL_STEPS
 
-Mode = Literal["train", "statistics", "eval"]
+Mode = Literal["train", "statistics", "fused", "eval"]
 Norm = Literal["sbn", "none", "instance", "layer", "group"]
-_MODES = ("train", "statistics", "eval")
+_MODES = ("train", "statistics", "fused", "eval")
 _GROUPS = 4  # of a `GroupNorm`, as in table 4 of HeteroFL
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -90,6 +94,11 @@ class StaticBatchNorm(_LayerWithMode):
             scale = self.weight * torch.rsqrt(self.running_var + self.eps)
             centred = x - self.running_mean.view(shape)
             return centred * scale.view(shape) + self.bias.view(shape)
+        if self.mode == "fused":
+            # Below torch.nn.functional, which refuses a batch with one value for each channel.
+            return torch.batch_norm(
+                x, self.weight, self.bias, None, None, True, 0.0, self.eps, False
+            )
         dims = [0, *range(2, x.dim())]
         mean = x.mean(dims, keepdim=True)
         centred = x - mean

@@ -18,7 +18,7 @@ from models.dims import Dim
 from models.zoo.entry_order import EntryOrder, join_orders, uniform_order, with_fixed_axes
 from models.zoo.growth import Dimensions, Growth, Shapes
 from models.zoo.permuting import Dims, derangement_of, permute
-from models.zoo.randomized_model import RandomizedModel, Run
+from models.zoo.randomized_model import RandomizedModel, Run, exact_model
 from models.zoo.reading_order import read_orders
 
 TOLERANCE = 1e-3
@@ -26,6 +26,9 @@ TOLERANCE = 1e-3
 
 Right layouts deviate by 1e-6, wrong ones by much more.
 """
+
+# The largest difference between precisions that decides nothing: a tenth of what a layout may have.
+_ROUNDING = TOLERANCE / 10
 
 # A share of the largest gradient: a tensor whose gradients are smaller has only rounding errors.
 _FAINT = 1e-2
@@ -50,6 +53,14 @@ class ProofTask:
     # parameters of other sizes.
     variants: tuple[Variant, ...]
     growth: Growth
+    # Those of them on which orders are looked for: the whole model on small samples, which takes
+    # less time, and a narrower one. Without any, all are.
+    cheap: tuple[Variant, ...] = ()
+
+    @property
+    def searched(self) -> "ProofTask":
+        """The task of looking for orders, which `variants` prove."""
+        return replace(self, variants=self.cheap or self.variants, cheap=())
 
     @property
     def whole(self) -> Variant:
@@ -93,15 +104,30 @@ def in_double_precision(task: ProofTask) -> ProofTask | None:
     A model may magnify rounding, and its gradients even more, so that orders cannot be read from
     it, or a right one seems to change what it computes.
     """
-    variants: list[Variant] = []
+    doubled: dict[int, Variant] = {}  # by the id of the variant in single precision
     try:
-        for variant in task.variants:
+        for variant in (*task.variants, *task.cheap):
+            if id(variant) in doubled:
+                continue
             model = variant.model.scaled(variant.model.samples, 1.0, torch.float64)
             before = model.run(gradients=bool(variant.before.gradients))
-            variants.append(replace(variant, model=model, before=before))
+            doubled[id(variant)] = replace(variant, model=model, before=before)
     except Exception:  # noqa: BLE001 - such as for float32 tensors that a model makes
         return None
-    return replace(task, variants=tuple(variants))
+    variants = tuple(doubled[id(variant)] for variant in task.variants)
+    return replace(task, variants=variants, cheap=tuple(doubled[id(one)] for one in task.cheap))
+
+
+def agrees_with(task: ProofTask, exact: ProofTask) -> bool:
+    """Return whether a task computes what the same task in double precision does.
+
+    Then its rounding decides nothing: a layout that it refutes is wrong.
+    """
+    for variant, doubled in zip(task.variants, exact.variants, strict=True):
+        # As if double precision were what a permutation changed.
+        if not _change_of_run(doubled.before, variant.before) < _ROUNDING:
+            return False
+    return True
 
 
 def prove_layout(task: ProofTask) -> Proof | Refutation:
@@ -110,37 +136,56 @@ def prove_layout(task: ProofTask) -> Proof | Refutation:
     The usual order, with the entries of each unit side by side, is tried for all axes at once, as
     it mostly holds. Otherwise each axis is settled separately, and then all are proved together.
     """
-    movable = _movable_axes(task)
-    orders: dict[str, EntryOrder] = {}
-    for name, axis in task.dimensions.axes.items():
-        usual = uniform_order(task.dimensions, axis)
-        if usual is not None:
-            orders[name] = usual
-    if len(orders) == len(task.dimensions.axes):
+    movable = movable_axes(task.dimensions.axes)
+    usual = _usual_orders(task)
+    if usual is not None:
+        dims = _join(task, usual)
+        deviation = deviation_of(task, dims, movable)
+        if deviation < TOLERANCE:
+            return _proof(dims, deviation)
+    # Orders that only the cheap variants confirm are looked for once more, on all of them.
+    tasks = [task.searched, task] if task.cheap else [task]
+    for searched in tasks:
+        orders = _settle_axes(searched)
+        if isinstance(orders, Refutation):
+            return orders
         dims = _join(task, orders)
         deviation = deviation_of(task, dims, movable)
         if deviation < TOLERANCE:
             return _proof(dims, deviation)
-    for axis in task.dimensions.axes.values():
-        order = _settle_axis(task, axis)
-        if isinstance(order, Refutation):
-            return order
-        orders[axis.name] = order
-    # Blocks are joined in the order of the axes.
-    dims = _join(task, {name: orders[name] for name in task.dimensions.axes})
-    deviation = deviation_of(task, dims, movable)
-    if deviation < TOLERANCE:
-        return _proof(dims, deviation)
     return Refutation(next(iter(movable), ""), dims, deviation)
 
 
-def _movable_axes(task: ProofTask) -> list[str]:
+def movable_axes(axes: Mapping[str, Axis]) -> list[str]:
     """Name the axes whose units must be interchangeable."""
     movable: list[str] = []
-    for axis in task.dimensions.axes.values():
+    for axis in axes.values():
         if axis.kind is AxisKind.WIDTH and not axis.leading:
             movable.append(axis.name)
     return movable
+
+
+def _usual_orders(task: ProofTask) -> dict[str, EntryOrder] | None:
+    """Return the order of each axis with the entries of each unit side by side."""
+    orders: dict[str, EntryOrder] = {}
+    for name, axis in task.dimensions.axes.items():
+        usual = uniform_order(task.dimensions, axis)
+        if usual is None:
+            return None
+        orders[name] = usual
+    return orders
+
+
+def _settle_axes(task: ProofTask) -> dict[str, EntryOrder] | Refutation:
+    """Return an order for each axis that holds when only this axis is permuted."""
+    orders: dict[str, EntryOrder] = {}
+    # Blocks are joined in the order of the axes.
+    for name, axis in task.dimensions.axes.items():
+        order = _settle_axis(task, axis)
+        if isinstance(order, Refutation):
+            return order
+        orders[name] = order
+    return orders
 
 
 def _join(task: ProofTask, orders: Mapping[str, EntryOrder]) -> dict[str, list[Dim | None]]:
@@ -166,12 +211,23 @@ def deviation_of(task: ProofTask, dims: Dims, names: Sequence[str]) -> float:
         The largest change as a share of the largest value, in the first variant that exceeds the
         tolerance, or else in any.
     """
+    if not names:
+        return _deviation_of_none(task)
     worst = 0.0
-    for variant in task.variants:
+    # The whole model takes most of the time, and narrower ones refute most layouts.
+    for variant in (*task.variants[1:], task.whole):
         worst = max(worst, _deviation_in(variant, dims, names))
         if not worst < TOLERANCE:
             break
     return worst
+
+
+def _deviation_of_none(task: ProofTask) -> float:
+    """Return the deviation if nothing is permuted: of a model that computes NaN it has no bound."""
+    for variant in task.variants:
+        if any(bool(output.isnan().any()) for output in variant.before.outputs):
+            return math.inf
+    return 0.0
 
 
 def _deviation_in(variant: Variant, dims: Dims, names: Sequence[str]) -> float:
@@ -184,13 +240,18 @@ def _deviation_in(variant: Variant, dims: Dims, names: Sequence[str]) -> float:
     after = variant.model.run(moved, gradients=bool(before.gradients))
     gradients = permute(after.gradients, dims, axes, units, back=True)
 
+    return _change_of_run(before, Run(after.outputs, gradients))
+
+
+def _change_of_run(before: Run, after: Run) -> float:
+    """Return the largest change of outputs and gradients as a share of the largest value."""
     deviation = 0.0
     for old, new in zip(before.outputs, after.outputs, strict=True):
         deviation = max(deviation, _change(old, new, least=0.0))
     largest_gradients = [_largest(gradient) for gradient in before.gradients.values()]
     faint = _FAINT * max(largest_gradients, default=0.0)
     for name, gradient in before.gradients.items():
-        deviation = max(deviation, _change(gradient, gradients[name], least=faint))
+        deviation = max(deviation, _change(gradient, after.gradients[name], least=faint))
     return deviation
 
 
@@ -256,7 +317,7 @@ def _orders_to_try(task: ProofTask, axis: Axis) -> Iterator[EntryOrder]:
         order = uniform_order(task.dimensions, axis, style)
         if order is not None:
             yield order
-    yield from read_orders(task.whole.model, task.dimensions, axis, styles)
+    yield from read_orders(exact_model(task.whole.model), task.dimensions, axis, styles)
 
 
 def _styles(task: ProofTask, axis: Axis) -> list[int]:

@@ -140,6 +140,18 @@ class RandomizedModel:
         return replace(self, parameters=parameters, samples=samples, buffers=buffers)
 
 
+def exact_model(model: RandomizedModel) -> RandomizedModel:
+    """Return a model in double precision, or the same model if it cannot compute in it."""
+    exact = model.scaled(model.samples, 1.0, torch.float64)
+    try:
+        exact.run(gradients=False)
+    except TimeUpError:
+        raise
+    except Exception:  # noqa: BLE001 - such as for float32 tensors that a model makes
+        return model
+    return exact
+
+
 def randomize(module: nn.Module, samples: Tensor, until: float = math.inf) -> RandomizedModel:
     """Give a model random parameters; on the meta device its buffers get undefined content.
 
@@ -161,7 +173,7 @@ def randomize(module: nn.Module, samples: Tensor, until: float = math.inf) -> Ra
             # A matrix of equal numbers, as zeros of an adapter, would hide what it multiplies.
             drawn = noise(value) / math.sqrt(max(1, value[0].numel()))
         parameters[name] = drawn
-    return RandomizedModel(set_mode(module, "statistics"), parameters, samples, until=until)
+    return RandomizedModel(set_mode(module, "fused"), parameters, samples, until=until)
 
 
 def vocabulary_of(module: nn.Module) -> int:

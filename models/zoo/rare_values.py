@@ -35,19 +35,23 @@ _LARGEST = 1e6  # larger numbers overflow, or show only rounding
 _SEED = 11
 
 
-def variants_with_rare_values(arch: Architecture, variant: Variant, row: Row) -> Iterator[Variant]:
+def variants_with_rare_values(
+    arch: Architecture, variant: Variant, row: Row, *, moves: bool
+) -> Iterator[Variant]:
     """Yield variants of the same size with rare samples and parameters.
 
     Args:
         arch: architecture for messages.
         variant: variant of the size to use.
         row: what a sample is.
+        moves: whether units will be moved; if not, one variant shows whether buffers change.
 
     Raises:
         ConfigError: if a buffer changes while the model runs.
     """
     module = variant.model.module
-    for samples, gain in list(_rare_runs(variant.model, row)):
+    runs = list(_rare_runs(variant.model, row))
+    for samples, gain in runs if moves else runs[:1]:
         model, run = _run_scaled(variant.model, samples, gain)
         if run is not None and is_finite(run):
             yield replace(variant, model=model, before=run)

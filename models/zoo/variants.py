@@ -31,10 +31,29 @@ _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first, because they distinguish mos
 _LARGE = 1_000_000
 
 
+@dataclass(frozen=True)
+class SizedVariants:
+    """The variants of a model that differ in its size, or in that of its samples."""
+
+    whole: Variant  # on samples of their own size
+    small: Variant  # the whole model on small pictures; the same as `whole` if it takes no others
+    narrower: Variant | None  # None if it can tell nothing more
+
+    def proving(self) -> tuple[Variant, ...]:
+        """Return those that a layout is proved on, the whole model first."""
+        variants = [self.whole]
+        # Without gradients, small pictures tell nothing that larger ones do not.
+        if self.small is not self.whole and self.small.before.gradients:
+            variants.append(self.small)
+        if self.narrower is not None:
+            variants.append(self.narrower)
+        return tuple(variants)
+
+
 def variants_of_size(
     builder: ModelBuilder, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
-) -> Iterator[Variant]:
-    """Yield the whole model, and a narrower one where that can tell more.
+) -> SizedVariants:
+    """Return the whole model, and a narrower one where that can tell more.
 
     A narrower one reveals more if units have many entries or are grouped.
 
@@ -45,37 +64,61 @@ def variants_of_size(
         growth: what they move.
     """
     is_large = sum(value.numel() for value in module.parameters()) > _LARGE
-    whole = _SizedModel(builder, module, axes, Cut, builder.row)
-    whole_variant = whole.run(gradients=not is_large)
-    yield whole_variant
+    row = _small_row(builder.row)
+    whole_model = _SizedModel(builder, module, axes, Cut, builder.row)
+    # Gradients are compared on small pictures, if the model runs on them.
+    whole = whole_model.run(gradients=not is_large and row == builder.row)
+    small = _on_other_samples(whole, row, gradients=not is_large)
+    if small is None:
+        row = builder.row
+        small = whole = _with_gradients(whole) if not is_large else whole
+    narrower = None
+    if _narrower_tells_more(axes, growth, is_large=is_large):
+        narrower = _run_narrower(builder, axes, row, is_large=is_large)
+    return SizedVariants(whole, small, narrower)
+
+
+def _narrower_tells_more(axes: Mapping[str, Axis], growth: Growth, *, is_large: bool) -> bool:
+    # Without a width, no model is narrower.
+    if all(axis.kind is not AxisKind.WIDTH for axis in axes.values()):
+        return False
     # With one entry for each unit and no groups, there is only one order.
     has_groups = any(axis.groups > 1 for axis in axes.values())
     has_many_entries = any([*entries.values()] != [1] for entries in growth.values())
-    if not has_groups and not has_many_entries and not is_large:
-        return
-    row = _row_of_narrower(builder.row, whole_variant.model)
+    return has_groups or has_many_entries or is_large
+
+
+def _run_narrower(
+    builder: ModelBuilder, axes: Mapping[str, Axis], row: Row, *, is_large: bool
+) -> Variant | None:
     # Some builders do not accept every size, so several are tried.
     for rate, enlarge in _narrower_sizes(axes, is_large=is_large):
         with contextlib.suppress(ConfigError):
-            yield _narrower(builder, axes, rate, enlarge, row).run(gradients=True)
-            return
+            return _narrower(builder, axes, rate, enlarge, row).run(gradients=True)
+    return None
 
 
-def _row_of_narrower(row: Row, whole: RandomizedModel) -> Row:
-    """Return the sample of a narrower model: a small picture, if the whole model runs on it.
-
-    The whole model is proved on pictures of their own size.
-    """
+def _small_row(row: Row) -> Row:
+    """Return the sample of a small picture; any other sample is returned as it is."""
     if row.named or row.dtype != "float32":
         return row
-    small = row.with_shape(small_picture(row.shape))
-    if small == row:
-        return row
+    return row.with_shape(small_picture(row.shape))
+
+
+def _on_other_samples(whole: Variant, row: Row, *, gradients: bool) -> Variant | None:
+    """Return a variant on samples of another size; None if the model does not run on them."""
+    model = whole.model
+    if tuple(model.samples.shape[1:]) == row.shape:
+        return whole
     # A model may take pictures of one size only, and says so by any error.
     with contextlib.suppress(Exception), refusing_exits(), torch.random.fork_rng(devices=[]):
-        replace(whole, samples=random_samples(whole.module, small)).run(gradients=False)
-        return small
-    return row
+        model = replace(model, samples=random_samples(model.module, row))
+        return replace(whole, model=model, before=model.run(gradients=gradients))
+    return None
+
+
+def _with_gradients(variant: Variant) -> Variant:
+    return replace(variant, before=variant.model.run(gradients=True))
 
 
 def _narrower_sizes(

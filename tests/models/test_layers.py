@@ -41,6 +41,16 @@ def test_training_equals_torch_batch_norm_and_so_does_its_gradient(shape):
     assert norm.last_mean is None
 
 
+@pytest.mark.parametrize("shape", [(2, 5), (3, 5, 4, 2), (1, 5)])
+def test_the_mode_of_proofs_computes_what_the_mode_of_statistics_does(shape):
+    """In one step, and also for a batch with one value for each channel; it keeps nothing."""
+    norm = random_norm(5)
+    x = torch.randn(shape, dtype=torch.float64)
+    fused = set_mode(norm, "fused")(x)
+    assert norm.last_mean is None
+    torch.testing.assert_close(fused, set_mode(norm, "statistics")(x), rtol=1e-12, atol=1e-12)
+
+
 def test_statistics_mode_keeps_the_unbiased_variance():
     """The output is that of training; mean and variance are those torch computes."""
     norm = random_norm(5)

@@ -73,5 +73,8 @@ def architecture_of(
 def exportable(
     model: PackageModel, forms: Sequence[AxisForm], fixed: Mapping[str, int] | None = None
 ) -> Architecture:
-    """Return the architecture with its layers converted, as an export builds it."""
-    return converted(architecture_of(model, forms, fixed))
+    """Return the architecture with its layers converted, as an export builds it.
+
+    Its models do not know the weights of the package's own class, because no tier is made of them.
+    """
+    return converted(architecture_of(model, forms, fixed), records_origin=False)

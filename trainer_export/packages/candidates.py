@@ -101,6 +101,8 @@ def _by_whole_heads(forms: Sequence[AxisForm], heads: Sequence[Surveyed]) -> lis
             changed.append(form)
     for number, places in streams.items():
         counts = {entry.place: number for entry in heads if entry.size == number}
+        # A number of heads that changes sizes has a form of its own, which this one replaces.
+        changed = [form for form in changed if not form.factors.keys() & counts.keys()]
         changed.append(groups_form({**counts, **places}, number))
     return changed
 

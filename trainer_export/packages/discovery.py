@@ -3,28 +3,25 @@
 The judge is the proof of layouts (`models.zoo.inference`), and that narrow models work. All
 arguments are tried at once in their usual forms. If these do not hold, each is tried apart, on the
 model with few blocks, and then those that may have to follow one another as one axis
-(`trainer_export.packages.candidates`); what holds is proved together. All of this uses short texts
-and small pictures, which are cheaper; the export proves the axes on samples of their own size.
+(`trainer_export.packages.candidates`); what holds is tried together. All of this is a screening on
+short texts and small pictures, which is cheaper (`trainer_export.packages.axis_trials`). At last
+the axes are proved on all blocks, and on samples of their own size.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from fleet_protocol.errors import ConfigError, ModelError, PlanError
 from models.cut import Cut
-from models.layout import Layout
-from models.zoo.builds import ModelBuilder
-from models.zoo.inference import RefutedAxisError, blocks_by_depth, judge_layout
+from models.zoo.inference import blocks_by_depth
 from trainer_export.packages.axis_forms import (
-    CUTS,
     AxisDecision,
     AxisForm,
     classes_form,
     depth_form,
     groups_form,
 )
-from trainer_export.packages.axis_trials import SECONDS, AxisTrials
 from trainer_export.packages.builder import exportable
 from trainer_export.packages.candidates import (
     alike_sets,
@@ -37,23 +34,23 @@ from trainer_export.packages.candidates import (
     sizes_by_place,
     usual_assignments,
 )
-from trainer_export.packages.narrow_run import refusal_of_narrow, require_run
+from trainer_export.packages.narrow_run import refusal_of_narrow
 from trainer_export.packages.package_model import PackageModel
-from trainer_export.packages.scaled_layers import LAYER_PARTS, layer_parts_form
+from trainer_export.packages.proved_search import NOT_WITH_OTHERS, ProvedSearch
+from trainer_export.packages.scaled_layers import LAYER_PARTS, PARTS, layer_parts_forms
 from trainer_export.packages.search_record import Discovery
 from trainer_export.packages.size_at_half import (
     MOST_OF_IT,
     arguments_leave_most_whole,
     share_at,
     share_at_half,
+    share_of_layers_at_half,
 )
 from trainer_export.packages.survey import LATE, Effect, Surveyed, survey, with_effects
 
-_TOGETHER_SECONDS = 20.0  # until when all axes are proved together, and on all blocks
-_USUAL_SECONDS = 8.0  # until when the usual forms are proved, so that others are tried, too
 _FEW_BLOCKS = 2
 _QUARTER = 1 / 4
-_NOT_WITH_OTHERS = "holds by itself, but not with the others: "
+_OTHER_LAYERS = "other layers are built with one more"
 _SMALL = f"leaves most of the model whole, unlike {LAYER_PARTS}"
 
 
@@ -68,49 +65,54 @@ def discover_axes(model: PackageModel, pins: Sequence[AxisDecision] = ()) -> Dis
         ConfigError: if the model does not run on samples of its shape, or a pin does not hold.
         ModelError: if it has several outputs, and no labels that tell which one a loss is for.
     """
-    outputs = require_run(exportable(model, ()))
-    return _Search(model, tuple(pins)).run(outputs)
+    return _Search(model, tuple(pins)).run()
 
 
-class _Search(AxisTrials):
+class _Search(ProvedSearch):
     """One search, with what was found so far."""
 
     def __init__(self, model: PackageModel, pins: tuple[AxisDecision, ...]) -> None:
         super().__init__(model)
-        self._has_unlike_blocks = False  # whether blocks are left out that differ from the others
-        self._pinned = [pin.form for pin in pins]
+        self._pinned += [pin.form for pin in pins if pin.form is not None]
         # First, so that nothing below tries what the user has decided.
         for pin in pins:
             reason = "" if pin.form else "stays whole, as --axis says"
             self._note(pin.places, pin.form, reason)
 
-    def run(self, outputs: int) -> Discovery:
-        """Find labels, then depth, then widths.
-
-        Args:
-            outputs: number of outputs of the model.
-        """
+    def run(self) -> Discovery:
+        """Find labels, then depth, then widths."""
         self._find_labels()
         # Labels tell which output a loss is for, or that all of them are exits.
-        if outputs > 1 and not self._labels():
+        if self._outputs > 1 and not self._labels():
             raise ModelError(
-                f"{self._model.name} has {outputs} outputs, none of which has labels, and a loss of"
-                " numbers is for one of them; select it with --set output_name=NAME"
+                f"{self._model.name} has {self._outputs} outputs, none of which has labels, and a"
+                " loss of numbers is for one of them; select it with --set output_name=NAME"
             )
-        deadline = self._begun + SECONDS
-        skipped = frozenset({*self._decided(), LAYER_PARTS})
-        surveyed = survey(self._prober, skipped, deadline)
+        surveyed = self._survey(self._shows_too_much)
         self._find_depth(with_effects(surveyed, Effect.BLOCKS))
         self._require_pins()
-        self._find_cuts(surveyed)
-        layout = self._known_layout()
-        if layout is None and self._has_unlike_blocks:
-            layout = self._prove_all_blocks()
-        if self._tried_on is not self._model:
-            layout = None  # of smaller samples
+        if not self._cuts_layers_of_many(surveyed):
+            # The arguments that were left out because of the layers, too.
+            self._find_cuts(self._survey(lambda _: False))
+        layout = self._known_layout() or self._prove_all()
         seconds = time.process_time() - self._begun
         share = share_at_half(self._prober, self._cuts())
         return Discovery(tuple(self._forms), tuple(self._findings), seconds, share, layout)
+
+    def _survey(self, is_enough: Callable[[Sequence[Surveyed]], bool]) -> tuple[Surveyed, ...]:
+        return survey(self._prober, {*self._decided(), *PARTS}, self._until, is_enough)
+
+    def _shows_too_much(self, surveyed: Sequence[Surveyed]) -> bool:
+        """Return whether the layers are to be cut together, if they can be."""
+        movable = with_effects(surveyed, Effect.WIDTH, Effect.ROUNDED)
+        return LAYER_PARTS in self._model.sizes and hides_sizes(movable)
+
+    def _cuts_layers_of_many(self, surveyed: Sequence[Surveyed]) -> bool:
+        """Cut all layers together where arguments hardly show their sizes, or are too many."""
+        if not self._shows_too_much(surveyed) or not self._cut_layers_instead(_SMALL):
+            return False
+        self._note_others(surveyed, ())
+        return True
 
     def _find_cuts(self, surveyed: Sequence[Surveyed]) -> None:
         """Find the axes that a width cuts: arguments, or all layers together."""
@@ -118,11 +120,11 @@ class _Search(AxisTrials):
         still = with_effects(surveyed, Effect.NONE, Effect.REFUSED)
         heads = [*named_heads(movable), *named_heads(still)]
         refused = with_effects(surveyed, Effect.REFUSED)
-        is_small = arguments_leave_most_whole(self._prober, movable, refused, heads)
-        if (hides_sizes(movable) or is_small) and self._cut_layers_instead(_SMALL):
-            replaced = [replace(entry, reason=_SMALL) for entry in movable] if is_small else []
-            self._note_others(surveyed, replaced)
-        elif self._take_usual_forms(movable, heads):
+        usual = self._likely_assignments(movable, heads)
+        is_small = arguments_leave_most_whole(self._prober, usual, movable, refused, heads)
+        if is_small and self._cut_layers_instead(_SMALL):
+            self._note_others(surveyed, [replace(entry, reason=_SMALL) for entry in movable])
+        elif self._take_first(usual):
             self._find_refused_heads(still)
             self._note_others(surveyed, ())
             self._prefer_layer_parts()
@@ -163,14 +165,12 @@ class _Search(AxisTrials):
                 refusal = self._depth_refusal(form)
                 self._note((entry.place,), None if refusal else form, refusal)
                 has_depth = not refusal
-                # Proved on one block, an axis may not hold in several.
-                self._has_unlike_blocks |= bool(refusal) and entry.size > 1
         for entry in by_size:
             self._make_few(entry.place, entry.size)
 
     def _depth_refusal(self, form: AxisForm) -> str:
         """Return why blocks are not alike, by the shapes of every depth; "" if they are."""
-        builder = ModelBuilder(exportable(self._model, [*self._labels(), form]))
+        builder = self._builder(self._model, [*self._labels(), form], {}, self._until)
         try:
             blocks_by_depth(builder, builder.shapes(Cut()), form.size)
         except (ConfigError, PlanError) as error:
@@ -207,29 +207,48 @@ class _Search(AxisTrials):
                     " all forms"
                 )
 
-    def _take_usual_forms(self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]) -> bool:
-        """Prove the usual forms of all arguments at once, which is most often enough."""
-        for forms in usual_assignments(movable, heads):
-            if not self._refusal_together([*self._forms, *forms], _USUAL_SECONDS):
+    def _take_first(self, assignments: Iterable[Sequence[AxisForm]]) -> bool:
+        """Take the first forms of all arguments that hold; usual ones are most often enough."""
+        for forms in assignments:
+            if not self._refusal_together([*self._without_depth(), *forms]):
                 for form in forms:
                     self._note(form.factors, form)
                 return True
         return False
 
-    def _refusal_of_layer_parts(self, form: AxisForm) -> str:
-        """Return why the layers cannot be cut together; "" if they can."""
+    def _likely_assignments(
+        self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]
+    ) -> list[list[AxisForm]]:
+        """Return usual forms of all arguments, without those that change which layers there are.
+
+        Complete ones come first, then those that leave the smallest model.
+        """
+        complete: list[list[AxisForm]] = []
+        partial: list[list[AxisForm]] = []
+        for forms in usual_assignments(movable, heads):
+            kept = [form for form in forms if self._keeps_layers(form)]
+            if len(kept) == len(forms):
+                complete.append(forms)
+            elif kept and kept not in partial:
+                partial.append(kept)
+        partial.sort(key=lambda forms: share_at_half(self._prober, forms))
+        return [*complete, *partial]
+
+    def _refusal_of_layer_parts(self, form: AxisForm, share: float) -> str:
+        """Return why the layers cannot be cut together; "" if they can.
+
+        Args:
+            form: the axis that cuts them.
+            share: how much of the time that is left to take for it.
+        """
         # Much cheaper than a proof, and most models that cannot be cut so fail here.
         arch = exportable(self._tried_on, [form], self._few_for([form]))
-        others = [other for other in self._forms if other.kind not in CUTS]
-        return refusal_of_narrow(arch, None) or self._refusal_together(
-            [*others, form], _TOGETHER_SECONDS
-        )
+        return refusal_of_narrow(arch) or self._refusal_together([*self._labels(), form], share)
 
     def _prefer_layer_parts(self) -> None:
         """Cut the layers instead of arguments that leave most of the model whole."""
         share = share_at_half(self._prober, self._cuts())
-        share_of_layers = share_at_half(self._prober, [layer_parts_form()])
-        if share >= MOST_OF_IT and share_of_layers < share:
+        if share >= MOST_OF_IT and share_of_layers_at_half(self._prober) < share:
             self._cut_layers_instead(_SMALL)
 
     def _cut_layers_instead(self, reason: str) -> bool:
@@ -246,14 +265,15 @@ class _Search(AxisTrials):
         cuts = self._cuts()
         if any(form in self._pinned for form in cuts):
             return False
-        form = layer_parts_form()
-        refusal = self._refusal_of_layer_parts(form)
-        self._note((LAYER_PARTS,), None if refusal else form, refusal)
-        if refusal:
-            return False
-        for cut in cuts:
-            self._leave_out(cut, reason)
-        return True
+        forms = layer_parts_forms()
+        for number, form in enumerate(forms):
+            refusal = self._refusal_of_layer_parts(form, 1 / (len(forms) - number))
+            self._note(form.factors, None if refusal else form, refusal)
+            if not refusal:
+                for cut in cuts:
+                    self._leave_out(cut, reason)
+                return True
+        return False
 
     def _find_widths(
         self, movable: Sequence[Surveyed], heads: Sequence[Surveyed]
@@ -274,7 +294,7 @@ class _Search(AxisTrials):
                 if form is None:
                     del waiting[place]
                     continue
-                refusal = self._refusal([*self._labels(), form])
+                refusal = self._refusal_apart(form)
                 reasons.setdefault(place, refusal)
                 if not refusal:
                     found[place] = form
@@ -286,6 +306,12 @@ class _Search(AxisTrials):
             elif entry.place not in decided:
                 refused.append(replace(entry, reason=reasons.get(entry.place, "")))
         return refused
+
+    def _refusal_apart(self, form: AxisForm) -> str:
+        """Return why an axis does not hold by itself; "" if it does."""
+        if not self._keeps_layers(form):
+            return _OTHER_LAYERS
+        return self._refusal([*self._labels(), form])
 
     def _find_joint_axes(
         self, refused: Sequence[Surveyed], still: Sequence[Surveyed], heads: Sequence[Surveyed]
@@ -322,7 +348,7 @@ class _Search(AxisTrials):
         if self._decided().intersection(places):
             return
         for form in forms:
-            if not self._refusal([*self._labels(), form]):
+            if not self._refusal_apart(form):
                 self._note(places, form)
                 return
 
@@ -330,26 +356,27 @@ class _Search(AxisTrials):
 
     def _drop_what_does_not_hold_together(self) -> None:
         """Prove all axes together, and leave out one after the other until they hold."""
-        if self._forms == self._labels():
+        # A single one is tried already, and the proof of all blocks follows.
+        if len(self._cuts()) < 2:
             return
-        refusal = self._refusal_together(self._forms, _TOGETHER_SECONDS)
+        refusal = self._refusal_together(self._without_depth())
         if refusal in {"", LATE}:
             return
         # One axis for all layers is worth more than a few of the arguments.
-        if self._cut_layers_instead(_NOT_WITH_OTHERS + refusal):
+        if self._cut_layers_instead(NOT_WITH_OTHERS + refusal):
             return
         undecided = [form for form in self._forms if form not in self._pinned]
         depths = [form for form in undecided if form.kind == "depth"]
-        if depths and not self._refusal_together(self._without(depths[0]), _TOGETHER_SECONDS):
-            self._leave_out(depths[0], _NOT_WITH_OTHERS + refusal)
+        if depths and not self._refusal_together(self._without(depths[0])):
+            self._leave_out(depths[0], NOT_WITH_OTHERS + refusal)
             return
         while refusal and refusal != LATE:
             # The export refuses a pinned axis, and says why.
             widths = [form for form in self._cuts() if form not in self._pinned]
             if not widths:
                 return
-            self._leave_out(self._culprit(widths), _NOT_WITH_OTHERS + refusal)
-            refusal = self._refusal_together(self._forms, _TOGETHER_SECONDS)
+            self._leave_out(self._culprit(widths), NOT_WITH_OTHERS + refusal)
+            refusal = self._refusal_together(self._without_depth())
 
     def _culprit(self, widths: Sequence[AxisForm]) -> AxisForm:
         """Return an axis without which the others hold, else the last."""
@@ -357,7 +384,7 @@ class _Search(AxisTrials):
         # comes first, because earlier axes were found beside more of the others.
         newest_first = widths[::-1]
         for form in sorted(newest_first, key=self._share_without):
-            if not self._refusal_together(self._without(form), _TOGETHER_SECONDS):
+            if not self._refusal_together(self._without(form)):
                 return form
         return widths[-1]
 
@@ -366,23 +393,3 @@ class _Search(AxisTrials):
         remaining = [cut for cut in self._cuts() if cut != form]
         # A quarter, because half of two heads is as small as half of their dimensions.
         return share_at(_QUARTER, self._prober, remaining)
-
-    # ------------------------------------------------------------------ all blocks
-
-    def _prove_all_blocks(self) -> Layout | None:
-        """Prove the axes on all blocks, and leave out those that hold in a few only.
-
-        Returns:
-            The layout; None if there was no time, or the export has to say what is wrong.
-        """
-        until = self._begun + _TOGETHER_SECONDS
-        while True:
-            try:
-                return judge_layout(exportable(self._tried_on, self._forms), until=until)
-            except RefutedAxisError as error:
-                refuted = [form for form in self._cuts() if form.name == error.axis]
-                if not refuted or refuted[0] in self._pinned:
-                    return None
-                self._leave_out(refuted[0], f"holds in few blocks, but not in all: {error.problem}")
-            except (ConfigError, PlanError):
-                return None

@@ -1,27 +1,38 @@
 """Finds out whether a package's model runs, and the smaller models that some axes ask for."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from fleet_protocol.errors import ConfigError, ModelError, ShoalError
+from fleet_protocol.python_files import refusing_exits
 from models.architecture import Architecture
 from models.cut import Cut
-from models.layout import Layout
 from models.user_lines import at_line_of, first_line
-from models.zoo.builds import ModelBuilder, SkippedInitialization, shapes_of
+from models.zoo.builds import ModelBuilder, SkippedInitialization
 from models.zoo.changing_outputs import explain_changing_outputs
-from models.zoo.randomized_model import Run, random_samples, randomize
+from models.zoo.randomized_model import RandomizedModel, random_samples, randomize
 
-_WIDTHS = (0.5, 0.25)
+WIDTHS = (0.5, 0.25)
+"""At which a narrow model must work."""
 
 
-def require_run(arch: Architecture) -> int:
+@dataclass(frozen=True)
+class FirstRun:
+    """A run of a whole model.
+
+    Attributes:
+        model: the model, with random parameters.
+        outputs: number of its outputs.
+    """
+
+    model: RandomizedModel
+    outputs: int
+
+
+def require_run(arch: Architecture) -> FirstRun:
     """Run the whole model of an architecture once, before anything is tried on it.
-
-    Returns:
-        The number of its outputs.
 
     Raises:
         ConfigError: if the model has no parameters, or its samples are tokens.
@@ -37,7 +48,7 @@ def require_run(arch: Architecture) -> int:
             " such as an activation, is exported within a model that has some"
         )
     try:
-        return len(_run_without_noise(arch, module, builder).outputs)
+        return _run_without_noise(arch, module, builder)
     except ShoalError:
         raise
     except Exception as error:
@@ -54,11 +65,13 @@ def require_run(arch: Architecture) -> int:
         ) from error
 
 
-def runs(arch: Architecture) -> bool:
-    """Return whether the whole model of an architecture runs."""
+def runs_on(model: RandomizedModel, arch: Architecture) -> bool:
+    """Return whether a model runs on the samples of an architecture, which are of another size."""
+    samples = random_samples(model.module, arch.row())
     try:
-        require_run(arch)
-    except ShoalError:
+        with refusing_exits(), torch.random.fork_rng(devices=[]):
+            replace(model, samples=samples).run(gradients=False)
+    except Exception:  # noqa: BLE001 - a package's model raises anything
         return False
     return True
 
@@ -74,7 +87,7 @@ def _runs_on_tokens(arch: Architecture, module: nn.Module) -> bool:
     return True
 
 
-def _run_without_noise(arch: Architecture, module: nn.Module, builder: ModelBuilder) -> Run:
+def _run_without_noise(arch: Architecture, module: nn.Module, builder: ModelBuilder) -> FirstRun:
     """Run a model that draws nothing in evaluation.
 
     Raises:
@@ -88,40 +101,29 @@ def _run_without_noise(arch: Architecture, module: nn.Module, builder: ModelBuil
         problem = explain_changing_outputs(randomized, first.outputs)
         if problem is not None:
             raise ModelError(f"{arch.name}: {problem}")
-    return first
+    return FirstRun(randomized, len(first.outputs))
 
 
-def _run(module: nn.Module, builder: ModelBuilder) -> Run:
-    return randomize(module, random_samples(module, builder.row)).run(gradients=False)
+def _run(module: nn.Module, builder: ModelBuilder) -> None:
+    randomize(module, random_samples(module, builder.row)).run(gradients=False)
 
 
-def refusal_of_narrow(arch: Architecture, layout: Layout | None) -> str:
+def refusal_of_narrow(arch: Architecture) -> str:
     """Return why a narrow model of an architecture does not work; "" if it does.
 
     The whole model reveals nothing about its constructor, which may refuse sizes that do not fit:
-    fewer channels than its norms have groups, or heads that do not divide a stream. It may also
-    build other layers where two sizes happen to be equal.
+    fewer channels than its norms have groups, or heads that do not divide a stream.
 
     Args:
         arch: the architecture.
-        layout: the proved layout of its whole model, to which the parameters are compared; None
-            if further axes may still change which sizes are equal.
     """
     builder = ModelBuilder(arch)
-    for width in _WIDTHS:
+    for width in WIDTHS:
         try:
             with torch.random.fork_rng(devices=[]), SkippedInitialization():
                 module = builder.build(Cut(width))
-            if layout is not None and not _has_shapes(module, layout, width):
-                return f"other layers are built at width {width}"
             _run(module, builder)
         except Exception as error:  # noqa: BLE001 - a package's model raises anything
             cause = error.__cause__ or error
             return f"the model fails at width {width}: {first_line(cause)}"
     return ""
-
-
-def _has_shapes(module: nn.Module, layout: Layout, width: float) -> bool:
-    """Return whether a narrow model has the parameters of its layout."""
-    tier = layout.tier(width)
-    return shapes_of(module) == {**layout.shapes(tier), **layout.base_of(tier)}

@@ -1,18 +1,18 @@
 """Cut a model inside its layers, where no argument of its constructor is a width.
 
 Many packages fix the sizes of a network in their code, or round them, as in MobileNet and ResNet.
-So a model gets one further argument, `LAYER_PARTS`. While the constructor runs, every layer gets
-this number of eighths of the size that it asks for. A tensor of another module, such as the scale
-of a residual, gets as many in each dimension that is as large as a layer, and so do the sizes that
-a module notes for its forward, such as `head_dim`. Sizes that eighths do not divide stay whole, as
-do the labels and the channels of a sample. A wrong guess of these is refused like any other axis:
-by the proof of layouts, and because narrow models must work.
+So a model gets further arguments, one for each of `PARTS`. While the constructor runs, every layer
+gets this number of eighths, or of quarters, of the size that it asks for. A tensor of another
+module, such as the scale of a residual, gets as many in each dimension that is as large as a layer,
+and so do the sizes that a module notes for its forward, such as `head_dim`. Sizes that these parts
+do not divide stay whole, as do the labels and the channels of a sample. A wrong guess of these is
+refused like any other axis: by the proof of layouts, and because narrow models must work.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,10 +26,16 @@ from trainer_export.packages.axis_forms import AxisForm, groups_form
 from trainer_export.packages.package_model import PackageModel
 
 LAYER_PARTS = "layer_parts"
-"""The argument that is the size of all layers."""
+"""The argument that is the size of all layers, in eighths."""
 
 WHOLE = 8
 """The value of the argument for the whole model."""
+
+PARTS: Mapping[str, int] = MappingProxyType({LAYER_PARTS: WHOLE, "layer_quarters": 4})
+"""The arguments that are the size of all layers, with their values for the whole model.
+
+The finest come first. Coarser ones cut sizes that eighths do not divide, such as 12.
+"""
 
 _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
     {
@@ -60,18 +66,18 @@ _GROUPS = "groups"
 _INPUTS = ("in_features", "in_channels", "input_size")
 
 
-def layer_parts_form() -> AxisForm:
-    """Return the axis that cuts all layers together."""
-    return groups_form({LAYER_PARTS: WHOLE}, WHOLE)
+def layer_parts_forms() -> list[AxisForm]:
+    """Return the axes that cut all layers together, of which a model has at most one."""
+    return [groups_form({name: whole}, whole) for name, whole in PARTS.items()]
 
 
 def with_layer_parts(model: PackageModel) -> PackageModel:
-    """Return a model that also takes `LAYER_PARTS`."""
+    """Return a model that also takes the arguments of `PARTS`."""
     shape = model.input_shape or ()
     # Pictures have their channels first, sequences often last.
     channels = frozenset({*shape[:1], *shape[-1:]})
     make = ScaledLayers(model.make, model.labels, channels)
-    return replace(model, make=make, arguments={**model.arguments, LAYER_PARTS: WHOLE})
+    return replace(model, make=make, arguments={**model.arguments, **PARTS})
 
 
 @dataclass(frozen=True)
@@ -82,14 +88,20 @@ class ScaledLayers:
     labels: str  # the argument that is the number of labels; "" if there is none
     channels: frozenset[int]  # sizes of a sample, one of which the first layer may take
 
-    def __call__(self, *, layer_parts: int = WHOLE, **arguments: Any) -> nn.Module:
-        """Make the model with some eighths of the size of each layer."""
-        if layer_parts == WHOLE:
-            return self.make(**arguments)
-        scaling = _Scaling(layer_parts, arguments.get(self.labels), self.channels)
-        with scaling.applied():
+    def __call__(self, **arguments: Any) -> nn.Module:
+        """Make the model with some eighths, or quarters, of the size of each layer."""
+        scalings: list[_Scaling] = []
+        for name, whole in PARTS.items():
+            parts = arguments.pop(name, whole)
+            if parts != whole:
+                labels = arguments.get(self.labels)
+                scalings.append(_Scaling(parts, whole, labels, self.channels))
+        with ExitStack() as stack:
+            for scaling in scalings:
+                stack.enter_context(scaling.applied())
             module = self.make(**arguments)
-        scaling.scale_attributes(module)
+        for scaling in scalings:
+            scaling.scale_attributes(module)
         return module
 
 
@@ -98,6 +110,7 @@ class _Scaling:
     """Changes the sizes that constructors of layers are called with."""
 
     parts: int
+    whole: int  # the number of all parts
     labels: int | None
     channels: frozenset[int]
     sees_sample: bool = field(default=True)  # until the first layer that has inputs
@@ -144,7 +157,7 @@ class _Scaling:
                 original(layer, *args, **kwargs)
                 return
             bound = signature.bind(layer, *args, **kwargs)
-            whole_groups = _has_groups_to_cut_inside(bound.arguments)
+            whole_groups = _has_groups_to_cut_inside(bound.arguments, self.whole)
             for name in names:
                 if name in bound.arguments and not (name == _GROUPS and whole_groups):
                     bound.arguments[name] = self._scale(name, bound.arguments[name])
@@ -195,7 +208,7 @@ class _Scaling:
         if name in _INPUTS:
             takes_sample = self.sees_sample and size in self.channels
             self.sees_sample = False
-        if takes_sample or size == self.labels or size % WHOLE:
+        if takes_sample or size == self.labels or size % self.whole:
             return size
         self.sizes.add(size)
         return self._share_of(size)
@@ -206,17 +219,21 @@ class _Scaling:
         return self._share_of(size) if is_cut else size
 
     def _share_of(self, size: int) -> int:
-        """Return the share of a size; the size if eighths do not divide it."""
-        return size if size % WHOLE else size // WHOLE * self.parts
+        """Return the share of a size; the size if the parts do not divide it."""
+        return size if size % self.whole else size // self.whole * self.parts
 
 
-def _has_groups_to_cut_inside(arguments: Mapping[str, Any]) -> bool:
+def _has_groups_to_cut_inside(arguments: Mapping[str, Any], parts: int) -> bool:
     """Return whether a convolution has groups whose channels can be cut, so that all groups stay.
 
     Other grouped convolutions, such as depthwise ones, keep some of their groups as a whole.
+
+    Args:
+        arguments: those of the convolution.
+        parts: the number of parts that channels are cut into.
     """
     groups = arguments.get(_GROUPS, 1)
     if groups == 1:
         return False
     channels: int = arguments["in_channels"] // groups
-    return channels % WHOLE == 0
+    return channels % parts == 0

@@ -34,6 +34,7 @@ class SearchRecord:
     def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._forms: list[AxisForm] = []
+        self._pinned: list[AxisForm] = []  # those that a user decided
         self._proof: tuple[tuple[AxisForm, ...], Layout] | None = None  # the last of all blocks
 
     def _decided(self) -> set[str]:

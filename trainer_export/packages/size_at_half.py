@@ -7,8 +7,8 @@ cut inside the layers (`trainer_export.packages.scaled_layers`).
 from collections.abc import Iterable, Sequence
 
 from trainer_export.packages.axis_forms import AxisForm
-from trainer_export.packages.candidates import alike_sets, forms_of, joint_forms, usual_assignments
-from trainer_export.packages.scaled_layers import LAYER_PARTS, layer_parts_form
+from trainer_export.packages.candidates import alike_sets, forms_of, joint_forms
+from trainer_export.packages.scaled_layers import LAYER_PARTS, layer_parts_forms
 from trainer_export.packages.survey import ShapeProber, Surveyed
 
 MOST_OF_IT = 0.6
@@ -45,6 +45,7 @@ def share_at(
 
 def arguments_leave_most_whole(
     prober: ShapeProber,
+    assignments: Iterable[Sequence[AxisForm]],
     movable: Sequence[Surveyed],
     refused: Sequence[Surveyed],
     heads: Sequence[Surveyed],
@@ -53,24 +54,31 @@ def arguments_leave_most_whole(
 
     Args:
         prober: builds the model.
+        assignments: the usual forms of the arguments.
         movable: the arguments that change sizes.
         refused: the arguments that accept no other number on their own.
         heads: the arguments that count heads or groups.
     """
     if LAYER_PARTS not in prober.model.sizes:
         return False
-    share = _share_of_arguments(prober, movable, refused, heads)
-    return share >= MOST_OF_IT and share_at_half(prober, [layer_parts_form()]) < share
+    share = _share_of_arguments(prober, assignments, movable, refused, heads)
+    return share >= MOST_OF_IT and share_of_layers_at_half(prober) < share
+
+
+def share_of_layers_at_half(prober: ShapeProber) -> float:
+    """Return the smallest share of the parameters that half of all layers have."""
+    return min(share_at_half(prober, [form]) for form in layer_parts_forms())
 
 
 def _share_of_arguments(
     prober: ShapeProber,
+    assignments: Iterable[Sequence[AxisForm]],
     movable: Sequence[Surveyed],
     refused: Sequence[Surveyed],
     heads: Sequence[Surveyed],
 ) -> float:
     """Return the share that is left if all arguments are cut in their usual forms, or each."""
-    for forms in usual_assignments(movable, heads):
+    for forms in assignments:
         share = share_at_half(prober, forms)
         if share < 1:  # the constructor takes half of all
             return share

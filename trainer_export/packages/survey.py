@@ -2,14 +2,16 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 
 from models.user_lines import first_line
 from models.zoo.builds import SkippedInitialization, shapes_of
+from models.zoo.conversion import convert
 from models.zoo.growth import Shapes
 from trainer_export.packages.package_model import PackageModel
 
@@ -37,6 +39,11 @@ _CHANNEL_WORDS = ("chans", "in_channels", "num_channels", "input_channels")
 """The same of a plain argument; within a list of stages they are the widths of a stage."""
 
 _UNIT_DIMENSIONS = 2  # of a weight, which are followed by those of a kernel
+_BLOCK_WORDS = ("depth", "layer", "block", "stage", "repeat")
+"""Parts of names of arguments that count blocks."""
+
+ENOUGH = "was not tried, because the layers are cut together"
+"""Why arguments stay whole of which there are too many."""
 
 LATE = "was not tried, because the time for discovery ran out; pin it with --axis"
 """Why arguments stay whole that there was no time for."""
@@ -71,8 +78,9 @@ class Surveyed:
 
 def survey(
     prober: "ShapeProber",
-    skipped: frozenset[str],
+    skipped: Container[str],
     deadline: float,
+    is_enough: Callable[[Sequence[Surveyed]], bool] = lambda _: False,
 ) -> tuple[Surveyed, ...]:
     """Try other numbers of every argument, one at a time.
 
@@ -80,12 +88,17 @@ def survey(
         prober: builds the model.
         skipped: places that are decided already.
         deadline: processor time after which no further ones are tried.
+        is_enough: whether further arguments, except numbers of blocks, need not be tried.
     """
     surveyed: list[Surveyed] = []
+    ends = False
     for place, size in prober.model.sizes.items():
         if place in skipped:
             continue
-        if _describes_samples(place):
+        ends = ends or is_enough(surveyed)
+        if ends and not any(word in place for word in _BLOCK_WORDS):
+            surveyed.append(Surveyed(place, size, Effect.UNKNOWN, ENOUGH))
+        elif _describes_samples(place):
             surveyed.append(Surveyed(place, size, Effect.SAMPLE))
         elif time.process_time() > deadline:
             surveyed.append(Surveyed(place, size, Effect.UNKNOWN, LATE))
@@ -150,25 +163,65 @@ def _changes_kernels_only(whole: Shapes, other: Shapes) -> bool:
 
 @dataclass(frozen=True)
 class ShapeProber:
-    """Builds a model with other sizes and looks at the shapes of its parameters."""
+    """Builds a model with other sizes and looks at the shapes of its parameters.
+
+    It builds each model once, and keeps its shapes.
+    """
 
     model: PackageModel
+    converts: bool  # whether a conversion of the layers changes the shapes, which are then its
     on_meta: bool  # whether the constructor works without values
     whole: Shapes
+    _known: dict[frozenset[tuple[str, int]], Shapes | Exception] = field(default_factory=dict)
 
     @classmethod
-    def for_model(cls, model: PackageModel) -> "ShapeProber":
-        """Build the whole model: without memory if its constructor computes nothing."""
+    def for_model(cls, model: PackageModel, *, converts: bool = False) -> "ShapeProber":
+        """Build the whole model: without memory if its constructor computes nothing.
+
+        Args:
+            model: the model.
+            converts: whether the shapes are those of models with their layers converted.
+        """
         try:
-            return cls(model, True, _shapes_on_meta(model, {}))
+            return cls._for_model(model, converts=converts, on_meta=True)
         except Exception:  # noqa: BLE001 - constructors that compute raise anything
-            return cls(model, False, _shapes_on_cpu(model, {}))
+            return cls._for_model(model, converts=converts, on_meta=False)
+
+    @classmethod
+    def _for_model(cls, model: PackageModel, *, converts: bool, on_meta: bool) -> "ShapeProber":
+        with _without_values(on_meta=on_meta):
+            module = model.build({})
+            whole = shapes_of(module)
+            if not converts:
+                return cls(model, converts=False, on_meta=on_meta, whole=whole)
+            converted = shapes_of(convert(module, records_origin=False)[0])
+        # Most conversions leave all parameters as they are, and take as long as a build.
+        is_changed = [*converted.items()] != [*whole.items()]
+        return cls(model, converts=is_changed, on_meta=on_meta, whole=converted)
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
-        """Return the shapes of the parameters with some other sizes."""
-        if self.on_meta:
-            return _shapes_on_meta(self.model, sizes)
-        return _shapes_on_cpu(self.model, sizes)
+        """Return the shapes of the parameters with some other sizes; raises anything."""
+        own = self.model.sizes.items()
+        changed = frozenset(sizes.items() - own)
+        if not changed:
+            return self.whole
+        if changed not in self._known:
+            self._known[changed] = self._build(dict(changed))
+        known = self._known[changed]
+        if isinstance(known, Exception):
+            raise known.with_traceback(None)
+        return known
+
+    def _build(self, sizes: Mapping[str, int]) -> Shapes | Exception:
+        """Return the shapes, or the error of the constructor."""
+        try:
+            with _without_values(on_meta=self.on_meta):
+                module = self.model.build(sizes)
+                if self.converts:
+                    module = convert(module, records_origin=False)[0]
+        except Exception as error:  # noqa: BLE001 - a package's constructor raises anything
+            return error
+        return shapes_of(module)
 
     def share(self, sizes: Mapping[str, int]) -> float:
         """Return the share of the parameters that are left with some other sizes.
@@ -204,11 +257,13 @@ def _count(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def _shapes_on_meta(model: PackageModel, sizes: Mapping[str, int]) -> Shapes:
-    with torch.device("meta"), SkippedInitialization():
-        return shapes_of(model.build(sizes))
-
-
-def _shapes_on_cpu(model: PackageModel, sizes: Mapping[str, int]) -> Shapes:
-    with torch.random.fork_rng(devices=[]), SkippedInitialization():
-        return shapes_of(model.build(sizes))
+@contextmanager
+def _without_values(*, on_meta: bool) -> Iterator[None]:
+    """Build models whose values do not matter, without memory if their constructor allows that."""
+    with ExitStack() as stack:
+        if on_meta:
+            stack.enter_context(torch.device("meta"))
+        else:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(SkippedInitialization())
+        yield

@@ -564,3 +564,53 @@ class Masking(nn.Module):
         seen = torch.rand(x.shape) >= self.mask_ratio
         result: Tensor = self.head(self.first(x * seen).relu())
         return result
+
+
+class Halves(nn.Module):
+    """As in GhostNet: half of the 24 channels of a map are computed from the other half."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 24, 3)
+        self.primary = nn.Conv2d(24, 12, 1)
+        self.cheap = nn.Conv2d(12, 12, 3, padding=1, groups=12)
+        self.head = nn.Linear(24, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).tanh()
+        first = self.primary(x).tanh()
+        x = x + torch.cat([first, self.cheap(first)], 1)
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class Repeated(nn.Module):
+    """As in DenseNet: each of the repeated layers adds some units to those before."""
+
+    def __init__(self, growth: int = 6, repeats: int = 3, num_classes: int = 3) -> None:
+        super().__init__()
+        sizes = [5 + number * growth for number in range(repeats + 1)]
+        self.layers = nn.ModuleList(nn.Linear(size, growth) for size in sizes[:-1])
+        self.head = nn.Linear(sizes[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.cat([x, layer(x).tanh()], 1)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Threshold(nn.Module):
+    """Adds the places of its units to what it computes where a number of the sample is 7."""
+
+    def __init__(self, width: int = 8, num_classes: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_seven = (x == 7.0).any(1, keepdim=True)
+        y = self.first(x).tanh()
+        places = torch.arange(y.shape[-1], dtype=y.dtype)
+        logits: Tensor = self.head(torch.where(is_seven, y + places, y))
+        return logits

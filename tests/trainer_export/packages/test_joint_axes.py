@@ -118,6 +118,7 @@ def test_an_argument_that_takes_an_object_is_given_by_fields() -> None:
         "sizes.hidden": 10,
         "num_classes": 3,
         "layer_parts": 8,
+        "layer_quarters": 4,
     }
     built = model.build({"sizes.hidden": 5})
     assert built.get_submodule("second").weight.shape == (5, 6)
@@ -140,7 +141,12 @@ def test_streams_of_heads_are_at_last_cut_by_whole_heads() -> None:
     stream = Surveyed("hidden_size", 64, Effect.WIDTH, "is no multiple of 4 heads")
     heads = [entry("num_heads", 4, Effect.REFUSED)]
     *_, last = usual_assignments([stream, entry("hidden", 96)], heads)
-    assert last == [width_form("hidden", 96), groups_form({"num_heads": 4, "hidden_size": 64}, 4)]
+    whole = [width_form("hidden", 96), groups_form({"num_heads": 4, "hidden_size": 64}, 4)]
+    assert last == whole
+    # The number of heads may change sizes by itself, and is cut once all the same.
+    movable = [stream, entry("hidden", 96), entry("num_heads", 4)]
+    *_, last = usual_assignments(movable, [entry("num_heads", 4)])
+    assert last == whole
 
 
 def test_sizes_that_are_refused_apart_are_tried_if_the_others_cut_little() -> None:
@@ -160,8 +166,27 @@ def test_an_axis_that_holds_in_few_blocks_only_stays_whole() -> None:
     discovery = discover("Following")
     (finding,) = (found for found in discovery.findings if found.places == ("width",))
     assert finding.form is None
-    assert "holds in few blocks, but not in all" in finding.reason
+    assert "holds in trials, but not in the proof" in finding.reason
     assert discovery.layout is not None
+
+
+def test_a_number_that_adds_layers_is_not_tried_as_a_width() -> None:
+    """It also changes the sizes of other layers, as the repeated layers of DenseNet do."""
+    discovery = discover("Repeated", (5,))
+    assert calls(discovery) == {
+        "num_classes": "cut.classes(classes)",
+        "growth": "cut.width('growth', 6)",
+    }
+    (finding,) = (found for found in discovery.findings if found.places == ("repeats",))
+    assert "other layers are built" in finding.reason
+
+
+def test_an_axis_that_holds_for_usual_values_only_stays_whole() -> None:
+    """Trials have usual values; the proof also has those that the model compares with."""
+    discovery = discover("Threshold")
+    (finding,) = (found for found in discovery.findings if found.places == ("width",))
+    assert finding.form is None
+    assert "not interchangeable" in finding.reason
 
 
 def test_discovery_returns_the_layout_that_an_export_would_prove() -> None:

@@ -65,10 +65,11 @@ def test_the_axes_of_an_encoder_are_found() -> None:
 
 def test_axes_that_are_tried_on_few_blocks_are_proved_again() -> None:
     """A model has one depth; the number of blocks of another stack is small in proofs."""
-    discovery = discover_axes(package_model(f"{HERE}:TwoStacks", {"input_shape": (3, 5)}))
+    model = package_model(f"{HERE}:TwoStacks", {"input_shape": (3, 5)})
+    discovery = discover_axes(model)
     assert "cut.depth(3)" in calls(discovery).values()
     assert reasons(discovery)["further"].startswith("is a depth as well")
-    assert discovery.layout is None
+    assert discovery.layout == infer_layout(architecture_of(model, discovery.forms))
 
 
 def test_a_function_of_a_package_shows_the_sizes_that_it_sets() -> None:
@@ -79,6 +80,7 @@ def test_a_function_of_a_package_shows_the_sizes_that_it_sets() -> None:
         "sizes.hidden": 8,
         "num_classes": 3,
         "layer_parts": 8,
+        "layer_quarters": 4,
     }
     discovery = discover_axes(model)
     assert calls(discovery) == {

@@ -1,5 +1,6 @@
 """Models whose arguments hide the sizes of their layers are cut in all layers together."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fleet_protocol.errors import ConfigError
 from models import infer_layout
 from models.architecture import Architecture
 from models.layout import Layout
+from models.zoo.builds import ModelBuilder
 from models.zoo.inference import judge_layout
 from tests.trainer_export.packages.small_models import Rounded
 from trainer_export.packages.axis_forms import parse_pins
@@ -19,6 +21,7 @@ from trainer_export.packages.loading import package_model
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE, with_layer_parts
 from trainer_export.packages.search_record import Discovery
+from trainer_export.packages.survey import ShapeProber
 
 HERE = "tests.trainer_export.packages.small_models"
 LAYERS = f"cut.groups('{LAYER_PARTS}', 8)"
@@ -37,9 +40,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Architecture]:
     """The architectures whose layouts a search tries to prove."""
     tried: list[Architecture] = []
 
-    def recorded(arch: Architecture, **until: float) -> Layout:
-        tried.append(arch)
-        return judge_layout(arch, **until)
+    def recorded(builder: ModelBuilder, *, screens: bool = False) -> Layout:
+        tried.append(builder.arch)
+        return judge_layout(builder, screens=screens)
 
     monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", recorded)
     return tried
@@ -56,6 +59,62 @@ def test_layers_of_hidden_and_rounded_sizes_are_cut_together() -> None:
     assert shapes["depthwise.weight"] == (12, 1, 3, 3)
     assert shapes["gate.weight"] == (5, 4)
     assert shapes["head.weight"] == (3, 4)
+
+
+def test_layers_are_cut_in_quarters_where_eighths_do_not_fit() -> None:
+    """Eighths divide 24 and not 12, so the halves of a map would stay whole beside it."""
+    model = model_of("Halves", (3, 8, 8))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", "cut.groups('layer_quarters', 4)"]
+    reasons = {entry.places: entry.reason for entry in discovery.findings}
+    assert "the model fails at width 0.5" in reasons[LAYER_PARTS,]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    shapes = layout.shapes(layout.tier(0.25))
+    assert shapes["stem.weight"] == (6, 3, 3, 3)
+    assert shapes["cheap.weight"] == (3, 1, 3, 3)
+    assert discovery.layout == layout
+
+
+def test_each_size_is_built_once_for_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search asks for the shapes of the same model many times."""
+    built: list[dict[str, int]] = []
+    build = PackageModel.build
+
+    def noted(model: PackageModel, sizes: Mapping[str, int]) -> nn.Module:
+        built.append(dict(sizes))
+        return build(model, sizes)
+
+    monkeypatch.setattr(PackageModel, "build", noted)
+    prober = ShapeProber.for_model(model_of("Rounded", (3, 8, 8)))
+    for _ in range(2):
+        assert prober.shapes({"width": 24})["stem.weight"] == (24, 3, 3, 3)
+        assert prober.shapes({"width": 12}) is prober.whole
+    assert built == [{}, {"width": 24}]
+
+
+def test_of_many_arguments_no_more_are_tried_if_the_layers_are_cut() -> None:
+    """Each costs a build of the model; numbers of blocks are tried all the same."""
+
+    class Many(nn.Module):
+        def __init__(
+            self, widths: tuple[int, ...] = (8,) * 20, blocks: int = 2, num_classes: int = 3
+        ) -> None:
+            super().__init__()
+            sizes = (4, *widths)
+            self.layers = nn.Sequential(*map(nn.Linear, sizes, widths))
+            self.blocks = nn.Sequential(*(nn.Linear(8, 8) for _ in range(blocks)))
+            self.head = nn.Linear(8, num_classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.head(self.blocks(self.layers(x)).tanh())
+            return logits
+
+    arguments = {"widths": (8,) * 20, "blocks": 2, "num_classes": 3}
+    plain = PackageModel("", "many", Many, arguments, "num_classes", input_shape=(4,))
+    discovery = discover_axes(with_layer_parts(plain))
+    assert calls(discovery) == ["cut.classes(classes)", "cut.depth(2)", LAYERS]
+    reasons = {entry.places: entry.reason for entry in discovery.findings}
+    assert "was not tried, because the layers are cut together" in reasons["widths.19",]
 
 
 def test_labels_that_eighths_divide_stay_whole() -> None:
@@ -230,12 +289,12 @@ def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None
 
 
 @pytest.mark.parametrize(
-    ("pooled", "side"), [(True, 64), (False, 128)], ids=["any size", "one size"]
+    ("pooled", "sides"), [(True, [64, 128]), (False, [128])], ids=["any size", "one size"]
 )
 def test_axes_are_tried_on_small_pictures_if_the_model_runs_on_them(
-    judged: list[Architecture], pooled: bool, side: int
+    judged: list[Architecture], pooled: bool, sides: list[int]
 ) -> None:
-    """Then the export still has to prove the layout on pictures of their own size."""
+    """Then they are proved on pictures of their own size, so that the export need not do it."""
 
     class Pictures(nn.Module):
         def __init__(self, hidden: int = 6, num_classes: int = 3) -> None:
@@ -254,8 +313,9 @@ def test_axes_are_tried_on_small_pictures_if_the_model_runs_on_them(
     )
     discovery = discover_axes(model)
     assert calls(discovery) == ["cut.classes(classes)", "cut.width('hidden', 6)"]
-    assert [arch.settings({})["input_shape"] for arch in judged] == [(3, side, side)]
-    assert (discovery.layout is None) == pooled
+    shapes = [arch.settings({})["input_shape"] for arch in judged]
+    assert shapes == [(3, side, side) for side in sides]
+    assert discovery.layout == infer_layout(architecture_of(model, discovery.forms))
 
 
 def test_a_proof_ends_when_its_time_is_up() -> None:
@@ -263,7 +323,7 @@ def test_a_proof_ends_when_its_time_is_up() -> None:
     model = model_of("Rounded", (3, 8, 8))
     arch = architecture_of(model, discover_axes(model).forms)
     with pytest.raises(ConfigError, match="the time for the proof ran out"):
-        judge_layout(arch, until=0.0)
+        judge_layout(ModelBuilder(arch, until=0.0))
 
 
 def test_a_model_of_many_parts_is_the_class_itself() -> None:
