@@ -77,6 +77,13 @@ def _sizes_beyond(condition: Any, value: bool) -> set[int]:
     """
     sizes = {1, 2, MANY}
     for number in condition.atoms(sympy.Integer):
-        sizes.update(size for size in range(int(number) - 1, int(number) + 2) if size > 0)
+        for size in range(int(number) - 1, int(number) + 2):
+            if size > 0:
+                sizes.add(size)
     symbols = condition.free_symbols
-    return {size for size in sizes if bool(condition.subs(dict.fromkeys(symbols, size))) != value}
+    beyond: set[int] = set()
+    for size in sizes:
+        result = condition.subs(dict.fromkeys(symbols, size))
+        if bool(result) != value:
+            beyond.add(size)
+    return beyond

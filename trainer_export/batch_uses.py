@@ -118,7 +118,11 @@ def has_only_uses(program: fx.GraphModule, known: Sequence[Any] | None) -> bool:
 
 def _places(sizes: dict[int, Any]) -> tuple[tuple[int, int], ...]:
     """Return the places of expressions of the batch size, with 0 or -1 for what is added."""
-    return tuple((place, int(size.as_coeff_Add()[0])) for place, size in sizes.items())
+    places: list[tuple[int, int]] = []
+    for place, size in sizes.items():
+        added, _ = size.as_coeff_Add()
+        places.append((place, int(added)))
+    return tuple(places)
 
 
 def _arguments(node: fx.Node) -> list[Any]:
@@ -136,7 +140,10 @@ def _is_tensor_first(arguments: Sequence[Any]) -> bool:
 
 def _are_counts(sizes: dict[int, Any]) -> bool:
     """Return whether every expression of the batch size is a multiple of it, or one less."""
-    return all(isinstance(size, sympy.Expr) and _is_count(size) for size in sizes.values())
+    for size in sizes.values():
+        if not isinstance(size, sympy.Expr) or not _is_count(size):
+            return False
+    return True
 
 
 def _is_count(size: sympy.Expr) -> bool:

@@ -73,7 +73,10 @@ class Coverage:
         if self.share >= least:
             return
         # The model has tensors of these names, in other shapes.
-        unlike = [name for name in self.left if name in self.random]
+        unlike: list[str] = []
+        for name in self.left:
+            if name in self.random:
+                unlike.append(name)
         remedies: list[str] = []
         if unlike:
             example = f"{unlike[0]} is {self.reasons[unlike[0]]}"
@@ -83,13 +86,14 @@ class Coverage:
             )
         if len(unlike) < len(self.left):
             remedies.append("correct --start-name")
+        remedies.append("or accept")
+        tensors = len(self.taken) + len(self.random)
+        share = f"{self.share:.2f}"
         raise ConfigError(
-            f"{self.source}: the model takes {len(self.taken)} of its"
-            f" {len(self.taken) + len(self.random)} tensors from there, a share of"
-            f" {self.share:.2f}; {len(self.random)} would remain random ({_some(self.random)})"
+            f"{self.source}: the model takes {len(self.taken)} of its {tensors} tensors from there,"
+            f" a share of {share}; {len(self.random)} would remain random ({_some(self.random)})"
             f" and {len(self.left)} of the source would be left ({_some(self.left)});"
-            f" {'; '.join([*remedies, 'or accept'])} this share with --start-share"
-            f" {self.share:.2f}"
+            f" {'; '.join(remedies)} this share with --start-share {share}"
         )
 
     def groups(self) -> Mapping[str, tuple[Group, ...]]:
@@ -105,7 +109,9 @@ def _share(taken: Mapping[str, int], missing: Mapping[str, int]) -> float:
     """Return the share of tensors, or of their entries if that is smaller, that was taken."""
     tensors = len(taken) + len(missing)
     entries = sum(taken.values()) + sum(missing.values())
-    return min(len(taken) / max(1, tensors), sum(taken.values()) / max(1, entries))
+    share_of_tensors = len(taken) / max(1, tensors)
+    share_of_entries = sum(taken.values()) / max(1, entries)
+    return min(share_of_tensors, share_of_entries)
 
 
 def _grouped(names: Iterable[str], reasons: Mapping[str, str]) -> tuple[Group, ...]:

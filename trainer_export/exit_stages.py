@@ -19,14 +19,17 @@ def stages_of(inference: Trace) -> tuple[Trace, ...]:
     for port, node in zip(inference.outputs, results_of(inference), strict=True):
         if port.name not in inference.hidden:
             heads[port] = node
-    needed = {port: needed_for([head]) for port, head in heads.items()}
+    needed: dict[Port, set[fx.Node]] = {}
+    for port, head in heads.items():
+        needed[port] = needed_for([head])
     stages: list[Trace] = []
     passing: dict[fx.Node, Port] = {}
     computed: set[fx.Node] = set()
     for number, (port, head) in enumerate(heads.items(), 1):
         taken = _taken(head, passing)
         computed |= needed.pop(port)
-        later = set[fx.Node]().union(*needed.values()) - computed
+        later = set[fx.Node]().union(*needed.values())
+        later -= computed
         returned = {port: head}
         for node in Cut(inference, computed, later).values():
             if node not in passing:
@@ -41,4 +44,8 @@ def _taken(head: fx.Node, passing: Mapping[fx.Node, Port]) -> dict[fx.Node, Port
     read: set[fx.Node] = set()
     for node in needed_for([head], passing):
         read.update(node.all_input_nodes)
-    return {node: port for node, port in passing.items() if node in read}
+    taken: dict[fx.Node, Port] = {}
+    for node, port in passing.items():
+        if node in read:
+            taken[node] = port
+    return taken

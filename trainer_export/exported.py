@@ -384,7 +384,9 @@ def _refuse_drawn(
                 (x,),
             )
         ).values()
-    if all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)):
+    pairs = zip(first, second, strict=True)
+    are_close = all(torch.allclose(left, right, equal_nan=True) for left, right in pairs)
+    if are_close:
         return
     drawn = "a tensor that is not a parameter"
     for (path, a), (_, b) in zip(module.named_buffers(), again.named_buffers(), strict=True):

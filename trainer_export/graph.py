@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -148,8 +148,10 @@ class GraphBuilder:
         ordered = sorted(attributes.items())
         # Lists cannot be keys; a GraphBuilder is a key by identity, so bodies of loops are never
         # shared.
-        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in ordered)
-        key = (op_type, inputs, outputs, frozen)
+        frozen: list[tuple[str, Any]] = []
+        for name, value in ordered:
+            frozen.append((name, tuple(value) if isinstance(value, list) else value))
+        key = (op_type, inputs, outputs, tuple(frozen))
         if key not in self._known:
             names = tuple(f"{self.prefix}v{self._count + i}" for i in range(outputs))
             self._count += outputs
@@ -301,12 +303,14 @@ def _drop_unread(node: onnx.NodeProto, needed: Collection[str]) -> None:
 
     With them, the runtime takes 20 times as long.
     """
-    if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1] not in needed:
+    has_indices = node.op_type == "MaxPool" and len(node.output) > 1
+    if has_indices and node.output[1] not in needed:
         del node.output[1]
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    if not any(name in names for name in (*node.input, *node.output)):
+    values = (*node.input, *node.output)
+    if names.keys().isdisjoint(values):
         return node
     copy = onnx.NodeProto()
     copy.CopyFrom(node)

@@ -88,9 +88,18 @@ def manifest_of(
     noise = []
     for path, shape in facts.noise.items():
         noise.append(NoiseSpec(name=path, shape=shape))
+    own_layout = replace(layout, settings=export.settings(tier))
+    settings = json.loads(own_layout.to_json())["settings"]
+    graphs: dict[str, GraphSpec] = {}
+    other_files: dict[str, FileSpec] = {}
+    for file in files:
+        if file.is_graph:
+            graphs[file.key] = graph_spec(file)
+        else:
+            other_files[file.key] = FileSpec(**content_of(file))
     return Manifest(
         arch=export.arch.name,
-        settings=json.loads(replace(layout, settings=export.settings(tier)).to_json())["settings"],
+        settings=settings,
         tier=tier.id,
         width=tier.width,
         depth=tier.depth,
@@ -104,8 +113,8 @@ def manifest_of(
         states_in_place=STATES in in_place,
         parameters_in_place=PARAMETERS in in_place,
         statistics=_statistic_specs(layout, tier),
-        graphs={file.key: graph_spec(file) for file in files if file.is_graph},
-        files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},
+        graphs=graphs,
+        files=other_files,
         frozen=not_trained,
         base=tuple(base),
         noise=tuple(noise),

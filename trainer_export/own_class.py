@@ -108,7 +108,8 @@ def _difference(
         return str(error)
     except Exception as error:  # noqa: BLE001 - a class of a user raises anything
         return f"the weights do not load into the class before its conversion: {first_line(error)}"
-    if all(_alike(outputs.get(name), value) for name, value in expected.items()):
+    are_alike = all(_alike(outputs.get(name), value) for name, value in expected.items())
+    if are_alike:
         return ""
     return (
         "the class before its conversion gives different outputs with the same weights and"

@@ -177,9 +177,11 @@ def _name_of(pairs: Sequence[Pair], name: str) -> str:
             "no pair is requested; give pairs of different tiers, and one `name` for each export"
         )
     # One folder for all, which one rename publishes.
-    names = list(
-        dict.fromkeys(name or f"{pair.sent.arch.name}+{pair.own.arch.name}" for pair in pairs)
-    )
+    names: list[str] = []
+    for pair in pairs:
+        folder = name or f"{pair.sent.arch.name}+{pair.own.arch.name}"
+        if folder not in names:
+            names.append(folder)
     folders = [pair.folder for pair in pairs]
     if len(names) != 1 or len(set(folders)) != len(folders):
         raise ConfigError(

@@ -255,7 +255,11 @@ def _pool_before_relu(graph: fx.Graph) -> None:
     The second form works on fewer numbers. If a window's maximum is not positive, neither form
     propagates a gradient; if it is positive, both propagate it to the first maximum.
     """
-    for relu in [node for node in graph.nodes if node.target is aten.relu.default]:
+    relus: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.target is aten.relu.default:
+            relus.append(node)
+    for relu in relus:
         chain = _pooled_relu(relu)
         if chain is not None:
             _swap(graph, chain)

@@ -197,7 +197,10 @@ def _pair(norm: fx.Node) -> _Pair | None:
     backs = [user for user in convolution.users if user.target is backward]
     if len(backs) != 1 or set(convolution.users) != {norm, backs[0]}:
         return None
-    grads = [user for user in backs[0].users if user.args[1] == 0]
+    grads: list[fx.Node] = []
+    for user in backs[0].users:
+        if user.args[1] == 0:
+            grads.append(user)
     if len(grads) != 1 or len(grads[0].users) != 1:
         return None
     (convolution_back,) = grads[0].users

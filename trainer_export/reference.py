@@ -118,7 +118,8 @@ class TorchOptimizer:
         if self._record.counts_steps:
             values.append(np.array(self._steps, np.float32))
         specs = self._record.state_specs(shapes)
-        return {spec.name: value for spec, value in zip(specs, values, strict=True)}
+        names = [spec.name for spec in specs]
+        return dict(zip(names, values, strict=True))
 
 
 class Reference:
@@ -224,7 +225,10 @@ def computed_in_float64(
 
 def numpy_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     """Return tensors as arrays by the same names."""
-    return {name: value.detach().numpy() for name, value in tensors.items()}
+    arrays: Arrays = {}
+    for name, value in tensors.items():
+        arrays[name] = value.detach().numpy()
+    return arrays
 
 
 def _doubled(value: Any) -> Any:

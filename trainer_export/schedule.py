@@ -80,7 +80,8 @@ class Schedule:
             if of_node.is_view:
                 source = of_node.inputs[0]
                 self.owner[of_node.outputs[0]] = owner_of(source, source)
-        self.outside = fixed.union(self.owner[name] for name in self.owner.keys() & fixed)
+        views = self.owner.keys() & fixed
+        self.outside = fixed.union(self.owner[name] for name in views)
 
     @cached_property
     def uses(self) -> dict[str, list[int]]:

@@ -46,10 +46,12 @@ def _slices(
 ) -> Iterator[onnx.NodeProto]:
     """Yield a slice for each part of a Split that is read."""
     start = 0
-    for part, size in zip(node.output, sizes, strict=True):
+    for name, size in zip(node.output, sizes, strict=True):
         end = start + size
-        if part in read:
-            bounds = [graph.ints(start), graph.ints(end)]
+        if name in read:
+            first = graph.ints(start)
+            behind = graph.ints(end)
             axis = graph.ints(attribute(node, "axis"))
-            yield helper.make_node("Slice", [node.input[0], *bounds, axis], [part])
+            inputs = [node.input[0], first, behind, axis]
+            yield helper.make_node("Slice", inputs, [name])
         start = end

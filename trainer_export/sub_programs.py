@@ -75,7 +75,11 @@ class Cut:
             else:
                 waiting.extend(node.all_input_nodes)
         # In the program's order, so that the same model has the same names in every export.
-        return [node for node in self.program.program.graph.nodes if node in passing]
+        in_order: list[fx.Node] = []
+        for node in self.program.program.graph.nodes:
+            if node in passing:
+                in_order.append(node)
+        return in_order
 
 
 def _nodes_of_samples(program: Trace) -> set[fx.Node]:

@@ -32,9 +32,13 @@ def _convolution(
             "a transposed convolution cannot be exported; use Upsample followed by a convolution"
         )
     rank = x.rank - 2
+    inputs: list[str] = []
+    for value in (x, weight, bias):
+        if value is not None:
+            inputs.append(emit.in_logical_order(value))
     name = emit.node(
         "Conv",
-        *(emit.in_logical_order(value) for value in (x, weight, bias) if value is not None),
+        *inputs,
         kernel_shape=list(weight.shape[2:]),
         strides=spread(convolution.stride, rank),
         # ONNX lists the beginnings of all axes, then their ends; PyTorch pads both alike.

@@ -115,7 +115,10 @@ class OwnLoss(OwnFunction, Loss):
 
     def _numbers(self) -> dict[str, Any]:
         """Return the parameters of the loss by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        numbers: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            numbers[field.name] = getattr(self, field.name)
+        return numbers
 
     def targets(self, answer: Answer) -> Any:
         """Return the targets as the function takes them."""

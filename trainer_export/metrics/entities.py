@@ -128,13 +128,17 @@ class _TaggedTokens:
         # Row i has a 1 in the column of the next token that counts.
         follows = (place[:, None, :] == place[:, :, None] + 1).to(torch.float32)
         follows = follows * kept[:, None, :] * kept[:, :, None]
-        same_before = (torch.matmul(follows.transpose(1, 2), kinds) * kinds).sum(-1)
-        same_behind = (torch.matmul(follows, kinds) * kinds).sum(-1)
+        kinds_before = torch.matmul(follows.transpose(1, 2), kinds)
+        kinds_behind = torch.matmul(follows, kinds)
+        same_before = (kinds_before * kinds).sum(-1)
+        same_behind = (kinds_behind * kinds).sum(-1)
         begins_behind = torch.matmul(follows, begins[..., None])[..., 0]
         # An I after the same type continues; after O or another type it begins an entity.
         continues = same_before * (1.0 - begins)
         continued = same_behind * (1.0 - begins_behind)
-        return cls(kinds, inside * (1.0 - continues), inside * (1.0 - continued))
+        starts = inside * (1.0 - continues)
+        ends = inside * (1.0 - continued)
+        return cls(kinds, starts, ends)
 
     def spans(self) -> Tensor:
         """Return 1 where an entity goes from the row's token to the column's.

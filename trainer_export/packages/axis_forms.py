@@ -47,7 +47,10 @@ class AxisForm:
         The number of labels is that of the whole model.
         """
         answer = self._ask(cut)
-        return {place: answer * factor for place, factor in self.factors.items()}
+        sizes: dict[str, int] = {}
+        for place, factor in self.factors.items():
+            sizes[place] = answer * factor
+        return sizes
 
     def sizes_at(self, width: float) -> dict[str, int]:
         """Return the size of each argument in a tier of some width and full depth."""

@@ -6,7 +6,7 @@ list may have to follow the one before it, and query heads are shared out among 
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from trainer_export.packages.axis_forms import (
@@ -48,7 +48,8 @@ def forms_of(entry: Surveyed, heads: Sequence[Surveyed]) -> Iterator[AxisForm]:
         yield width_form(entry.place, entry.size)
         numbers: dict[int, None] = {}
         for head in heads:
-            if 1 < head.size < entry.size and entry.size % head.size == 0:
+            has_dimensions = 1 < head.size < entry.size
+            if has_dimensions and entry.size % head.size == 0:
                 numbers[head.size] = None
         for number in [*numbers][:_MOST_HEADS]:
             yield heads_form(entry.place, entry.size, number)
@@ -100,11 +101,23 @@ def _by_whole_heads(forms: Sequence[AxisForm], heads: Sequence[Surveyed]) -> lis
         else:
             changed.append(form)
     for number, places in streams.items():
-        counts = {entry.place: number for entry in heads if entry.size == number}
+        counts: dict[str, int] = {}
+        for entry in heads:
+            if entry.size == number:
+                counts[entry.place] = number
         # A number of heads that changes sizes has a form of its own, which this one replaces.
-        changed = [form for form in changed if not form.factors.keys() & counts.keys()]
+        changed = _without_places(changed, counts)
         changed.append(groups_form({**counts, **places}, number))
     return changed
+
+
+def _without_places(forms: Iterable[AxisForm], places: Mapping[str, int]) -> list[AxisForm]:
+    """Return the forms that cut none of some arguments."""
+    kept: list[AxisForm] = []
+    for form in forms:
+        if form.factors.keys().isdisjoint(places):
+            kept.append(form)
+    return kept
 
 
 def _usual_forms(partition: Iterable[Entries], heads: Sequence[Surveyed]) -> list[AxisForm] | None:
@@ -132,7 +145,9 @@ def _refuses_one_more(entries: Entries) -> bool:
 
 def _forms_of_set(entries: Entries, heads: Sequence[Surveyed]) -> Iterator[AxisForm]:
     """Yield the forms of one argument, or of several that one axis cuts."""
-    return forms_of(entries[0], heads) if len(entries) == 1 else joint_forms(entries, heads)
+    if len(entries) == 1:
+        return forms_of(entries[0], heads)
+    return joint_forms(entries, heads)
 
 
 def joint_forms(entries: Sequence[Surveyed], heads: Sequence[Surveyed]) -> Iterator[AxisForm]:
@@ -211,13 +226,16 @@ def head_sets(undecided: Sequence[Surveyed]) -> Iterator[Entries]:
         yield (number,)
     for stream in _streams(undecided):
         for number in numbers:
-            if number.size < stream.size and stream.size % number.size == 0:
+            has_dimensions = number.size < stream.size
+            if has_dimensions and stream.size % number.size == 0:
                 yield (number, stream)
 
 
 def _streams(entries: Sequence[Surveyed]) -> list[Surveyed]:
     """Return arguments that may consist of heads, at last those that change only with the heads."""
-    return [*with_effects(entries, Effect.WIDTH), *with_effects(entries, Effect.REFUSED)]
+    widths = with_effects(entries, Effect.WIDTH)
+    refused = with_effects(entries, Effect.REFUSED)
+    return [*widths, *refused]
 
 
 def named_heads(entries: Iterable[Surveyed]) -> list[Surveyed]:
@@ -234,7 +252,10 @@ def _joined(entries: Iterable[Surveyed], key_of: Callable[[Surveyed], Hashable])
     sets: defaultdict[Hashable, list[Surveyed]] = defaultdict(list)
     for entry in entries:
         sets[key_of(entry)].append(entry)
-    return [*map(tuple, sets.values())]
+    joined: list[Entries] = []
+    for joint in sets.values():
+        joined.append(tuple(joint))
+    return joined
 
 
 def _rounding_of(size: int) -> int:
@@ -275,7 +296,8 @@ def _numbers_of_heads(entries: Iterable[Surveyed]) -> list[Surveyed]:
     """Return the arguments that count heads; the size of a head is another."""
     numbers: list[Surveyed] = []
     for entry in named_heads(entries):
-        if "dim" not in entry.place and "size" not in entry.place:
+        is_size_of_head = "dim" in entry.place or "size" in entry.place
+        if not is_size_of_head:
             numbers.append(entry)
     return numbers
 

@@ -86,11 +86,16 @@ def load_class(spec: str, arguments: Mapping[str, Any]) -> PackageModel:
     if make is None:
         raise ConfigError(f"--model {spec}: {attribute} does not return a torch module")
     # A boolean is an int in Python, and no number of labels.
-    labels = next((name for name in LABEL_NAMES if type(built_with.get(name)) is int), "")
+    labels = ""
+    for name in LABEL_NAMES:
+        if type(built_with.get(name)) is int:
+            labels = name
+            break
     # The name of an architecture is that of a function: `ResNet18` becomes `res_net18`.
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", attribute).lower()
-    name = words.replace(".", "_")
-    return PackageModel(spec, name, make, built_with, labels, input_shape=_image(built_with))
+    own_name = words.replace(".", "_")
+    shape = _image(built_with)
+    return PackageModel(spec, own_name, make, built_with, labels, input_shape=shape)
 
 
 def _advice_on_arguments(

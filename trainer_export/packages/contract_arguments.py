@@ -38,7 +38,11 @@ def contract_arguments(
         for place in _PADDINGS:
             if terms.missing is not None and _has_field(model, place):
                 decided[place] = _token_of(terms.missing)
-    return {name: value for name, value in decided.items() if name not in arguments}
+    undecided: dict[str, Any] = {}
+    for name, value in decided.items():
+        if name not in arguments:
+            undecided[name] = value
+    return undecided
 
 
 def _has_field(model: PackageModel, place: str) -> bool:

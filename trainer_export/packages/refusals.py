@@ -56,15 +56,17 @@ def advice_on_refusal(model: PackageModel) -> str:
     does_run = _runs(model)
     fitting = {} if does_run else _arguments_for_samples(model)
     if fitting:
-        options = " ".join(f"--set {name}={_as_option(value)}" for name, value in fitting.items())
-        return f"{model.spec} runs on samples of this shape with {options}"
+        options: list[str] = []
+        for name, value in fitting.items():
+            options.append(f"--set {name}={_as_option(value)}")
+        return f"{model.spec} runs on samples of this shape with {' '.join(options)}"
     rates = rates_that_draw(model)
     if rates:
-        options = " ".join(f"--set {place}=0.0" for place in rates)
+        rate_options = " ".join(f"--set {place}=0.0" for place in rates)
         return (
             f"{model.spec} draws random numbers in training that no graph can take, as for layers"
             " that it leaves out, or for numbers that all samples share; it draws none with"
-            f" {options}"
+            f" {rate_options}"
         )
     outputs = _outputs_of(model)
     if outputs:
@@ -72,9 +74,9 @@ def advice_on_refusal(model: PackageModel) -> str:
             f"{model.spec} returns the outputs {', '.join(outputs)}; select the one for the loss,"
             f" as with --set output_name={_output_that_exports(model, outputs)}"
         )
-    other = _other_model_that_exports(model)
-    if other:
-        return other
+    advice = _other_model_that_exports(model)
+    if advice:
+        return advice
     if not does_run:
         return ""
     return (

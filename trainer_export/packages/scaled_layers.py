@@ -68,7 +68,10 @@ _INPUTS = ("in_features", "in_channels", "input_size")
 
 def layer_parts_forms() -> list[AxisForm]:
     """Return the axes that cut all layers together, of which a model has at most one."""
-    return [groups_form({name: whole}, whole) for name, whole in PARTS.items()]
+    forms: list[AxisForm] = []
+    for name, whole in PARTS.items():
+        forms.append(groups_form({name: whole}, whole))
+    return forms
 
 
 def with_layer_parts(model: PackageModel) -> PackageModel:
@@ -92,10 +95,10 @@ class ScaledLayers:
         """Make the model with some eighths, or quarters, of the size of each layer."""
         scalings: list[_Scaling] = []
         for name, whole in PARTS.items():
-            parts = arguments.pop(name, whole)
-            if parts != whole:
+            number = arguments.pop(name, whole)
+            if number != whole:
                 labels = arguments.get(self.labels)
-                scalings.append(_Scaling(parts, whole, labels, self.channels))
+                scalings.append(_Scaling(number, whole, labels, self.channels))
         with ExitStack() as stack:
             for scaling in scalings:
                 stack.enter_context(scaling.applied())

@@ -77,7 +77,11 @@ def _children(value: Any) -> dict[str, Any]:
     if isinstance(value, _OPAQUE) or not hasattr(value, "__dict__"):
         return {}
     # Private attributes are what an object computed from its arguments.
-    return {name: child for name, child in vars(value).items() if not name.startswith("_")}
+    public: dict[str, Any] = {}
+    for name, child in vars(value).items():
+        if not name.startswith("_"):
+            public[name] = child
+    return public
 
 
 def with_sizes(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,10 +155,14 @@ def _changes_common_shapes(whole: Shapes, other: Shapes) -> bool:
 
 def _changes_kernels_only(whole: Shapes, other: Shapes) -> bool:
     """Return whether parameters change, but in no dimension that has units of a layer."""
-    changed = [name for name, shape in whole.items() if other[name] != shape]
-    return bool(changed) and all(
-        other[name][:_UNIT_DIMENSIONS] == whole[name][:_UNIT_DIMENSIONS] for name in changed
-    )
+    changed: list[str] = []
+    for name, shape in whole.items():
+        if other[name] != shape:
+            changed.append(name)
+    for name in changed:
+        if other[name][:_UNIT_DIMENSIONS] != whole[name][:_UNIT_DIMENSIONS]:
+            return False
+    return bool(changed)
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,9 @@ def shallow_module(model: PackageModel) -> nn.Module:
     most = max(blocks.values(), default=1)
     whole = _kinds_of_blocks(model, fields, most)
     for number in range(_FEWEST_BLOCKS, most):
-        fewer = {place: min(number, size) for place, size in blocks.items()}
+        fewer: dict[str, int] = {}
+        for place, size in blocks.items():
+            fewer[place] = min(number, size)
         few = with_sizes(fields, fewer)
         # A configuration may have a list with an entry for each block, which only the whole model
         # fits.

@@ -12,6 +12,7 @@ from fleet_protocol.manifest import (
     statistic_mean,
     statistic_variance,
 )
+from models.zoo.builds import shapes_of
 from trainer_export import model_inputs
 from trainer_export.batches import SizedBatches
 from trainer_export.check import Session, run_session
@@ -52,7 +53,7 @@ def trace_statistics(
                     statistics.append(value)
         return statistics
 
-    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    shapes = shapes_of(model)
     inputs = (
         *model_inputs.parameter_ports(shapes),
         model_inputs.sample_port(signature),

@@ -19,6 +19,7 @@ from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import (
     next_name,
 )
+from models.zoo.builds import shapes_of
 from trainer_export.graph import Port
 from trainer_export.loss import Answer
 from trainer_export.model_inputs import (
@@ -59,7 +60,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     """
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
-    shapes = _shapes(model)
+    shapes = shapes_of(model)
     base_shapes: dict[str, Shape] = {}
     for name in signature.base:
         base_shapes[name] = shapes.pop(name)
@@ -206,10 +207,6 @@ def _random_states() -> tuple[Any, ...]:
     return random.getstate(), np.asarray(keys).tobytes(), *places
 
 
-def _shapes(model: nn.Module) -> dict[str, Shape]:
-    return {name: tuple(value.shape) for name, value in model.named_parameters()}
-
-
 def _next_ports(changing: Sequence[Port]) -> tuple[Port, ...]:
     ports: list[Port] = []
     for port in changing:
@@ -244,7 +241,7 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
         return [recipe.loss.value(output, answer), *tree_leaves(output)]
 
     knobs = knob_ports(recipe.loss)
-    inputs = (*parameter_ports(_shapes(model)), *batch, *noise_ports(noise), *knobs)
+    inputs = (*parameter_ports(shapes_of(model)), *batch, *noise_ports(noise), *knobs)
     outputs = (Port("loss", "float32", ()), *output_ports(signature))
     return trace_program("loss", loss, inputs, outputs, signature.known)
 

@@ -187,14 +187,9 @@ def _run_all(jobs: "Sequence[Job]", ends_at: float, folder: Path) -> int:
         error_console().print(f"[bold]{name}[/]", highlight=False)
         try:
             _run(job)
-        except (ConfigError, DataError) as error:
-            # A data set or package is missing, or another process runs the job.
+        except (ConfigError, DataError, RunFailedError) as error:
+            # Data or a package is missing, another process runs the job, or its losses diverge.
             error_console().print(f"skipped: {error}", highlight=False, markup=False)
-            left_out += 1
-            continue
-        except RunFailedError as error:
-            # Another learning rate or seed may well succeed.
-            error_console().print(str(error), highlight=False, markup=False)
             left_out += 1
             continue
         # Write the table after each run, so that it is up to date if a later run fails.
