@@ -172,8 +172,8 @@ class CheckSpec(FrozenModel):
         batch_sizes: number of samples in each batch, in order.
         worst_absolute: largest absolute difference over all tensors and steps.
         worst_relative: largest difference relative to the largest value of its tensor, at most
-            1e-4. If PyTorch's own rounding error is larger than that, the difference from a
-            computation in float64 is used instead.
+            1e-4. If PyTorch's own rounding error is larger than that, it is the difference from a
+            computation in float64, which may be larger, too.
         worst_tensor: name of the tensor with the difference ``worst_relative``.
     """
 

@@ -557,7 +557,7 @@ class Masking(nn.Module):
     def __init__(self, width: int = 8, mask_ratio: float = 0.5, num_classes: int = 3) -> None:
         super().__init__()
         self.mask_ratio = mask_ratio
-        self.first = nn.Linear(4, width)
+        self.first = nn.Linear(64, width)
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

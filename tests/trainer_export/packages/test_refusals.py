@@ -128,7 +128,7 @@ def test_a_constructor_that_fails_gets_advice_about_its_arguments() -> None:
 
 def test_a_model_that_draws_in_evaluation_is_refused_before_the_search() -> None:
     """As one that masks patches at random; each proof of an axis would fail for that reason."""
-    model = package_model(f"{MODELS}:Masking", {"input_shape": (4,)})
+    model = package_model(f"{MODELS}:Masking", {"input_shape": (64,)})
     with pytest.raises(
         ModelError, match=r"draws random numbers \(rand in line \d+ of small_models"
     ):
@@ -136,7 +136,7 @@ def test_a_model_that_draws_in_evaluation_is_refused_before_the_search() -> None
 
 
 def test_numbers_that_change_no_output_may_be_drawn() -> None:
-    model = package_model(f"{MODELS}:Masking", {"input_shape": (4,), "mask_ratio": 0.0})
+    model = package_model(f"{MODELS}:Masking", {"input_shape": (64,), "mask_ratio": 0.0})
     assert require_run(exportable(model, ())).outputs == 1
 
 
