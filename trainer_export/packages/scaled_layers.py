@@ -4,9 +4,10 @@ Many packages fix the sizes of a network in their code, or round them, as in Mob
 So a model gets further arguments, one for each of `PARTS`. While the constructor runs, every layer
 gets this number of eighths, or of quarters, of the size that it asks for. A tensor of another
 module, such as the scale of a residual, gets as many in each dimension that is as large as a layer,
-and so do the sizes that a module notes for its forward, such as `head_dim`. Sizes that these parts
-do not divide stay whole, as do the labels and the channels of a sample. A wrong guess of these is
-refused like any other axis: by the proof of layouts, and because narrow models must work.
+and so do the sizes that a module notes for its forward, such as `head_dim` and `in_channels`.
+Sizes that these parts do not divide stay whole, as do the labels and the channels of a sample. A
+wrong guess of these is refused like any other axis: by the proof of layouts, and because narrow
+models must work.
 """
 
 import inspect
@@ -58,6 +59,9 @@ _LEAST = 16
 
 _DIMENSION = re.compile(r"(^|_)dim($|_)")
 """Names of attributes that are sizes, such as `head_dim`."""
+
+_CHANNELS = re.compile(r"(^|_)(channels|chans|chs|c|features|planes|width)($|_)")
+"""Names of attributes that are sizes of layers, such as `in_channels`."""
 
 _SHAPE = "shape"
 """Name of an attribute that is the shape of a tensor."""
@@ -145,6 +149,8 @@ class _Scaling:
             for name, value in vars(module).items():
                 if _DIMENSION.search(name) and type(value) is int and value != self.labels:
                     setattr(module, name, self._share_of(value))
+                elif _CHANNELS.search(name):
+                    setattr(module, name, self._scale_dimension(value))
                 elif name == _SHAPE and isinstance(value, tuple):
                     setattr(module, name, tuple(map(self._scale_dimension, value)))
 

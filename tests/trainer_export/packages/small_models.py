@@ -385,6 +385,25 @@ class NotedHeads(nn.Module):
         return logits
 
 
+class NotedChannels(nn.Module):
+    """Halves of a map that its constructor noted the channels of, as in timm's SKNet."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Linear(5, 32)
+        self.in_channels = 32
+        self.width = 5  # of the samples, and no size of a layer that is cut
+        self.first = nn.Linear(16, 32)
+        self.second = nn.Linear(16, 32)
+        self.head = nn.Linear(32, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = self.stem(x[:, : self.width]).tanh().split(self.in_channels // 2, 1)
+        mixed = self.first(halves[0]).tanh() + self.second(halves[1]).tanh()
+        logits: Tensor = self.head(mixed)
+        return logits
+
+
 class Following(nn.Module):
     """Blocks that follow a first, unlike one, and where each unit has its fixed place or none."""
 

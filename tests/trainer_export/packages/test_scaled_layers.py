@@ -162,6 +162,14 @@ def test_sizes_that_a_module_noted_become_smaller_with_its_layers() -> None:
     assert layout.shapes(layout.tier(0.5))["qkv.weight"] == (144 // 2, 5)
 
 
+def test_channels_that_a_module_noted_become_fewer_with_its_layers() -> None:
+    model = model_of("NotedChannels", (5,))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    assert layout.shapes(layout.tier(0.5))["first.weight"] == (16, 8)
+
+
 def test_layers_that_cannot_be_thinner_are_refused_with_a_reason() -> None:
     discovery = discover_axes(model_of("RoundedHeads", (4, 5)))
     assert calls(discovery) == ["cut.classes(classes)"]
