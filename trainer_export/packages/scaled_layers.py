@@ -57,11 +57,11 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 _LEAST = 16
 """The smallest dimension of a tensor outside of layers that is cut; others may count heads."""
 
-_DIMENSION = re.compile(r"(^|_)dim($|_)")
-"""Names of attributes that are sizes, such as `head_dim`."""
+_NOTED = re.compile(r"(^|_)(dim|channels?|chans|chs|c|features|planes|splits)($|_)")
+"""Names of attributes that are sizes, or lists of them, such as `head_dim` and `in_channels`."""
 
-_CHANNELS = re.compile(r"(^|_)(channels|chans|chs|c|features|planes|width)($|_)")
-"""Names of attributes that are sizes of layers, such as `in_channels`."""
+_BIAS = "bias"
+"""Part of the name of a tensor; a table of these has one for each head, at each place."""
 
 _SHAPE = "shape"
 """Name of an attribute that is the shape of a tensor."""
@@ -147,10 +147,8 @@ class _Scaling:
             if isinstance(module, tuple(_SIZES)) or type(module).__module__.startswith("torch."):
                 continue
             for name, value in vars(module).items():
-                if _DIMENSION.search(name) and type(value) is int and value != self.labels:
-                    setattr(module, name, self._share_of(value))
-                elif _CHANNELS.search(name):
-                    setattr(module, name, self._scale_dimension(value))
+                if _NOTED.search(name):
+                    setattr(module, name, self._scale_noted(value))
                 elif name == _SHAPE and isinstance(value, tuple):
                     setattr(module, name, tuple(map(self._scale_dimension, value)))
 
@@ -182,7 +180,7 @@ class _Scaling:
         def scaled(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
             # A layer computes the shapes of its tensors from its sizes, which are cut.
             is_layer = isinstance(module, tuple(_SIZES))
-            if value is not None and not is_layer and not nn.parameter.is_lazy(value):
+            if value is not None and not is_layer and not _stays_whole(name, value):
                 value = self._scale_tensor(value)
             register(module, name, value)
 
@@ -224,9 +222,23 @@ class _Scaling:
         is_cut = type(size) is int and size >= _LEAST and size in self.sizes
         return self._share_of(size) if is_cut else size
 
+    def _scale_noted(self, value: Any) -> Any:
+        """Return the share of a size that a module noted, or of each in a list, as of a split."""
+        if type(value) in {tuple, list}:
+            return type(value)(map(self._scale_noted, value))
+        is_size = type(value) is int and value != self.labels
+        return self._share_of(value) if is_size else value
+
     def _share_of(self, size: int) -> int:
         """Return the share of a size; the size if the parts do not divide it."""
         return size if size % self.whole else size // self.whole * self.parts
+
+
+def _stays_whole(name: str, value: nn.Parameter) -> bool:
+    """Return whether a tensor of another module than a layer has no dimension to cut."""
+    if nn.parameter.is_lazy(value):
+        return True
+    return _BIAS in name and value.dim() > 1
 
 
 def _has_groups_to_cut_inside(arguments: Mapping[str, Any], parts: int) -> bool:

@@ -170,6 +170,17 @@ def test_channels_that_a_module_noted_become_fewer_with_its_layers() -> None:
     assert layout.shapes(layout.tier(0.5))["first.weight"] == (16, 8)
 
 
+def test_a_table_of_biases_keeps_its_heads() -> None:
+    """They may be as many as the units of a layer, as in LeViT, MaxViT, and GC ViT."""
+    model = model_of("BiasOfHeads", (4, 5))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    shapes = layout.shapes(layout.tier(0.5))
+    assert shapes["bias_table"] == (4, 16)
+    assert shapes["heads.weight"] == (64, 8)
+
+
 def test_layers_that_cannot_be_thinner_are_refused_with_a_reason() -> None:
     discovery = discover_axes(model_of("RoundedHeads", (4, 5)))
     assert calls(discovery) == ["cut.classes(classes)"]
