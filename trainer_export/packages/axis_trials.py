@@ -21,6 +21,7 @@ from trainer_export.packages.axis_forms import AxisForm
 from trainer_export.packages.builder import PackageBuilder, exportable
 from trainer_export.packages.narrow_run import WIDTHS, refusal_of_narrow, require_run, runs_on
 from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.scaled_layers import LAYER_PARTS
 from trainer_export.packages.search_record import SearchRecord
 from trainer_export.packages.survey import LATE, ShapeProber
 
@@ -50,6 +51,7 @@ class AxisTrials(SearchRecord):
         self._tried_on = _for_trials(model, first_run.model)
         self._prober = ShapeProber.for_model(model, converts=True)
         self._few: dict[str, int] = {}  # sizes of the model that axes are tried on
+        self._longest = 0.0  # processor time that a trial took
 
     def _refusal_together(self, forms: Sequence[AxisForm], share: float = 1.0) -> str:
         """Return why all axes of a model do not hold; "" if they do.
@@ -82,10 +84,18 @@ class AxisTrials(SearchRecord):
             layout = judge_layout(builder, screens=not proves)
         except (ConfigError, PlanError) as error:
             return LATE if time.process_time() > until else self._brief(error)
+        finally:
+            self._longest = max(self._longest, time.process_time() - begun)
         refusal = self._refusal_of_narrow(builder, layout if are_all else None)
         if not refusal and proves:
             self._note_proof(forms, layout)
         return refusal
+
+    def _must_cut_layers(self, trials: int) -> bool:
+        """Return whether some more trials would leave no time for the cut of all layers."""
+        if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided():
+            return False
+        return (trials + 1) * self._longest > self._until - time.process_time()
 
     def _refusal_of_narrow(self, builder: ModelBuilder, layout: Layout | None) -> str:
         """Return why a narrow model does not work; "" if it does.

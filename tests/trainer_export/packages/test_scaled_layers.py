@@ -280,24 +280,29 @@ def test_arguments_that_cannot_be_halved_together_are_not_tried_first(
     assert len(judged) == 1
 
 
-def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None:
+class Product(nn.Module):
     """As in ResNet-50: the size of a layer is a product of two arguments."""
 
-    class Product(nn.Module):
-        def __init__(self, base: int = 8, planes: int = 16, num_classes: int = 3) -> None:
-            super().__init__()
-            inner = planes * base // 8
-            self.layers = nn.Sequential(
-                nn.Linear(4, planes), nn.Tanh(), nn.Linear(planes, inner), nn.Tanh()
-            )
-            self.head = nn.Linear(inner, num_classes)
+    def __init__(self, base: int = 8, planes: int = 16, num_classes: int = 3) -> None:
+        super().__init__()
+        inner = planes * base // 8
+        self.layers = nn.Sequential(
+            nn.Linear(4, planes), nn.Tanh(), nn.Linear(planes, inner), nn.Tanh()
+        )
+        self.head = nn.Linear(inner, num_classes)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.head(self.layers(x))
-            return logits
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.layers(x))
+        return logits
 
+
+def _product() -> PackageModel:
     arguments = {"base": 8, "planes": 16, "num_classes": 3}
-    plain = PackageModel("", "product", Product, arguments, "num_classes", input_shape=(4,))
+    return PackageModel("", "product", Product, arguments, "num_classes", input_shape=(4,))
+
+
+def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None:
+    plain = _product()
     # Without that, the argument stays that makes the model smaller.
     assert calls(discover_axes(plain)) == ["cut.classes(classes)", "cut.width('planes', 16)"]
     discovery = discover_axes(with_layer_parts(plain))
@@ -305,6 +310,25 @@ def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None
     reasons = {entry.places: entry.reason for entry in discovery.findings}
     assert "not with the others" in reasons["planes",]
     assert "not with the others" in reasons["base",]
+
+
+def test_layers_are_cut_before_slow_trials_use_up_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in SKNet, where no usual form holds, and each trial takes a few seconds."""
+    now = 0.0
+
+    def slow(builder: ModelBuilder, *, screens: bool = False) -> Layout:
+        nonlocal now
+        now += 4
+        return judge_layout(builder, screens=screens)
+
+    monkeypatch.setattr("time.process_time", lambda: now)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", slow)
+    discovery = discover_axes(with_layer_parts(_product()))
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    reasons = {entry.places: entry.reason for entry in discovery.findings}
+    assert "others would leave no time for layer_parts" in reasons["planes",]
 
 
 @pytest.mark.parametrize(
