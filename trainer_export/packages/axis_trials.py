@@ -29,6 +29,7 @@ SECONDS = 15.0
 """Processor time for discovery and proof; what is not tried by then stays whole."""
 
 _PROOF_RUNS = 5  # a proof takes as long as this many builds and runs of the whole model
+_TRIAL_RUNS = 3  # a trial of an axis that is not refused at once, as many
 _LEAST_SECONDS = 5.0  # for the search, however long the proof takes
 
 
@@ -52,6 +53,7 @@ class AxisTrials(SearchRecord):
         self._prober = ShapeProber.for_model(model, converts=True)
         self._few: dict[str, int] = {}  # sizes of the model that axes are tried on
         self._longest = 0.0  # processor time that a trial took
+        self._expected = _TRIAL_RUNS * run_seconds  # that one takes
 
     def _refusal_together(self, forms: Sequence[AxisForm], share: float = 1.0) -> str:
         """Return why all axes of a model do not hold; "" if they do.
@@ -95,7 +97,11 @@ class AxisTrials(SearchRecord):
         """Return whether some more trials would leave no time for the cut of all layers."""
         if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided():
             return False
-        return (trials + 1) * self._longest > self._until - time.process_time()
+        seconds = self._longest
+        # A single form is tried whatever it takes, because the usual ones hold most often.
+        if trials > 1:
+            seconds = max(seconds, self._expected)
+        return (trials + 1) * seconds > self._until - time.process_time()
 
     def _refusal_of_narrow(self, builder: ModelBuilder, layout: Layout | None) -> str:
         """Return why a narrow model does not work; "" if it does.

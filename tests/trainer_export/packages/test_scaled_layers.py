@@ -18,6 +18,7 @@ from trainer_export.packages.axis_forms import parse_pins
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
+from trainer_export.packages.narrow_run import FirstRun, require_run
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE, with_layer_parts
 from trainer_export.packages.search_record import Discovery
@@ -329,6 +330,29 @@ def test_layers_are_cut_before_slow_trials_use_up_the_time(
     assert calls(discovery) == ["cut.classes(classes)", LAYERS]
     reasons = {entry.places: entry.reason for entry in discovery.findings}
     assert "others would leave no time for layer_parts" in reasons["planes",]
+
+
+def test_layers_are_cut_before_arguments_of_a_slow_model_are_tried_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Usual forms may be refused at once, which does not show how long the others take."""
+    now = 0.0
+
+    def slow_run(arch: Architecture) -> FirstRun:
+        nonlocal now
+        now += 1.5
+        return require_run(arch)
+
+    def slow(builder: ModelBuilder, *, screens: bool = False) -> Layout:
+        nonlocal now
+        layout = judge_layout(builder, screens=screens)
+        now += 3
+        return layout
+
+    monkeypatch.setattr("time.process_time", lambda: now)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.require_run", slow_run)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", slow)
+    assert calls(discover_axes(with_layer_parts(_product()))) == ["cut.classes(classes)", LAYERS]
 
 
 @pytest.mark.parametrize(
