@@ -10,23 +10,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-_SMALL_SIDE = 64  # pixels; networks make them 32 times fewer
+_SMALL_SIDES = (64, 128)  # pixels; networks make them 32 times fewer, and some take 75 or more
 _PICTURE_DIMENSIONS = 3  # at least: channels, height, width
 
 
-def small_picture(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a picture with at most 64 pixels on each side.
+def small_pictures(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the shapes of smaller pictures, with at most 64 or 128 pixels on each side.
 
     Which entries of the parameters a unit has does not depend on the size of pictures, and a model
     runs on small ones in less time, if it takes them.
 
     Args:
-        shape: channels, then the sides; any other shape is returned as it is.
+        shape: channels, then the sides; of any other sample there are no smaller ones.
     """
+    smaller: list[tuple[int, ...]] = []
     if len(shape) < _PICTURE_DIMENSIONS:
-        return shape
+        return smaller
     channels, *sides = shape
-    return (channels, *[min(_SMALL_SIDE, side) for side in sides])
+    for most in _SMALL_SIDES:
+        small = (channels, *[min(most, side) for side in sides])
+        if small != shape:
+            smaller.append(small)
+    return smaller
 
 
 @dataclass(frozen=True)

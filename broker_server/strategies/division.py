@@ -30,7 +30,7 @@ def divide(total: Floats, divisor: Floats, old: NDArray[Any]) -> None:
         _divide_each(total, divisor, old)
         return
     for box, weight in boxes:
-        view = total[*box, ...]  # with the dots, a number is an array, too
+        view = total[(*box, ...)]  # with the dots, a number is an array, too
         if weight == 0:
             np.copyto(view, old[box])
         else:

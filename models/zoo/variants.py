@@ -1,7 +1,7 @@
 """The variants of a model for the proof of its layout: the whole model, and a narrower one."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from fleet_protocol.errors import ConfigError, ModelError
 from fleet_protocol.python_files import refusing_exits
 from models.axes import Axis, AxisKind
 from models.cut import Cut
-from models.inputs import Row, small_picture
+from models.inputs import Row, small_pictures
 from models.user_lines import at_line_of
 from models.zoo.builds import ModelBuilder, shapes_of
 from models.zoo.growth import Growth
@@ -64,14 +64,18 @@ def variants_of_size(
         growth: what they move.
     """
     is_large = sum(value.numel() for value in module.parameters()) > _LARGE
-    row = _small_row(builder.row)
+    small_rows = _small_rows(builder.row)
     whole_model = _SizedModel(builder, module, axes, Cut, builder.row)
     # Gradients are compared on small pictures, if the model runs on them.
-    whole = whole_model.run(gradients=not is_large and row == builder.row)
-    small = _on_other_samples(whole, row, gradients=not is_large)
+    whole = whole_model.run(gradients=not is_large and not small_rows)
+    small = _on_first_samples(whole, small_rows, gradients=not is_large)
     if small is None:
-        row = builder.row
-        small = whole = _with_gradients(whole) if not is_large else whole
+        if small_rows and not is_large:
+            whole = _with_gradients(whole)
+        small = whole
+    row = builder.row
+    if small is not whole:
+        row = row.with_shape(tuple(small.model.samples.shape[1:]))
     narrower = None
     if _narrower_tells_more(axes, growth, is_large=is_large):
         narrower = _run_narrower(builder, axes, row, is_large=is_large)
@@ -98,18 +102,25 @@ def _run_narrower(
     return None
 
 
-def _small_row(row: Row) -> Row:
-    """Return the sample of a small picture; any other sample is returned as it is."""
+def _small_rows(row: Row) -> list[Row]:
+    """Return the samples of smaller pictures; of any other sample there are none."""
     if row.named or row.dtype != "float32":
-        return row
-    return row.with_shape(small_picture(row.shape))
+        return []
+    return [row.with_shape(shape) for shape in small_pictures(row.shape)]
+
+
+def _on_first_samples(whole: Variant, rows: Iterable[Row], *, gradients: bool) -> Variant | None:
+    """Return a variant on the first samples that the model runs on; None if it runs on none."""
+    for row in rows:
+        variant = _on_other_samples(whole, row, gradients=gradients)
+        if variant is not None:
+            return variant
+    return None
 
 
 def _on_other_samples(whole: Variant, row: Row, *, gradients: bool) -> Variant | None:
     """Return a variant on samples of another size; None if the model does not run on them."""
     model = whole.model
-    if tuple(model.samples.shape[1:]) == row.shape:
-        return whole
     # A model may take pictures of one size only, and says so by any error.
     with contextlib.suppress(Exception), refusing_exits(), torch.random.fork_rng(devices=[]):
         model = replace(model, samples=random_samples(model.module, row))

@@ -11,7 +11,8 @@ from models import architecture, infer_layout
 from models.architecture import Architecture
 from models.cut import Cut
 
-SIDE = 96
+SIDE = 160
+SMALLEST = 75
 
 
 class Pictures(nn.Module):
@@ -31,6 +32,15 @@ class Pictures(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.maps(x).mean((2, 3)))
         return logits
+
+
+class NotSmallest(Pictures):
+    """Refuses pictures that its layers would make too small, as Inception v3 does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] < SMALLEST:
+            raise ValueError(f"pictures have {SMALLEST} pixels or more")
+        return super().forward(x)
 
 
 class OneSize(Pictures):
@@ -62,7 +72,10 @@ def _architecture(kind: type[Pictures], sides: list[int]) -> Architecture:
     return pictures
 
 
-@pytest.mark.parametrize(("kind", "expected"), [(Pictures, {64, SIDE}), (OneSize, {SIDE})])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(Pictures, {64, SIDE}), (NotSmallest, {128, SIDE}), (OneSize, {SIDE})],
+)
 def test_variants_have_small_pictures_if_the_model_runs_on_them(
     kind: type[Pictures], expected: set[int]
 ) -> None:

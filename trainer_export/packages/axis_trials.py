@@ -21,6 +21,7 @@ from trainer_export.packages.axis_forms import AxisForm
 from trainer_export.packages.builder import PackageBuilder, exportable
 from trainer_export.packages.narrow_run import WIDTHS, refusal_of_narrow, require_run, runs_on
 from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.scaled_layers import LAYER_PARTS
 from trainer_export.packages.search_record import SearchRecord
 from trainer_export.packages.survey import LATE, ShapeProber
 
@@ -28,6 +29,7 @@ SECONDS = 15.0
 """Processor time for discovery and proof; what is not tried by then stays whole."""
 
 _PROOF_RUNS = 5  # a proof takes as long as this many builds and runs of the whole model
+_TRIAL_RUNS = 3  # a trial of an axis that is not refused at once, as many
 _LEAST_SECONDS = 5.0  # for the search, however long the proof takes
 
 
@@ -50,6 +52,8 @@ class AxisTrials(SearchRecord):
         self._tried_on = _for_trials(model, first_run.model)
         self._prober = ShapeProber.for_model(model, converts=True)
         self._few: dict[str, int] = {}  # sizes of the model that axes are tried on
+        self._longest = 0.0  # processor time that a trial took
+        self._expected = _TRIAL_RUNS * run_seconds  # that one takes
 
     def _refusal_together(self, forms: Sequence[AxisForm], share: float = 1.0) -> str:
         """Return why all axes of a model do not hold; "" if they do.
@@ -82,10 +86,22 @@ class AxisTrials(SearchRecord):
             layout = judge_layout(builder, screens=not proves)
         except (ConfigError, PlanError) as error:
             return LATE if time.process_time() > until else self._brief(error)
+        finally:
+            self._longest = max(self._longest, time.process_time() - begun)
         refusal = self._refusal_of_narrow(builder, layout if are_all else None)
         if not refusal and proves:
             self._note_proof(forms, layout)
         return refusal
+
+    def _must_cut_layers(self, trials: int) -> bool:
+        """Return whether some more trials would leave no time for the cut of all layers."""
+        if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided():
+            return False
+        seconds = self._longest
+        # A single form is tried whatever it takes, because the usual ones hold most often.
+        if trials > 1:
+            seconds = max(seconds, self._expected)
+        return (trials + 1) * seconds > self._until - time.process_time()
 
     def _refusal_of_narrow(self, builder: ModelBuilder, layout: Layout | None) -> str:
         """Return why a narrow model does not work; "" if it does.
@@ -161,7 +177,7 @@ class AxisTrials(SearchRecord):
 
 def _for_trials(model: PackageModel, randomized: RandomizedModel) -> PackageModel:
     """Return the model on which axes are tried: on small samples, if it runs on them."""
-    small = model.with_small_samples()
-    if small is model or runs_on(randomized, exportable(small, ())):
-        return small
+    for small in model.with_small_samples():
+        if runs_on(randomized, exportable(small, ())):
+            return small
     return model

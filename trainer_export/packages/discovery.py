@@ -51,6 +51,7 @@ from trainer_export.packages.survey import LATE, Effect, Surveyed, survey, with_
 _FEW_BLOCKS = 2
 _QUARTER = 1 / 4
 _OTHER_LAYERS = "other layers are built with one more"
+_SLOW = f"holds in no usual form, and others would leave no time for {LAYER_PARTS}"
 _SMALL = f"leaves most of the model whole, unlike {LAYER_PARTS}"
 
 
@@ -128,6 +129,8 @@ class _Search(ProvedSearch):
             self._find_refused_heads(still)
             self._note_others(surveyed, ())
             self._prefer_layer_parts()
+        elif self._must_cut_layers(len(movable)) and self._cut_layers_instead(_SLOW):
+            self._note_others(surveyed, [replace(entry, reason=_SLOW) for entry in movable])
         else:
             self._find_heads(shared_head_sets([*movable, *still]))
             unproved = self._find_widths(movable, heads)
@@ -210,6 +213,8 @@ class _Search(ProvedSearch):
     def _take_first(self, assignments: Iterable[Sequence[AxisForm]]) -> bool:
         """Take the first forms of all arguments that hold; usual ones are most often enough."""
         for forms in assignments:
+            if self._must_cut_layers(1):
+                return False
             if not self._refusal_together([*self._without_depth(), *forms]):
                 for form in forms:
                     self._note(form.factors, form)

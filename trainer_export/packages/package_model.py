@@ -1,13 +1,13 @@
 """A model of a package: the arguments it is built with, and the call that it gets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from models.architecture import Dtype
-from models.inputs import small_picture
+from models.inputs import small_pictures
 from models.zoo.package_call import PackageCall, PackageOutput, adapt_call
 from trainer_export.packages.sizes import sizes_of, with_sizes
 
@@ -84,19 +84,19 @@ class PackageModel:
         """Return the model with other arguments."""
         return replace(self, arguments=arguments)
 
-    def with_small_samples(self) -> "PackageModel":
-        """Return the model for short texts or small pictures, on which it is cheaper to run.
+    def with_small_samples(self) -> Iterator["PackageModel"]:
+        """Yield the model for short texts or small pictures, on which it is cheaper to run.
 
-        It may not run on such pictures. A model for other samples is returned as it is.
+        It may not run on such samples. The smallest come first; of other samples there are none.
         """
-        smaller = self.input_shape
-        if smaller is None:
-            return self
-        if self.input_dtype == "int64" and len(smaller) == 1:
-            smaller = (min(_SHORT, smaller[0]),)
+        shape = self.input_shape
+        if shape is None:
+            return
+        smaller: list[tuple[int, ...]] = []
+        if self.input_dtype == "int64" and len(shape) == 1 and shape[0] > _SHORT:
+            smaller.append((_SHORT,))
         elif self.input_dtype == "float32":
-            smaller = small_picture(smaller)
-        if smaller == self.input_shape:
-            return self
-        # The call stays that of samples of the usual length, which the axes are for.
-        return replace(self, input_shape=smaller)
+            smaller += small_pictures(shape)
+        for small in smaller:
+            # The call stays that of samples of the usual length, which the axes are for.
+            yield replace(self, input_shape=small)

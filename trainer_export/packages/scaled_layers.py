@@ -4,9 +4,10 @@ Many packages fix the sizes of a network in their code, or round them, as in Mob
 So a model gets further arguments, one for each of `PARTS`. While the constructor runs, every layer
 gets this number of eighths, or of quarters, of the size that it asks for. A tensor of another
 module, such as the scale of a residual, gets as many in each dimension that is as large as a layer,
-and so do the sizes that a module notes for its forward, such as `head_dim`. Sizes that these parts
-do not divide stay whole, as do the labels and the channels of a sample. A wrong guess of these is
-refused like any other axis: by the proof of layouts, and because narrow models must work.
+and so do the sizes that a module notes for its forward, such as `head_dim` and `in_channels`.
+Sizes that these parts do not divide stay whole, as do the labels and the channels of a sample. A
+wrong guess of these is refused like any other axis: by the proof of layouts, and because narrow
+models must work.
 """
 
 import inspect
@@ -56,8 +57,11 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 _LEAST = 16
 """The smallest dimension of a tensor outside of layers that is cut; others may count heads."""
 
-_DIMENSION = re.compile(r"(^|_)dim($|_)")
-"""Names of attributes that are sizes, such as `head_dim`."""
+_NOTED = re.compile(r"(^|_)(dim|channels?|chans|chs|c|features|planes|splits)($|_)")
+"""Names of attributes that are sizes, or lists of them, such as `head_dim` and `in_channels`."""
+
+_BIAS = "bias"
+"""Part of the name of a tensor; a table of these has one for each head, at each place."""
 
 _SHAPE = "shape"
 """Name of an attribute that is the shape of a tensor."""
@@ -146,8 +150,8 @@ class _Scaling:
             if isinstance(module, tuple(_SIZES)) or type(module).__module__.startswith("torch."):
                 continue
             for name, value in vars(module).items():
-                if _DIMENSION.search(name) and type(value) is int and value != self.labels:
-                    setattr(module, name, self._share_of(value))
+                if _NOTED.search(name):
+                    setattr(module, name, self._scale_noted(value))
                 elif name == _SHAPE and isinstance(value, tuple):
                     setattr(module, name, tuple(map(self._scale_dimension, value)))
 
@@ -179,7 +183,7 @@ class _Scaling:
         def scaled(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
             # A layer computes the shapes of its tensors from its sizes, which are cut.
             is_layer = isinstance(module, tuple(_SIZES))
-            if value is not None and not is_layer and not nn.parameter.is_lazy(value):
+            if value is not None and not is_layer and not _stays_whole(name, value):
                 value = self._scale_tensor(value)
             register(module, name, value)
 
@@ -221,9 +225,23 @@ class _Scaling:
         is_cut = type(size) is int and size >= _LEAST and size in self.sizes
         return self._share_of(size) if is_cut else size
 
+    def _scale_noted(self, value: Any) -> Any:
+        """Return the share of a size that a module noted, or of each in a list, as of a split."""
+        if type(value) in {tuple, list}:
+            return type(value)(map(self._scale_noted, value))
+        is_size = type(value) is int and value != self.labels
+        return self._share_of(value) if is_size else value
+
     def _share_of(self, size: int) -> int:
         """Return the share of a size; the size if the parts do not divide it."""
         return size if size % self.whole else size // self.whole * self.parts
+
+
+def _stays_whole(name: str, value: nn.Parameter) -> bool:
+    """Return whether a tensor of another module than a layer has no dimension to cut."""
+    if nn.parameter.is_lazy(value):
+        return True
+    return _BIAS in name and value.dim() > 1
 
 
 def _has_groups_to_cut_inside(arguments: Mapping[str, Any], parts: int) -> bool:

@@ -385,6 +385,45 @@ class NotedHeads(nn.Module):
         return logits
 
 
+class NotedChannels(nn.Module):
+    """Splits maps by channels that its constructor noted, as timm's SKNet and CoaT do."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Linear(5, 32)
+        self.in_channels = 32
+        self.features = 5  # of the samples
+        self.first = nn.Linear(16, 32)
+        self.second = nn.Linear(16, 32)
+        self.channel_splits = [8, 24]
+        self.narrow = nn.Linear(8, 16)
+        self.wide = nn.Linear(24, 16)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = self.stem(x[:, : self.features]).tanh().split(self.in_channels // 2, 1)
+        mixed = self.first(halves[0]).tanh() + self.second(halves[1]).tanh()
+        narrow, wide = mixed.split(self.channel_splits, 1)
+        logits: Tensor = self.head(self.narrow(narrow).tanh() + self.wide(wide).tanh())
+        return logits
+
+
+class BiasOfHeads(nn.Module):
+    """Heads with a bias for each place, which are as many as the units of the first layer."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Linear(5, 16)
+        self.heads = nn.Linear(16, 128)
+        self.bias_table = nn.Parameter(torch.zeros(4, 16))
+        self.head = nn.Linear(128, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.heads(self.stem(x).tanh()).unflatten(-1, (16, -1))
+        logits: Tensor = self.head((heads + self.bias_table[..., None]).tanh().flatten(2).mean(1))
+        return logits
+
+
 class Following(nn.Module):
     """Blocks that follow a first, unlike one, and where each unit has its fixed place or none."""
 

@@ -18,6 +18,7 @@ from trainer_export.packages.axis_forms import parse_pins
 from trainer_export.packages.builder import architecture_of
 from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
+from trainer_export.packages.narrow_run import FirstRun, require_run
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE, with_layer_parts
 from trainer_export.packages.search_record import Discovery
@@ -162,6 +163,25 @@ def test_sizes_that_a_module_noted_become_smaller_with_its_layers() -> None:
     assert layout.shapes(layout.tier(0.5))["qkv.weight"] == (144 // 2, 5)
 
 
+def test_channels_that_a_module_noted_become_fewer_with_its_layers() -> None:
+    model = model_of("NotedChannels", (5,))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    assert layout.shapes(layout.tier(0.5))["first.weight"] == (16, 8)
+
+
+def test_a_table_of_biases_keeps_its_heads() -> None:
+    """They may be as many as the units of a layer, as in LeViT, MaxViT, and GC ViT."""
+    model = model_of("BiasOfHeads", (4, 5))
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    layout = infer_layout(architecture_of(model, discovery.forms))
+    shapes = layout.shapes(layout.tier(0.5))
+    assert shapes["bias_table"] == (4, 16)
+    assert shapes["heads.weight"] == (64, 8)
+
+
 def test_layers_that_cannot_be_thinner_are_refused_with_a_reason() -> None:
     discovery = discover_axes(model_of("RoundedHeads", (4, 5)))
     assert calls(discovery) == ["cut.classes(classes)"]
@@ -261,24 +281,29 @@ def test_arguments_that_cannot_be_halved_together_are_not_tried_first(
     assert len(judged) == 1
 
 
-def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None:
+class Product(nn.Module):
     """As in ResNet-50: the size of a layer is a product of two arguments."""
 
-    class Product(nn.Module):
-        def __init__(self, base: int = 8, planes: int = 16, num_classes: int = 3) -> None:
-            super().__init__()
-            inner = planes * base // 8
-            self.layers = nn.Sequential(
-                nn.Linear(4, planes), nn.Tanh(), nn.Linear(planes, inner), nn.Tanh()
-            )
-            self.head = nn.Linear(inner, num_classes)
+    def __init__(self, base: int = 8, planes: int = 16, num_classes: int = 3) -> None:
+        super().__init__()
+        inner = planes * base // 8
+        self.layers = nn.Sequential(
+            nn.Linear(4, planes), nn.Tanh(), nn.Linear(planes, inner), nn.Tanh()
+        )
+        self.head = nn.Linear(inner, num_classes)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.head(self.layers(x))
-            return logits
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.layers(x))
+        return logits
 
+
+def _product() -> PackageModel:
     arguments = {"base": 8, "planes": 16, "num_classes": 3}
-    plain = PackageModel("", "product", Product, arguments, "num_classes", input_shape=(4,))
+    return PackageModel("", "product", Product, arguments, "num_classes", input_shape=(4,))
+
+
+def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None:
+    plain = _product()
     # Without that, the argument stays that makes the model smaller.
     assert calls(discover_axes(plain)) == ["cut.classes(classes)", "cut.width('planes', 16)"]
     discovery = discover_axes(with_layer_parts(plain))
@@ -286,6 +311,48 @@ def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None
     reasons = {entry.places: entry.reason for entry in discovery.findings}
     assert "not with the others" in reasons["planes",]
     assert "not with the others" in reasons["base",]
+
+
+def test_layers_are_cut_before_slow_trials_use_up_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in SKNet, where no usual form holds, and each trial takes a few seconds."""
+    now = 0.0
+
+    def slow(builder: ModelBuilder, *, screens: bool = False) -> Layout:
+        nonlocal now
+        now += 4
+        return judge_layout(builder, screens=screens)
+
+    monkeypatch.setattr("time.process_time", lambda: now)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", slow)
+    discovery = discover_axes(with_layer_parts(_product()))
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    reasons = {entry.places: entry.reason for entry in discovery.findings}
+    assert "others would leave no time for layer_parts" in reasons["planes",]
+
+
+def test_layers_are_cut_before_arguments_of_a_slow_model_are_tried_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Usual forms may be refused at once, which does not show how long the others take."""
+    now = 0.0
+
+    def slow_run(arch: Architecture) -> FirstRun:
+        nonlocal now
+        now += 1.5
+        return require_run(arch)
+
+    def slow(builder: ModelBuilder, *, screens: bool = False) -> Layout:
+        nonlocal now
+        layout = judge_layout(builder, screens=screens)
+        now += 3
+        return layout
+
+    monkeypatch.setattr("time.process_time", lambda: now)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.require_run", slow_run)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", slow)
+    assert calls(discover_axes(with_layer_parts(_product()))) == ["cut.classes(classes)", LAYERS]
 
 
 @pytest.mark.parametrize(
