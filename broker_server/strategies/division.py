@@ -25,12 +25,13 @@ def divide(total: Floats, divisor: Floats, old: NDArray[Any]) -> None:
         divisor: the total weight behind every entry, as an array that broadcasts to the sums.
         old: the parameter before the merge.
     """
-    boxes = even_boxes(divisor)
+    # A number by itself has no box.
+    boxes = even_boxes(divisor) if divisor.ndim else None
     if boxes is None:
         _divide_each(total, divisor, old)
         return
     for box, weight in boxes:
-        view = total[(*box, ...)]  # with the dots, a number is an array, too
+        view = total[box]
         if weight == 0:
             np.copyto(view, old[box])
         else:
