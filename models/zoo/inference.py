@@ -258,7 +258,7 @@ def _proof_task(
     if screens:
         return ProofTask(variants, growth)
     further: list[Variant] = []
-    # What a model does in training does not depend on the size of pictures.
+    # A model's behaviour in training does not depend on the size of its pictures.
     training = variant_in_training(builder.arch, sized.small)
     if training is not None:
         further.append(training)

@@ -23,7 +23,7 @@ def test_the_table_is_that_of_the_stored_run() -> None:
     assert table() in PAGE.read_text()
     for row in stored_rows():
         assert row["deviation of outputs"] < _TOLERANCE, row
-        assert (row["deviation of a step"] or 0) < _TOLERANCE, row
+        assert (row["deviation of a step"] or 0) < _STEP_TOLERANCE, row
 
 
 def test_every_model_has_a_title_and_a_measurement() -> None:

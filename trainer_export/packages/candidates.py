@@ -69,8 +69,8 @@ def usual_assignments(
 
     The usual form is the plain width, or inside of heads if the constructor refuses one more unit.
     Then equal sizes in lists become one axis each, then the entries of a list, and then all equal
-    sizes, as of a stream and the layer that reads it. At last, streams of heads are cut by whole
-    heads, as where the dimensions of a head have fixed places.
+    sizes, such as those of a stream and the layer that reads it. At last, streams of heads are cut
+    by whole heads, as where the dimensions of a head have fixed places.
     """
     partitions = (
         _joined(movable, _place_of),
@@ -105,7 +105,7 @@ def _by_whole_heads(forms: Sequence[AxisForm], heads: Sequence[Surveyed]) -> lis
         for entry in heads:
             if entry.size == number:
                 counts[entry.place] = number
-        # A number of heads that changes sizes has a form of its own, which this one replaces.
+        # A number of heads that changes sizes has its own form, which this one replaces.
         changed = _without_places(changed, counts)
         changed.append(groups_form({**counts, **places}, number))
     return changed

@@ -55,7 +55,7 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 """The arguments of layers that are sizes; subclasses call the constructors of these classes."""
 
 _LEAST = 16
-"""The smallest dimension of a tensor outside of layers that is cut; others may count heads."""
+"""The smallest dimension of a tensor outside layers that is cut; others may count heads."""
 
 _NOTED = re.compile(r"(^|_)(dim|channels?|chans|chs|c|features|planes|splits)($|_)")
 """Names of attributes that are sizes, or lists of them, such as `head_dim` and `in_channels`."""
@@ -226,7 +226,7 @@ class _Scaling:
         return self._share_of(size) if is_cut else size
 
     def _scale_noted(self, value: Any) -> Any:
-        """Return the share of a size that a module noted, or of each in a list, as of a split."""
+        """Return the share of a size that a module noted, or of each in a list."""
         if type(value) in {tuple, list}:
             return type(value)(map(self._scale_noted, value))
         is_size = type(value) is int and value != self.labels
@@ -238,7 +238,7 @@ class _Scaling:
 
 
 def _stays_whole(name: str, value: nn.Parameter) -> bool:
-    """Return whether a tensor of another module than a layer has no dimension to cut."""
+    """Return whether a tensor beside the layers has no dimension to cut."""
     if nn.parameter.is_lazy(value):
         return True
     return _BIAS in name and value.dim() > 1
