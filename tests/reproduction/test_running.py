@@ -226,14 +226,14 @@ def test_what_lacks_its_data_is_left_out_and_the_rest_runs(tmp_path, monkeypatch
     everything = ["reproduce", "--all", "--seeds", "1", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, everything)
     assert isinstance(done.exception, DataError)
-    assert {job.experiment.table for job in ran} == {"beyond-1"}
+    assert {job.experiment.table for job in ran} == {"beyond-1", "beyond-repeat"}
     said = " ".join(done.stderr.split())
     assert (
-        "heterofl/cifar10-high, seed 1 reading cifar10 skipped: the data set cifar10 is not included: "
+        "heterofl/cifar10-high, seed 1 reading cifar10 not complete: the data set cifar10 is not included: "
         "set SHOAL_DATA" in said
     )
-    lacking = said.count("skipped: ")
-    assert str(done.exception).startswith(f"{lacking} runs were skipped or failed ")
+    lacking = said.count("not complete: ")
+    assert str(done.exception).startswith(f"{lacking} runs are not complete")
     assert lacking > 40
     monkeypatch.setattr(commands, "_run", ran.append)
     first = len(ran)
@@ -259,8 +259,8 @@ def test_two_commands_share_the_runs_of_a_folder(tmp_path, monkeypatch):
         done = CliRunner().invoke(
             app, ["reproduce", "heterofl-1", "--scale", "smoke", "--out", str(tmp_path)]
         )
-    assert "skipped: another simulation is running in" in done.stderr
-    assert str(done.exception).startswith("1 runs were skipped or failed ")
+    assert "not complete: another simulation is running in" in done.stderr
+    assert str(done.exception).startswith("1 runs are not complete")
     assert ran == [second.config.out]
 
 
@@ -279,7 +279,7 @@ def test_a_run_that_fails_does_not_end_the_table(tmp_path, monkeypatch):
     options = ["--scale", "smoke", "--seeds", "1,2", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, ["reproduce", "fml-rates", *options])
     assert "seed 1 failed: the loss is nan" in done.stderr
-    assert str(done.exception).startswith("1 runs were skipped or failed ")
+    assert str(done.exception).startswith("1 runs are not complete")
     assert ran == [job.config.out for job in others]
 
 

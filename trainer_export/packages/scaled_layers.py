@@ -54,6 +54,8 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 )
 """The arguments of layers that are sizes; subclasses call the constructors of these classes."""
 
+_LAYERS = tuple(_SIZES)
+
 _LEAST = 16
 """The smallest dimension of a tensor outside layers that is cut; others may count heads."""
 
@@ -147,7 +149,7 @@ class _Scaling:
         """
         for module in model.modules():
             # The sizes of a layer are those that it was made with.
-            if isinstance(module, tuple(_SIZES)) or type(module).__module__.startswith("torch."):
+            if isinstance(module, _LAYERS) or type(module).__module__.startswith("torch."):
                 continue
             for name, value in vars(module).items():
                 if _NOTED.search(name):
@@ -182,7 +184,7 @@ class _Scaling:
 
         def scaled(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
             # A layer computes the shapes of its tensors from its sizes, which are cut.
-            is_layer = isinstance(module, tuple(_SIZES))
+            is_layer = isinstance(module, _LAYERS)
             if value is not None and not is_layer and not _stays_whole(name, value):
                 value = self._scale_tensor(value)
             register(module, name, value)

@@ -122,7 +122,7 @@ def _reproduce(options: _Options) -> None:
     if left_out:
         # At the end, so that one run that cannot start does not stop the others.
         raise DataError(
-            f"{left_out} runs were skipped or failed for the reasons above; the same command"
+            f"{left_out} runs are not complete, for the reasons above; the same command"
             " resumes them"
         )
 
@@ -189,7 +189,7 @@ def _run_all(jobs: "Sequence[Job]", ends_at: float, folder: Path) -> int:
             _run(job)
         except (ConfigError, DataError, RunFailedError) as error:
             # Data or a package is missing, another process runs the job, or its losses diverge.
-            error_console().print(f"skipped: {error}", highlight=False, markup=False)
+            error_console().print(f"not complete: {error}", highlight=False, markup=False)
             left_out += 1
             continue
         # Write the table after each run, so that it is up to date if a later run fails.
