@@ -50,6 +50,8 @@ from models.zoo.proof import (
     in_double_precision,
     movable_axes,
     prove_layout,
+    prove_usual_orders,
+    search_orders,
 )
 from models.zoo.rare_values import variants_with_rare_values
 from models.zoo.remedies import Trials
@@ -186,13 +188,14 @@ def _prove(task: ProofTask) -> tuple[ProofTask, Proof | Refutation]:
         The task whose precision decided, and its outcome.
     """
     # Single precision is cheaper, and a proof in it is enough.
-    layout = prove_layout(task)
-    if not isinstance(layout, Refutation):
-        return task, layout
+    usual = prove_usual_orders(task)
+    if usual is not None:
+        return task, usual
     exact = in_double_precision(task)
-    if exact is None or agrees_with(task, exact):
-        return task, layout
-    return exact, prove_layout(exact)
+    # To look for orders takes the longest, so it begins in the precision that decides.
+    if exact is not None and not agrees_with(task, exact):
+        return exact, prove_layout(exact)
+    return task, search_orders(task)
 
 
 def _check_scalings(builder: ModelBuilder, module: nn.Module) -> None:

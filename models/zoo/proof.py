@@ -109,6 +109,10 @@ def in_double_precision(task: ProofTask) -> ProofTask | None:
         for variant in (*task.variants, *task.cheap):
             if id(variant) in doubled:
                 continue
+            # Variants with rare values are in double precision already.
+            if variant.model.is_exact:
+                doubled[id(variant)] = variant
+                continue
             model = variant.model.scaled(variant.model.samples, 1.0, torch.float64)
             before = model.run(gradients=bool(variant.before.gradients))
             doubled[id(variant)] = replace(variant, model=model, before=before)
@@ -133,16 +137,27 @@ def agrees_with(task: ProofTask, exact: ProofTask) -> bool:
 def prove_layout(task: ProofTask) -> Proof | Refutation:
     """Find the order of the entries in every dimension, and prove it.
 
-    The usual order, with the entries of each unit side by side, is tried for all axes at once, as
-    it mostly holds. Otherwise each axis is settled separately, and then all are proved together.
+    The usual order is tried for all axes at once, as it mostly holds. Otherwise each axis is
+    settled separately, and then all are proved together.
     """
-    movable = movable_axes(task.dimensions.axes)
+    return prove_usual_orders(task) or search_orders(task)
+
+
+def prove_usual_orders(task: ProofTask) -> Proof | None:
+    """Return the proof that the entries of each unit lie side by side; None if it fails."""
     usual = _usual_orders(task)
-    if usual is not None:
-        dims = _join(task, usual)
-        deviation = deviation_of(task, dims, movable)
-        if deviation < TOLERANCE:
-            return _proof(dims, deviation)
+    if usual is None:
+        return None
+    dims = _join(task, usual)
+    deviation = deviation_of(task, dims, movable_axes(task.dimensions.axes))
+    if deviation < TOLERANCE:
+        return _proof(dims, deviation)
+    return None
+
+
+def search_orders(task: ProofTask) -> Proof | Refutation:
+    """Look for an order of each axis by itself, and prove all of them together."""
+    movable = movable_axes(task.dimensions.axes)
     # Orders that only the cheap variants confirm are looked for once more, on all of them.
     tasks = [task.searched, task] if task.cheap else [task]
     for searched in tasks:

@@ -118,6 +118,11 @@ class RandomizedModel:
             dict(zip(variables, gradients, strict=True)),
         )
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the model computes in double precision."""
+        return all(value.dtype == torch.float64 for value in self.parameters.values())
+
     def in_training(self) -> "RandomizedModel":
         """Return the model in training mode, in which its noise layers draw nothing either."""
         return replace(self, training=True)

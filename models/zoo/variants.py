@@ -21,7 +21,7 @@ from models.user_lines import at_line_of
 from models.zoo.builds import ModelBuilder, shapes_of
 from models.zoo.growth import Growth
 from models.zoo.layers import StaticBatchNorm
-from models.zoo.proof import Variant
+from models.zoo.proof import Variant, movable_axes
 from models.zoo.randomized_model import RandomizedModel, random_samples, randomize
 
 _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first, because they distinguish most orders
@@ -64,13 +64,15 @@ def variants_of_size(
         growth: what they move.
     """
     is_large = sum(value.numel() for value in module.parameters()) > _LARGE
+    # Where no unit moves, no gradient is compared.
+    gradients = bool(movable_axes(axes)) and not is_large
     small_rows = _small_rows(builder.row)
     whole_model = _SizedModel(builder, module, axes, Cut, builder.row)
     # Gradients are compared on small pictures, if the model runs on them.
-    whole = whole_model.run(gradients=not is_large and not small_rows)
-    small = _on_first_samples(whole, small_rows, gradients=not is_large)
+    whole = whole_model.run(gradients=gradients and not small_rows)
+    small = _on_first_samples(whole, small_rows, gradients=gradients)
     if small is None:
-        if small_rows and not is_large:
+        if small_rows and gradients:
             whole = _with_gradients(whole)
         small = whole
     row = builder.row

@@ -2,6 +2,8 @@
 advice.
 """
 
+from collections import Counter
+
 import sys
 
 import numpy as np
@@ -348,14 +350,18 @@ def test_a_model_that_needs_a_block_has_its_depths():
 class _MagnifiesRounding(nn.Module):
     """Adds many units, and looks at digits of the sum that float32 does not have."""
 
-    def __init__(self, width, classes):
+    def __init__(self, width, classes, gain=1e5, runs=None):
         super().__init__()
         self.first = nn.Linear(6, width)
         self.head = nn.Linear(1, classes)
+        self.gain = gain
+        self.runs = runs  # counts runs by precision
 
     def forward(self, x):
+        if self.runs is not None:
+            self.runs[x.dtype] += 1
         total = self.first(x).relu().sum(-1, keepdim=True)
-        return self.head(torch.sin(total * 1e5))
+        return self.head(torch.sin(total * self.gain))
 
 
 def test_a_model_that_magnifies_rounding_is_proved_in_double_precision():
@@ -366,6 +372,24 @@ def test_a_model_that_magnifies_rounding_is_proved_in_double_precision():
         return _MagnifiesRounding(cut.width("width", 64), cut.classes(classes))
 
     assert infer_layout(magnifying).axes["width"].size == 64
+
+
+def _counted(gain, counts):
+    @architecture()
+    def counted(cut, *, input_shape=(6,), classes=3):
+        return _MagnifiesRounding(cut.width("width", 64), cut.classes(classes), gain, counts)
+
+    return counted
+
+
+def test_no_order_is_looked_for_in_a_precision_that_does_not_decide():
+    """A model that magnifies rounding runs in single precision no more often than another one."""
+    runs = {1.0: Counter(), 1e5: Counter()}
+    for gain, counts in runs.items():
+        infer_layout(_counted(gain, counts))
+    assert runs[1e5][torch.float32] <= runs[1.0][torch.float32]
+    # Variants with rare values are in double precision already, and do not run for it once more.
+    assert runs[1e5][torch.float64] - runs[1.0][torch.float64] <= 6
 
 
 def test_a_model_that_remembers_an_earlier_run_is_refused():

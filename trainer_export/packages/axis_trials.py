@@ -25,11 +25,15 @@ from trainer_export.packages.scaled_layers import LAYER_PARTS
 from trainer_export.packages.search_record import SearchRecord
 from trainer_export.packages.survey import LATE, ShapeProber
 
-SECONDS = 15.0
-"""Processor time for discovery and proof; what is not tried by then stays whole."""
+SECONDS = 14.0
+"""Processor time for discovery and proof; what is not tried by then stays whole.
 
-_PROOF_RUNS = 5  # a proof takes as long as this many builds and runs of the whole model
-_TRIAL_RUNS = 3  # a trial of an axis that is not refused at once, as many
+A proof that takes longer than expected has one second more.
+"""
+
+_PROOF_RUNS = 7  # a proof takes as long as this many builds and runs of the whole model
+_PROOF_TRIALS = 2.0  # or as long as this many trials that found no fault
+_TRIAL_RUNS = 3  # a trial of an axis that is not refused at once takes as long as this many runs
 _LEAST_SECONDS = 5.0  # for the search, however long the proof takes
 
 
@@ -47,13 +51,18 @@ class AxisTrials(SearchRecord):
         self._model = model
         first_run = require_run(exportable(model, ()))
         run_seconds = time.process_time() - self._begun
-        self._until = self._begun + max(SECONDS - _PROOF_RUNS * run_seconds, _LEAST_SECONDS)
         self._outputs = first_run.outputs
         self._tried_on = _for_trials(model, first_run.model)
         self._prober = ShapeProber.for_model(model, converts=True)
         self._few: dict[str, int] = {}  # sizes of the model that axes are tried on
         self._longest = 0.0  # processor time that a trial took
         self._expected = _TRIAL_RUNS * run_seconds  # that one takes
+        self._proof_seconds = _PROOF_RUNS * run_seconds  # processor time that the proof needs
+
+    @property
+    def _until(self) -> float:
+        """Processor time after which no further axis is tried, so that the proof has its time."""
+        return self._begun + max(SECONDS - self._proof_seconds, _LEAST_SECONDS)
 
     def _refusal_together(self, forms: Sequence[AxisForm], share: float = 1.0) -> str:
         """Return why all axes of a model do not hold; "" if they do.
@@ -74,9 +83,9 @@ class AxisTrials(SearchRecord):
             share: how much of the time that is left to take for them.
             are_all: whether no further axes may change which sizes are equal in a narrow model.
         """
-        begun = time.process_time()
-        if begun > self._until:
+        if self._is_late():
             return LATE
+        begun = time.process_time()
         until = begun + share * (self._until - begun)
         few = self._few_for(forms)
         builder = self._builder(self._tried_on, forms, few, until)
@@ -88,10 +97,16 @@ class AxisTrials(SearchRecord):
             return LATE if time.process_time() > until else self._brief(error)
         finally:
             self._longest = max(self._longest, time.process_time() - begun)
+        trial_seconds = time.process_time() - begun
+        self._proof_seconds = max(self._proof_seconds, _PROOF_TRIALS * trial_seconds)
         refusal = self._refusal_of_narrow(builder, layout if are_all else None)
         if not refusal and proves:
             self._note_proof(forms, layout)
         return refusal
+
+    def _is_late(self) -> bool:
+        """Return whether the time for trials is over."""
+        return time.process_time() > self._until
 
     def _must_cut_layers(self, trials: int) -> bool:
         """Return whether some more trials would leave no time for the cut of all layers."""

@@ -314,6 +314,8 @@ class _Search(ProvedSearch):
 
     def _refusal_apart(self, form: AxisForm) -> str:
         """Return why an axis does not hold by itself; "" if it does."""
+        if self._is_late():
+            return LATE
         if not self._keeps_layers(form):
             return _OTHER_LAYERS
         return self._refusal([*self._labels(), form])

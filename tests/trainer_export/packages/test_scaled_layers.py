@@ -13,6 +13,7 @@ from models.architecture import Architecture
 from models.layout import Layout
 from models.zoo.builds import ModelBuilder
 from models.zoo.inference import judge_layout
+from models.zoo.randomized_model import TimeUpError
 from tests.trainer_export.packages.small_models import Rounded
 from trainer_export.packages.axis_forms import parse_pins
 from trainer_export.packages.builder import architecture_of
@@ -340,19 +341,39 @@ def test_layers_are_cut_before_arguments_of_a_slow_model_are_tried_one_by_one(
 
     def slow_run(arch: Architecture) -> FirstRun:
         nonlocal now
-        now += 1.5
+        now += 1
         return require_run(arch)
 
     def slow(builder: ModelBuilder, *, screens: bool = False) -> Layout:
         nonlocal now
         layout = judge_layout(builder, screens=screens)
-        now += 3
+        now += 2.5
         return layout
 
     monkeypatch.setattr("time.process_time", lambda: now)
     monkeypatch.setattr("trainer_export.packages.axis_trials.require_run", slow_run)
     monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", slow)
     assert calls(discover_axes(with_layer_parts(_product()))) == ["cut.classes(classes)", LAYERS]
+
+
+def test_trials_leave_as_much_time_as_the_proof_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof takes as long as two trials that found no fault, however short a run is."""
+    now = 0.0
+
+    def slow(builder: ModelBuilder, *, screens: bool = False) -> Layout:
+        nonlocal now
+        layout = judge_layout(builder, screens=screens)
+        ends = now + (4 if screens else 8)
+        now = min(ends, builder.until)
+        if ends > builder.until:
+            raise TimeUpError("the time for the proof ran out")
+        return layout
+
+    monkeypatch.setattr("time.process_time", lambda: now)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", slow)
+    discovery = discover_axes(_product())
+    assert calls(discovery) == ["cut.classes(classes)", "cut.width('base', 8)"]
+    assert discovery.seconds <= 15
 
 
 @pytest.mark.parametrize(
