@@ -2,9 +2,8 @@
 advice.
 """
 
-from collections import Counter
-
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
