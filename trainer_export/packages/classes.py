@@ -15,7 +15,9 @@ from trainer_export.packages.constructor import (
     WithConfigurations,
     bound_arguments,
     configurations_of,
+    holds_layers,
     made_by,
+    passed_on,
 )
 from trainer_export.packages.package_model import (
     INPUT_SHAPE,
@@ -134,12 +136,15 @@ def _make_and_arguments(
     if isinstance(target, type):
         return (make if issubclass(target, nn.Module) else None), built_with
     # A function does not say what it makes, so it is called once and the constructor observed.
-    kind, watched = made_by(partial(make, **named))
+    factory = partial(make, **named)
+    kind, watched = made_by(factory)
     if not issubclass(kind, nn.Module):
         return None, {}
     # Nothing was constructed in a way that can be repeated with other sizes, so the function stays.
     if watched is None:
         return make, built_with
+    if holds_layers(watched):
+        return make, {**passed_on(factory, watched), **built_with}
     return kind, with_sizes(watched, sizes)
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from trainer_export.packages.sizes import with_sizes
 
@@ -101,6 +102,38 @@ def made_by(
     except Exception:  # noqa: BLE001 - constructors that compute raise anything
         with torch.random.fork_rng(devices=[]):
             return _watch(factory)
+
+
+def holds_layers(arguments: Mapping[str, Any]) -> bool:
+    """Return whether some arguments contain layers or tensors, which are made for one model only.
+
+    A factory may build the layers of a model, and pass them to its constructor.
+    """
+    leaves = tree_leaves(dict(arguments))
+    return any(isinstance(leaf, (nn.Module, torch.Tensor)) for leaf in leaves)
+
+
+def passed_on(factory: Callable[..., nn.Module], built_with: Mapping[str, Any]) -> dict[str, int]:
+    """Return the whole numbers that a factory with ``**kwargs`` passes to its constructor.
+
+    Args:
+        factory: makes the model.
+        built_with: the arguments that the constructor is called with.
+    """
+    signature = inspect.signature(factory)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        return {}
+    numbers: dict[str, int] = {}
+    for name, value in built_with.items():
+        # A boolean is an int in Python.
+        if type(value) is int and name not in signature.parameters:
+            larger = value + 1
+            with suppress(Exception):  # a function takes other names, or fixes the number itself
+                _, watched = made_by(partial(factory, **{name: larger}))
+                if watched is not None and watched.get(name) == larger:
+                    numbers[name] = value
+    return numbers
 
 
 def made_with(

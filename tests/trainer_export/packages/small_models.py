@@ -1,6 +1,7 @@
 """Models as a package would define them: sizes in arguments, and no cut."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -300,6 +301,26 @@ class Normed(nn.Module):
 def stack(width: int = 8, num_classes: int = 3) -> nn.Sequential:
     """Make layers in a row, whose constructor has no names for its arguments."""
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, num_classes))
+
+
+class OnFeatures(nn.Module):
+    """A network that gets its first layers from outside, as torchvision's VGG."""
+
+    def __init__(self, features: nn.Sequential, hidden: int = 16, num_classes: int = 3) -> None:
+        super().__init__()
+        self.features = features
+        self.hidden = nn.Linear(16, hidden)
+        self.head = nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(self.features(x)).tanh())
+        return logits
+
+
+def on_features(*, hidden: int = 8, checks: bool = True, **others: Any) -> OnFeatures:
+    """Make an `OnFeatures` with layers that a function builds."""
+    features = nn.Sequential(nn.Linear(4, 16), nn.Tanh() if checks else nn.Identity())
+    return OnFeatures(features, hidden, **others)
 
 
 class Rounded(nn.Module):

@@ -72,6 +72,19 @@ def test_axes_that_are_tried_on_few_blocks_are_proved_again() -> None:
     assert discovery.layout == infer_layout(architecture_of(model, discovery.forms))
 
 
+def test_a_function_that_builds_layers_for_a_class_makes_each_model_itself() -> None:
+    """A class would get the layers of another model; what the function passes on is a size."""
+    model = package_model(f"{HERE}:on_features", {"input_shape": (4,)})
+    assert model.sizes == {"num_classes": 3, "hidden": 8, "layer_parts": 8, "layer_quarters": 4}
+    whole = model.build({})
+    assert not any(value.is_meta for value in whole.parameters())
+    other = model.build({"num_classes": 5, "layer_parts": 4})
+    shapes = {name: [*value.shape] for name, value in other.named_parameters()}
+    assert shapes["features.0.weight"] == [8, 4]
+    assert shapes["head.weight"] == [5, 4]
+    assert [*whole.get_parameter("features.0.weight").shape] == [16, 4]
+
+
 def test_a_function_of_a_package_shows_the_sizes_that_it_sets() -> None:
     """Places within a configuration are sizes; units that are not alike stay whole, and why."""
     model = package_model(f"{HERE}:positions", {"input_shape": (4,)})
