@@ -27,9 +27,6 @@ TOLERANCE = 1e-3
 Right layouts deviate by 1e-6, wrong ones by much more.
 """
 
-# The largest difference between precisions that decides nothing: a tenth of what a layout may have.
-_ROUNDING = TOLERANCE / 10
-
 # A share of the largest gradient: a tensor whose gradients are smaller has only rounding errors.
 _FAINT = 1e-2
 
@@ -120,18 +117,6 @@ def in_double_precision(task: ProofTask) -> ProofTask | None:
         return None
     variants = tuple(doubled[id(variant)] for variant in task.variants)
     return replace(task, variants=variants, cheap=tuple(doubled[id(one)] for one in task.cheap))
-
-
-def agrees_with(task: ProofTask, exact: ProofTask) -> bool:
-    """Return whether a task computes what the same task in double precision does.
-
-    Then its rounding decides nothing: a layout that it refutes is wrong.
-    """
-    for variant, doubled in zip(task.variants, exact.variants, strict=True):
-        # As if double precision were what a permutation changed.
-        if not _change_of_run(doubled.before, variant.before) < _ROUNDING:
-            return False
-    return True
 
 
 def prove_layout(task: ProofTask) -> Proof | Refutation:

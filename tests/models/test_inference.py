@@ -13,6 +13,7 @@ from torch import nn
 from fleet_protocol.errors import ConfigError
 from models import AxisKind, Dim, Layout, architecture, infer_layout
 from models.block_names import HEAD, STEM
+from models.zoo import proof
 from models.zoo.initial_state import initial_weights
 from models.zoo.layers import StaticBatchNorm
 from tests.models.test_zoo_contract import SMALL
@@ -389,6 +390,22 @@ def test_no_order_is_looked_for_in_a_precision_that_does_not_decide():
     assert runs[1e5][torch.float32] <= runs[1.0][torch.float32]
     # Variants with rare values are in double precision already, and do not run for it once more.
     assert runs[1e5][torch.float64] - runs[1.0][torch.float64] <= 6
+
+
+def test_no_right_order_is_refused_for_the_rounding_of_a_permuted_model(monkeypatch):
+    """In single precision, a number at the edge of a ReLU may change many others by luck."""
+    exactly = proof.deviation_of
+
+    def rounded(task, dims, names):
+        return exactly(task, dims, names) if task.whole.model.is_exact else 0.1
+
+    @architecture()
+    def plain(cut, *, input_shape=(6,), classes=3):
+        width = cut.width("width", 8)
+        return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, cut.classes(classes)))
+
+    monkeypatch.setattr(proof, "deviation_of", rounded)
+    assert infer_layout(plain).axes["width"].size == 8
 
 
 def test_a_model_that_remembers_an_earlier_run_is_refused():
