@@ -63,6 +63,11 @@ def package_model(spec: str, arguments: Mapping[str, Any] | None = None) -> Pack
             f"--model {spec}: package {error.name} is not installed here"
             f"{did_you_mean(str(error.name), _installed())}; check the name, or install it with pip"
         ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"--model {spec}: the package cannot build it: {error!r}; if it tries to download"
+            " weights, set the argument that names them to null, for example --set weights=null"
+        ) from error
     except Exception as error:
         raise ConfigError(
             f"--model {spec}: the package cannot build it: {error!r}; check the name and --set"

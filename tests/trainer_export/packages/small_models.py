@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -321,6 +322,13 @@ def on_features(*, hidden: int = 8, checks: bool = True, **others: Any) -> OnFea
     """Make an `OnFeatures` with layers that a function builds."""
     features = nn.Sequential(nn.Linear(4, 16), nn.Tanh() if checks else nn.Identity())
     return OnFeatures(features, hidden, **others)
+
+
+def downloading(weights: str | None = "best", num_classes: int = 3) -> nn.Linear:
+    """Make a layer, with weights from a server that nobody reaches."""
+    if weights is not None:
+        raise URLError("the server is unknown")
+    return nn.Linear(4, num_classes)
 
 
 class Rounded(nn.Module):

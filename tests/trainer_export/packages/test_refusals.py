@@ -26,6 +26,7 @@ from trainer_export.recipe import Recipe
 
 MODELS = "tests.trainer_export.packages.small_models"
 SKIPPING = f"{MODELS}:Skipping"
+DOWNLOADING = f"{MODELS}:downloading"
 
 
 def skipping(**arguments: Any) -> PackageModel:
@@ -231,3 +232,11 @@ def test_a_shallow_model_has_a_block_of_each_kind() -> None:
     make = transformers_models._FromConfig(_Kinds, _Blocks, {})
     shallow = shallow_module(PackageModel("", "x", make, {"num_layers": 12}))
     assert shallow.get_parameter("weight").shape == (3,)
+
+
+def test_a_package_that_cannot_download_weights_gets_advice() -> None:
+    """The name of the argument differs from package to package."""
+    with pytest.raises(ConfigError, match="null, for example --set weights=null"):
+        package_model(DOWNLOADING, {"input_shape": (4,)})
+    model = package_model(DOWNLOADING, {"input_shape": (4,), "weights": None})
+    assert model.build({}).get_parameter("bias").shape == (3,)
