@@ -10,11 +10,12 @@ wrong guess of these is refused like any other axis: by the proof of layouts, an
 models must work.
 """
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from inspect import BoundArguments
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from trainer_export.packages.axis_forms import AxisForm, groups_form
+from trainer_export.packages.first_layers import (
+    SUMMING_LAYERS,
+    FirstLayers,
+    LayerCounter,
+    find_first_layers,
+)
+from trainer_export.packages.layer_constructors import Place, make_model, watched_layers
 from trainer_export.packages.package_model import PackageModel
 
 LAYER_PARTS = "layer_parts"
@@ -59,8 +67,10 @@ _LAYERS = tuple(_SIZES)
 _LEAST = 16
 """The smallest dimension of a tensor outside layers that is cut; others may count heads."""
 
-_NOTED = re.compile(r"(^|_)(dim|channels?|chans|chs|c|features|planes|splits)($|_)")
-"""Names of attributes that are sizes, or lists of them, such as `head_dim` and `in_channels`."""
+_NOTED = re.compile(
+    r"(^|_)([a-z]?dims?|channels?|chans|chs|c|features|planes|hidden|splits?|sections)($|_)"
+)
+"""Names of attributes that are sizes, or lists of them: `head_dim`, `channels`, `split_indices`."""
 
 _BIAS = "bias"
 """Part of the name of a tensor; a table of these has one for each head, at each place."""
@@ -82,10 +92,7 @@ def layer_parts_forms() -> list[AxisForm]:
 
 def with_layer_parts(model: PackageModel) -> PackageModel:
     """Return a model that also takes the arguments of `PARTS`."""
-    shape = model.input_shape or ()
-    # Pictures have their channels first, sequences often last.
-    channels = frozenset({*shape[:1], *shape[-1:]})
-    make = ScaledLayers(model.make, model.labels, channels)
+    make = ScaledLayers(model)
     return replace(model, make=make, arguments={**model.arguments, **PARTS})
 
 
@@ -93,9 +100,12 @@ def with_layer_parts(model: PackageModel) -> PackageModel:
 class ScaledLayers:
     """Makes a model all of whose layers have a share of their sizes."""
 
-    make: Callable[..., nn.Module]
-    labels: str  # the argument that is the number of labels; "" if there is none
-    channels: frozenset[int]  # sizes of a sample, one of which the first layer may take
+    model: PackageModel
+
+    @cached_property
+    def first(self) -> FirstLayers:
+        """The layers whose inputs stay whole."""
+        return find_first_layers(self.model)
 
     def __call__(self, **arguments: Any) -> nn.Module:
         """Make the model with some eighths, or quarters, of the size of each layer."""
@@ -103,12 +113,12 @@ class ScaledLayers:
         for name, whole in PARTS.items():
             number = arguments.pop(name, whole)
             if number != whole:
-                labels = arguments.get(self.labels)
-                scalings.append(_Scaling(number, whole, labels, self.channels))
+                labels = arguments.get(self.model.labels)
+                scalings.append(_Scaling(number, whole, labels, LayerCounter(self.first)))
         with ExitStack() as stack:
             for scaling in scalings:
                 stack.enter_context(scaling.applied())
-            module = self.make(**arguments)
+            module = make_model(self.model.make, arguments)
         for scaling in scalings:
             scaling.scale_attributes(module)
         return module
@@ -121,26 +131,21 @@ class _Scaling:
     parts: int
     whole: int  # the number of all parts
     labels: int | None
-    channels: frozenset[int]
-    sees_sample: bool = field(default=True)  # until the first layer that has inputs
+    counter: LayerCounter
     sizes: set[int] = field(default_factory=set)  # that were cut so far
-    is_within_layer: bool = False  # whether the constructor of a layer runs
+    tables: set[nn.Module] = field(default_factory=set)  # layers that take fixed tables
     tensors: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # with those cut
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Scale the layers that are made meanwhile."""
-        originals = {kind: kind.__init__ for kind in _SIZES}
         register = nn.Module.register_parameter
-        for kind, names in _SIZES.items():
-            self._replace(kind, names)
         self._replace_registration()
         try:
-            yield
+            with watched_layers(_SIZES, self._scale_layer):
+                yield
         finally:
             nn.Module.register_parameter = register  # type: ignore[method-assign]
-            for kind, original in originals.items():
-                kind.__init__ = original  # type: ignore[method-assign]
 
     def scale_attributes(self, model: nn.Module) -> None:
         """Scale the sizes that modules other than layers noted when they were made.
@@ -151,33 +156,30 @@ class _Scaling:
             # The sizes of a layer are those that it was made with.
             if isinstance(module, _LAYERS) or type(module).__module__.startswith("torch."):
                 continue
+            # What makes a table knows its size.
+            if not self.tables.isdisjoint(module.children()):
+                continue
             for name, value in vars(module).items():
                 if _NOTED.search(name):
                     setattr(module, name, self._scale_noted(value))
                 elif name == _SHAPE and isinstance(value, tuple):
                     setattr(module, name, tuple(map(self._scale_dimension, value)))
 
-    def _replace(self, kind: type[nn.Module], names: tuple[str, ...]) -> None:
-        original = kind.__init__
-        signature = inspect.signature(original)
-
-        def scaled(layer: nn.Module, *args: Any, **kwargs: Any) -> None:
-            if self.is_within_layer:  # which passes on sizes that are cut already
-                original(layer, *args, **kwargs)
-                return
-            bound = signature.bind(layer, *args, **kwargs)
-            whole_groups = _has_groups_to_cut_inside(bound.arguments, self.whole)
-            for name in names:
-                if name in bound.arguments and not (name == _GROUPS and whole_groups):
-                    bound.arguments[name] = self._scale(name, bound.arguments[name])
-            self.is_within_layer = True
-            try:
-                original(*bound.args, **bound.kwargs)
-            finally:
-                self.is_within_layer = False
-
-        scaled.__signature__ = signature  # type: ignore[attr-defined]
-        kind.__init__ = scaled  # type: ignore[method-assign, assignment]
+    def _scale_layer(self, layer: nn.Module, bound: BoundArguments, place: Place) -> None:
+        """Change the sizes that a layer is made with."""
+        arguments = bound.arguments
+        has_fixed_inputs, is_table = self.counter.next_at(place)
+        if is_table:
+            self.tables.add(layer)
+        groups = arguments.get(_GROUPS, 1)
+        # Each group of a sample's channels, and each entry of a norm, belongs to fixed inputs.
+        if has_fixed_inputs and (groups > 1 or not isinstance(layer, SUMMING_LAYERS)):
+            return
+        whole_groups = _has_groups_to_cut_inside(arguments, self.whole)
+        for name in _sizes_of(layer):
+            stays = (name == _GROUPS and whole_groups) or (name in _INPUTS and has_fixed_inputs)
+            if name in arguments and not stays:
+                arguments[name] = self._scale(arguments[name])
 
     def _replace_registration(self) -> None:
         register = nn.Module.register_parameter
@@ -207,17 +209,11 @@ class _Scaling:
         self.tensors |= {value: changed, changed: changed}
         return changed
 
-    def _scale(self, name: str, size: Any) -> Any:
+    def _scale(self, size: Any) -> Any:
         """Return the share of a size."""
         if isinstance(size, (tuple, list)) and len(size) == 1:
-            return [self._scale(name, size[0])]
-        if not isinstance(size, int):
-            return size
-        takes_sample = False
-        if name in _INPUTS:
-            takes_sample = self.sees_sample and size in self.channels
-            self.sees_sample = False
-        if takes_sample or size == self.labels or size % self.whole:
+            return [self._scale(size[0])]
+        if not isinstance(size, int) or size == self.labels or size % self.whole:
             return size
         self.sizes.add(size)
         return self._share_of(size)
@@ -237,6 +233,11 @@ class _Scaling:
     def _share_of(self, size: int) -> int:
         """Return the share of a size; the size if the parts do not divide it."""
         return size if size % self.whole else size // self.whole * self.parts
+
+
+def _sizes_of(layer: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments of a layer that are sizes."""
+    return next(names for kind, names in _SIZES.items() if isinstance(layer, kind))
 
 
 def _stays_whole(name: str, value: nn.Parameter) -> bool:
