@@ -11,8 +11,8 @@ models must work.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import BoundArguments
@@ -63,6 +63,8 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 """The arguments of layers that are sizes; subclasses call the constructors of these classes."""
 
 _LAYERS = tuple(_SIZES)
+
+_LISTS = (nn.ParameterList, nn.ParameterDict)
 
 _LEAST = 16
 """The smallest dimension of a tensor outside layers that is cut; others may count heads."""
@@ -120,6 +122,7 @@ class ScaledLayers:
                 stack.enter_context(scaling.applied())
             module = make_model(self.model.make, arguments)
         for scaling in scalings:
+            scaling.scale_tensors(module)
             scaling.scale_attributes(module)
         return module
 
@@ -136,16 +139,23 @@ class _Scaling:
     tables: set[nn.Module] = field(default_factory=set)  # layers that take fixed tables
     tensors: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # with those cut
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Scale the layers that are made meanwhile."""
-        register = nn.Module.register_parameter
-        self._replace_registration()
-        try:
-            with watched_layers(_SIZES, self._scale_layer):
-                yield
-        finally:
-            nn.Module.register_parameter = register  # type: ignore[method-assign]
+    def applied(self) -> AbstractContextManager[None]:
+        """Return a context in which the layers that are made are scaled."""
+        return watched_layers(_SIZES, self._scale_layer)
+
+    def scale_tensors(self, model: nn.Module) -> None:
+        """Scale the tensors beside the layers, once all sizes of layers are known."""
+        own: set[nn.Parameter] = set()  # of layers, which compute their shapes from cut sizes
+        for layer in model.modules():
+            if isinstance(layer, _LAYERS):
+                own.update(layer.parameters())
+        for module in model.modules():
+            # A parametrization of torch has a tensor of the layer that it belongs to.
+            if _is_of_torch(module) and not isinstance(module, _LISTS):
+                continue
+            for name, value in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
+                if value not in own and not _stays_whole(name, value):
+                    setattr(module, name, self._scale_tensor(value))
 
     def scale_attributes(self, model: nn.Module) -> None:
         """Scale the sizes that modules other than layers noted when they were made.
@@ -154,7 +164,7 @@ class _Scaling:
         """
         for module in model.modules():
             # The sizes of a layer are those that it was made with.
-            if isinstance(module, _LAYERS) or type(module).__module__.startswith("torch."):
+            if isinstance(module, _LAYERS) or _is_of_torch(module):
                 continue
             # What makes a table knows its size.
             if not self.tables.isdisjoint(module.children()):
@@ -180,18 +190,6 @@ class _Scaling:
             stays = (name == _GROUPS and whole_groups) or (name in _INPUTS and has_fixed_inputs)
             if name in arguments and not stays:
                 arguments[name] = self._scale(arguments[name])
-
-    def _replace_registration(self) -> None:
-        register = nn.Module.register_parameter
-
-        def scaled(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
-            # A layer computes the shapes of its tensors from its sizes, which are cut.
-            is_layer = isinstance(module, _LAYERS)
-            if value is not None and not is_layer and not _stays_whole(name, value):
-                value = self._scale_tensor(value)
-            register(module, name, value)
-
-        nn.Module.register_parameter = scaled  # type: ignore[method-assign, assignment]
 
     def _scale_tensor(self, value: nn.Parameter) -> nn.Parameter:
         """Return a tensor with a share of each dimension that is as large as a layer."""
@@ -238,6 +236,10 @@ class _Scaling:
 def _sizes_of(layer: nn.Module) -> tuple[str, ...]:
     """Return the names of the arguments of a layer that are sizes."""
     return next(names for kind, names in _SIZES.items() if isinstance(layer, kind))
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 def _stays_whole(name: str, value: nn.Parameter) -> bool:

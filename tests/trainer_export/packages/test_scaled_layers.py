@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from fleet_protocol.errors import ConfigError
 from models import infer_layout
@@ -200,8 +201,37 @@ def test_tensors_outside_of_layers_become_thinner_with_them() -> None:
     assert shapes["attention.in_proj_weight"] == (36, 12)
     assert shapes["attention.out_proj.weight"] == (12, 12)
     assert shapes["temperature"] == (8, 1, 1)
-    # Registration is that of PyTorch again.
     assert model.build({}).get_parameter("gamma").shape == (24,)
+
+
+class TokenFirst(nn.Module):
+    """A tensor that is made before the layers of its size, as in NesT, and a normed weight."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(4, 48))
+        self.stem = nn.Linear(5, 48)
+        self.normed = weight_norm(nn.Linear(48, 24))
+        self.small = nn.Linear(24, 24)
+        self.head = nn.Linear(24, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.normed((self.stem(x) + self.places).tanh()).tanh()
+        logits: torch.Tensor = self.head(self.small(mixed).mean(1))
+        return logits
+
+
+def test_tensors_may_be_made_before_their_layers() -> None:
+    """The weight of a layer that has a parametrization is as thin as the layer, and no thinner."""
+    arguments = {"num_classes": 3}
+    plain = PackageModel("", "x", TokenFirst, arguments, "num_classes", input_shape=(4, 5))
+    model = with_layer_parts(plain)
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    half = model.build({LAYER_PARTS: WHOLE // 2})
+    shapes = {name: tuple(value.shape) for name, value in half.named_parameters()}
+    assert shapes["places"] == (4, 24)
+    assert shapes["normed.parametrizations.weight.original1"] == (12, 24)
 
 
 def test_sizes_that_a_module_noted_become_smaller_with_its_layers() -> None:
