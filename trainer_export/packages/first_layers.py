@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from inspect import BoundArguments
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.hooks import RemovableHandle
 
 from models.zoo.builds import SkippedInitialization
 from models.zoo.package_call import adapt_call
@@ -62,7 +62,9 @@ class LayerCounter:
         """Return whether the next layer of a place has fixed inputs, and whether of a table."""
         number = self.made.get(place, 0)
         self.made[place] = number + 1
-        return _entry(self.first.fixed, place, number), _entry(self.first.tables, place, number)
+        has_fixed_inputs = _entry(self.first.fixed, place, number)
+        is_table = _entry(self.first.tables, place, number)
+        return has_fixed_inputs, is_table
 
 
 def _entry(known: Known, place: Place, number: int) -> bool:
@@ -70,7 +72,8 @@ def _entry(known: Known, place: Place, number: int) -> bool:
     if not entries:
         return False
     # A deeper model has more of the last kind.
-    return entries[min(number, len(entries) - 1)]
+    last = len(entries) - 1
+    return entries[min(number, last)]
 
 
 def find_first_layers(model: PackageModel) -> FirstLayers:
@@ -89,10 +92,14 @@ def find_first_layers(model: PackageModel) -> FirstLayers:
         try:
             with _building(device), watched_layers((*SUMMING_LAYERS, *NORMS), note):
                 arguments = with_sizes(model.arguments, {})
-                module = adapt_call(make_model(model.make, arguments), model.call, model.output)
-            run = partial(_layers_with_fixed_inputs, module, model, device)
-            fixed = _by_place(made, run(traced=False))
-            return FirstLayers(fixed, _by_place(made, run(traced=True)))
+                own = make_model(model.make, arguments)
+                module = adapt_call(own, model.call, model.output)
+            fixed = _layers_with_fixed_inputs(module, model, device, traced=False)
+            tables = _layers_with_fixed_inputs(module, model, device, traced=True)
+            return FirstLayers(
+                _by_place(made, fixed),
+                _by_place(made, tables),
+            )
         except Exception:  # noqa: BLE001, S112 - a package's model raises anything
             continue
     return FirstLayers()
@@ -119,35 +126,57 @@ def _layers_with_fixed_inputs(
         device: where it runs.
         traced: whether inputs that depend on the sample count as those of another layer, too.
     """
-    for layer in module.modules():
-        keeps_apart = isinstance(layer, NORMS) or is_depthwise(layer)
-        for parameter in layer.parameters(recurse=False):
-            parameter.requires_grad_(parameter.is_floating_point() and not keeps_apart)
+    _trace_mixing_layers(module)
     fixed: dict[nn.Module, bool] = {}
 
     def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         first = inputs[0] if inputs else None
-        if isinstance(first, Tensor) and first.is_floating_point():
-            fixed[layer] = fixed.get(layer, True) and not first.requires_grad
+        if not isinstance(first, Tensor):
+            return
+        if not first.is_floating_point():
+            return
+        # A layer may be called several times.
+        so_far = fixed.get(layer, True)
+        fixed[layer] = so_far and not first.requires_grad
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in module.modules()]
-    shape = (_SAMPLES, *(model.input_shape or ()))
+    hooks: list[RemovableHandle] = []
+    for layer in module.modules():
+        hook = layer.register_forward_pre_hook(note)
+        hooks.append(hook)
+    sample = model.input_shape or ()
+    shape = (_SAMPLES, *sample)
     try:
         with torch.random.fork_rng(devices=[]), torch.device(device), torch.enable_grad():
             if model.input_dtype == "int64":
                 samples = torch.ones(shape, dtype=torch.int64)
             else:
                 samples = torch.randn(shape, requires_grad=traced)
-            module.eval()(samples)
+            module.eval()
+            module(samples)
     finally:
         for hook in hooks:
             hook.remove()
-    return {layer for layer, is_fixed in fixed.items() if is_fixed}
+    chosen: set[nn.Module] = set()
+    for layer, is_fixed in fixed.items():
+        if is_fixed:
+            chosen.add(layer)
+    return chosen
 
 
-def is_depthwise(layer: nn.Module) -> bool:
+def _trace_mixing_layers(module: nn.Module) -> None:
+    """Let outputs of layers need a gradient, except of those that keep their inputs apart."""
+    for layer in module.modules():
+        keeps_apart = isinstance(layer, NORMS) or _is_depthwise(layer)
+        for parameter in layer.parameters(recurse=False):
+            is_number = parameter.is_floating_point()
+            parameter.requires_grad_(is_number and not keeps_apart)
+
+
+def _is_depthwise(layer: nn.Module) -> bool:
     """Return whether a layer is a convolution of each channel by itself."""
-    return isinstance(layer, _ConvNd) and layer.groups == layer.in_channels > 1
+    if not isinstance(layer, _ConvNd):
+        return False
+    return layer.groups == layer.in_channels > 1
 
 
 def _by_place(made: list[tuple[Place, nn.Module]], chosen: set[nn.Module]) -> Known:

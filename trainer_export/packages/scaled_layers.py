@@ -2,12 +2,12 @@
 
 Many packages fix the sizes of a network in their code, or round them, as in MobileNet and ResNet.
 So a model gets further arguments, one for each of `PARTS`. While the constructor runs, every layer
-gets this number of eighths, or of quarters, of the size that it asks for. A tensor of another
-module, such as the scale of a residual, gets as many in each dimension that is as large as a layer,
-and so do the sizes that a module notes for its forward, such as `head_dim` and `in_channels`.
-Sizes that these parts do not divide stay whole, as do the labels and the channels of a sample. A
-wrong guess of these is refused like any other axis: by the proof of layouts, and because narrow
-models must work.
+gets this number of eighths, or of quarters, of the size that it asks for; the inputs of a layer
+that takes the sample or a fixed table stay whole (`trainer_export.packages.first_layers`). Then a
+tensor of another module, such as the scale of a residual, gets as many in each dimension that is as
+large as a layer, and so do the sizes that a module notes for its forward, such as `head_dim` and
+`in_channels`. Sizes that these parts do not divide stay whole, as do the labels. A wrong guess of
+these is refused like any other axis: by the proof of layouts, and because narrow models must work.
 """
 
 import re
@@ -153,9 +153,15 @@ class _Scaling:
             # A parametrization of torch has a tensor of the layer that it belongs to.
             if _is_of_torch(module) and not isinstance(module, _LISTS):
                 continue
-            for name, value in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
-                if value not in own and not _stays_whole(name, value):
-                    setattr(module, name, self._scale_tensor(value))
+            tensors = module.named_parameters(
+                recurse=False,
+                remove_duplicate=False,
+            )
+            for name, value in [*tensors]:
+                if value in own or _stays_whole(name, value):
+                    continue
+                scaled = self._scale_tensor(value)
+                setattr(module, name, scaled)
 
     def scale_attributes(self, model: nn.Module) -> None:
         """Scale the sizes that modules other than layers noted when they were made.
@@ -183,12 +189,16 @@ class _Scaling:
             self.tables.add(layer)
         groups = arguments.get(_GROUPS, 1)
         # Each group of a sample's channels, and each entry of a norm, belongs to fixed inputs.
-        if has_fixed_inputs and (groups > 1 or not isinstance(layer, SUMMING_LAYERS)):
+        keeps_apart = groups > 1 or not isinstance(layer, SUMMING_LAYERS)
+        if has_fixed_inputs and keeps_apart:
             return
-        whole_groups = _has_groups_to_cut_inside(arguments, self.whole)
+        whole: list[str] = []
+        if has_fixed_inputs:
+            whole += _INPUTS
+        if _has_groups_to_cut_inside(arguments, self.whole):
+            whole.append(_GROUPS)
         for name in _sizes_of(layer):
-            stays = (name == _GROUPS and whole_groups) or (name in _INPUTS and has_fixed_inputs)
-            if name in arguments and not stays:
+            if name in arguments and name not in whole:
                 arguments[name] = self._scale(arguments[name])
 
     def _scale_tensor(self, value: nn.Parameter) -> nn.Parameter:
