@@ -1,7 +1,7 @@
 """Find the layers of a model whose inputs no other layer computes.
 
 The first layer takes a sample, and a later one may take a fixed table, such as the sines of
-positions. Their inputs are no units of a layer, so they stay whole in a narrow model. A norm or a
+positions. No layer has units for their inputs, which stay whole in a narrow model. A norm or a
 depthwise convolution keeps its inputs apart, so the layer behind it takes the same ones.
 
 A run of the whole model shows these layers: their inputs depend on no parameter of another layer.

@@ -172,7 +172,7 @@ class _Scaling:
             # The sizes of a layer are those that it was made with.
             if isinstance(module, _LAYERS) or _is_of_torch(module):
                 continue
-            # What makes a table knows its size.
+            # Its forward makes a table of fixed size.
             if not self.tables.isdisjoint(module.children()):
                 continue
             for name, value in vars(module).items():

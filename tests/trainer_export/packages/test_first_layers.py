@@ -141,7 +141,7 @@ def test_every_layer_that_takes_the_sample_keeps_its_inputs() -> None:
 
 
 def test_a_model_that_does_not_run_has_no_first_layers() -> None:
-    """What is wrong with it is said where it is tried."""
+    """The search for axes says why it fails."""
     first = find_first_layers(model_of(Branches, (9,)))
     assert not first.fixed
     assert not first.tables
