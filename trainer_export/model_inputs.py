@@ -256,7 +256,8 @@ def check_output(output: Any, signature: Signature) -> None:
         return
     if isinstance(output, Tensor):
         shape: Any = tuple(output.shape)
-        if shape[1:] == signature.output and len(signature.places) <= _MOST_PLACES:
+        if shape[1:] == signature.output:
+            _refuse_volumes(shape, signature)
             return
     elif signature.heads:
         shape = type(output).__name__
@@ -273,6 +274,20 @@ def check_output(output: Any, signature: Signature) -> None:
         f" {classes}] for a label per token, [batch, {classes}, height, width] for a label per"
         " pixel)"
     )
+
+
+def _refuse_volumes(shape: tuple[int, ...], signature: Signature) -> None:
+    """Check that an output has labels for at most the pixels of a picture.
+
+    Raises:
+        ExportError: it has a label for each place of a volume.
+    """
+    if len(signature.places) > _MOST_PLACES:
+        raise ExportError(
+            f"the model returns {shape}, a label for each place of a volume, but labels are for"
+            " samples, tokens or pixels: train on slices, with a model and an input_shape of two"
+            " sides, or return one row of logits for a volume"
+        )
 
 
 def model_noise(model: nn.Module, signature: Signature) -> Mapping[str, tuple[int, ...]]:

@@ -352,6 +352,9 @@ _TIMM = (
     _picture("ConvNeXt-atto", "timm:convnext_atto"),
     _picture("MobileNetV3-small", "timm:mobilenetv3_small_050"),
     _picture("RegNet", "timm:regnetx_002"),
+    _picture("XCiT", "timm:xcit_nano_12_p16_224", img_size=64, depth=2),
+    _picture("MambaOut", "timm:mambaout_femto", depths=(1, 1, 1, 1)),
+    _picture("Sequencer", "timm:sequencer2d_s", img_size=64, layers=(1, 1, 1, 1)),
 )
 
 _TORCHVISION = (
@@ -392,6 +395,20 @@ _TORCHVISION = (
 _VIT_PYTORCH = (
     _patches("Simple ViT", "vit_pytorch:SimpleViT", **_HEADS),
     _patches("ViT with a class token", "vit_pytorch:ViT", **_HEADS),
+    _rows(
+        "ViT of volumes",
+        "vit_pytorch.vit_3d:ViT",
+        (1, 8, 16, 16),
+        channels=1,
+        image_size=16,
+        image_patch_size=8,
+        frames=8,
+        frame_patch_size=4,
+        num_classes=4,
+        dim=64,
+        depth=2,
+        **_HEADS,
+    ),
 )
 
 _SEGMENTATION = (

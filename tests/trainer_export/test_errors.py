@@ -200,6 +200,14 @@ def test_a_model_that_does_not_fit_its_samples(module: nn.Module, message: str) 
         IMAGE.with_places_of(module)
 
 
+def test_a_label_for_each_place_of_a_volume_is_refused() -> None:
+    """As of MONAI's U-Nets of three dimensions; the message says what has labels."""
+    volumes = Signature((2, 4, 4, 4), "float32", 3)
+    message = r"returns \(2, 3, 4, 4, 4\), a label for each place of a volume.*train on slices"
+    with pytest.raises(ExportError, match=message):
+        volumes.with_places_of(nn.Conv3d(2, 3, 1))
+
+
 @pytest.mark.parametrize(
     ("module", "signature"),
     [

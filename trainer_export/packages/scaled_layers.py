@@ -2,19 +2,20 @@
 
 Many packages fix the sizes of a network in their code, or round them, as in MobileNet and ResNet.
 So a model gets further arguments, one for each of `PARTS`. While the constructor runs, every layer
-gets this number of eighths, or of quarters, of the size that it asks for. A tensor of another
-module, such as the scale of a residual, gets as many in each dimension that is as large as a layer,
-and so do the sizes that a module notes for its forward, such as `head_dim` and `in_channels`.
-Sizes that these parts do not divide stay whole, as do the labels and the channels of a sample. A
-wrong guess of these is refused like any other axis: by the proof of layouts, and because narrow
-models must work.
+gets this number of eighths, or of quarters, of the size that it asks for; the inputs of a layer
+that takes the sample or a fixed table stay whole (`trainer_export.packages.first_layers`). Then a
+tensor of another module, such as the scale of a residual, gets as many in each dimension that is as
+large as a layer, and so do the sizes that a module notes for its forward, such as `head_dim` and
+`in_channels`. Sizes that these parts do not divide stay whole, as do the labels. A wrong guess of
+these is refused like any other axis: by the proof of layouts, and because narrow models must work.
 """
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from inspect import BoundArguments
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from trainer_export.packages.axis_forms import AxisForm, groups_form
+from trainer_export.packages.first_layers import (
+    SUMMING_LAYERS,
+    FirstLayers,
+    LayerCounter,
+    find_first_layers,
+)
+from trainer_export.packages.layer_constructors import Place, make_model, watched_layers
 from trainer_export.packages.package_model import PackageModel
 
 LAYER_PARTS = "layer_parts"
@@ -56,11 +64,15 @@ _SIZES: Mapping[type[nn.Module], tuple[str, ...]] = MappingProxyType(
 
 _LAYERS = tuple(_SIZES)
 
+_LISTS = (nn.ParameterList, nn.ParameterDict)
+
 _LEAST = 16
 """The smallest dimension of a tensor outside layers that is cut; others may count heads."""
 
-_NOTED = re.compile(r"(^|_)(dim|channels?|chans|chs|c|features|planes|splits)($|_)")
-"""Names of attributes that are sizes, or lists of them, such as `head_dim` and `in_channels`."""
+_NOTED = re.compile(
+    r"(^|_)([a-z]?dims?|channels?|chans|chs|c|features|planes|hidden|splits?|sections)($|_)"
+)
+"""Names of attributes that are sizes, or lists of them: `head_dim`, `channels`, `split_indices`."""
 
 _BIAS = "bias"
 """Part of the name of a tensor; a table of these has one for each head, at each place."""
@@ -82,10 +94,7 @@ def layer_parts_forms() -> list[AxisForm]:
 
 def with_layer_parts(model: PackageModel) -> PackageModel:
     """Return a model that also takes the arguments of `PARTS`."""
-    shape = model.input_shape or ()
-    # Pictures have their channels first, sequences often last.
-    channels = frozenset({*shape[:1], *shape[-1:]})
-    make = ScaledLayers(model.make, model.labels, channels)
+    make = ScaledLayers(model)
     return replace(model, make=make, arguments={**model.arguments, **PARTS})
 
 
@@ -93,9 +102,12 @@ def with_layer_parts(model: PackageModel) -> PackageModel:
 class ScaledLayers:
     """Makes a model all of whose layers have a share of their sizes."""
 
-    make: Callable[..., nn.Module]
-    labels: str  # the argument that is the number of labels; "" if there is none
-    channels: frozenset[int]  # sizes of a sample, one of which the first layer may take
+    model: PackageModel
+
+    @cached_property
+    def first(self) -> FirstLayers:
+        """The layers whose inputs stay whole."""
+        return find_first_layers(self.model)
 
     def __call__(self, **arguments: Any) -> nn.Module:
         """Make the model with some eighths, or quarters, of the size of each layer."""
@@ -103,13 +115,14 @@ class ScaledLayers:
         for name, whole in PARTS.items():
             number = arguments.pop(name, whole)
             if number != whole:
-                labels = arguments.get(self.labels)
-                scalings.append(_Scaling(number, whole, labels, self.channels))
+                labels = arguments.get(self.model.labels)
+                scalings.append(_Scaling(number, whole, labels, LayerCounter(self.first)))
         with ExitStack() as stack:
             for scaling in scalings:
                 stack.enter_context(scaling.applied())
-            module = self.make(**arguments)
+            module = make_model(self.model.make, arguments)
         for scaling in scalings:
+            scaling.scale_tensors(module)
             scaling.scale_attributes(module)
         return module
 
@@ -121,26 +134,34 @@ class _Scaling:
     parts: int
     whole: int  # the number of all parts
     labels: int | None
-    channels: frozenset[int]
-    sees_sample: bool = field(default=True)  # until the first layer that has inputs
+    counter: LayerCounter
     sizes: set[int] = field(default_factory=set)  # that were cut so far
-    is_within_layer: bool = False  # whether the constructor of a layer runs
+    tables: set[nn.Module] = field(default_factory=set)  # layers that take fixed tables
     tensors: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # with those cut
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Scale the layers that are made meanwhile."""
-        originals = {kind: kind.__init__ for kind in _SIZES}
-        register = nn.Module.register_parameter
-        for kind, names in _SIZES.items():
-            self._replace(kind, names)
-        self._replace_registration()
-        try:
-            yield
-        finally:
-            nn.Module.register_parameter = register  # type: ignore[method-assign]
-            for kind, original in originals.items():
-                kind.__init__ = original  # type: ignore[method-assign]
+    def applied(self) -> AbstractContextManager[None]:
+        """Return a context in which the layers that are made are scaled."""
+        return watched_layers(_SIZES, self._scale_layer)
+
+    def scale_tensors(self, model: nn.Module) -> None:
+        """Scale the tensors beside the layers, once all sizes of layers are known."""
+        own: set[nn.Parameter] = set()  # of layers, which compute their shapes from cut sizes
+        for layer in model.modules():
+            if isinstance(layer, _LAYERS):
+                own.update(layer.parameters())
+        for module in model.modules():
+            # A parametrization of torch has a tensor of the layer that it belongs to.
+            if _is_of_torch(module) and not isinstance(module, _LISTS):
+                continue
+            tensors = module.named_parameters(
+                recurse=False,
+                remove_duplicate=False,
+            )
+            for name, value in [*tensors]:
+                if value in own or _stays_whole(name, value):
+                    continue
+                scaled = self._scale_tensor(value)
+                setattr(module, name, scaled)
 
     def scale_attributes(self, model: nn.Module) -> None:
         """Scale the sizes that modules other than layers noted when they were made.
@@ -149,7 +170,10 @@ class _Scaling:
         """
         for module in model.modules():
             # The sizes of a layer are those that it was made with.
-            if isinstance(module, _LAYERS) or type(module).__module__.startswith("torch."):
+            if isinstance(module, _LAYERS) or _is_of_torch(module):
+                continue
+            # Its forward makes a table of fixed size.
+            if not self.tables.isdisjoint(module.children()):
                 continue
             for name, value in vars(module).items():
                 if _NOTED.search(name):
@@ -157,39 +181,25 @@ class _Scaling:
                 elif name == _SHAPE and isinstance(value, tuple):
                     setattr(module, name, tuple(map(self._scale_dimension, value)))
 
-    def _replace(self, kind: type[nn.Module], names: tuple[str, ...]) -> None:
-        original = kind.__init__
-        signature = inspect.signature(original)
-
-        def scaled(layer: nn.Module, *args: Any, **kwargs: Any) -> None:
-            if self.is_within_layer:  # which passes on sizes that are cut already
-                original(layer, *args, **kwargs)
-                return
-            bound = signature.bind(layer, *args, **kwargs)
-            whole_groups = _has_groups_to_cut_inside(bound.arguments, self.whole)
-            for name in names:
-                if name in bound.arguments and not (name == _GROUPS and whole_groups):
-                    bound.arguments[name] = self._scale(name, bound.arguments[name])
-            self.is_within_layer = True
-            try:
-                original(*bound.args, **bound.kwargs)
-            finally:
-                self.is_within_layer = False
-
-        scaled.__signature__ = signature  # type: ignore[attr-defined]
-        kind.__init__ = scaled  # type: ignore[method-assign, assignment]
-
-    def _replace_registration(self) -> None:
-        register = nn.Module.register_parameter
-
-        def scaled(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
-            # A layer computes the shapes of its tensors from its sizes, which are cut.
-            is_layer = isinstance(module, _LAYERS)
-            if value is not None and not is_layer and not _stays_whole(name, value):
-                value = self._scale_tensor(value)
-            register(module, name, value)
-
-        nn.Module.register_parameter = scaled  # type: ignore[method-assign, assignment]
+    def _scale_layer(self, layer: nn.Module, bound: BoundArguments, place: Place) -> None:
+        """Change the sizes that a layer is made with."""
+        arguments = bound.arguments
+        has_fixed_inputs, is_table = self.counter.next_at(place)
+        if is_table:
+            self.tables.add(layer)
+        groups = arguments.get(_GROUPS, 1)
+        # Each group of a sample's channels, and each entry of a norm, belongs to fixed inputs.
+        keeps_apart = groups > 1 or not isinstance(layer, SUMMING_LAYERS)
+        if has_fixed_inputs and keeps_apart:
+            return
+        whole: list[str] = []
+        if has_fixed_inputs:
+            whole += _INPUTS
+        if _has_groups_to_cut_inside(arguments, self.whole):
+            whole.append(_GROUPS)
+        for name in _sizes_of(layer):
+            if name in arguments and name not in whole:
+                arguments[name] = self._scale(arguments[name])
 
     def _scale_tensor(self, value: nn.Parameter) -> nn.Parameter:
         """Return a tensor with a share of each dimension that is as large as a layer."""
@@ -207,17 +217,11 @@ class _Scaling:
         self.tensors |= {value: changed, changed: changed}
         return changed
 
-    def _scale(self, name: str, size: Any) -> Any:
+    def _scale(self, size: Any) -> Any:
         """Return the share of a size."""
         if isinstance(size, (tuple, list)) and len(size) == 1:
-            return [self._scale(name, size[0])]
-        if not isinstance(size, int):
-            return size
-        takes_sample = False
-        if name in _INPUTS:
-            takes_sample = self.sees_sample and size in self.channels
-            self.sees_sample = False
-        if takes_sample or size == self.labels or size % self.whole:
+            return [self._scale(size[0])]
+        if not isinstance(size, int) or size == self.labels or size % self.whole:
             return size
         self.sizes.add(size)
         return self._share_of(size)
@@ -237,6 +241,15 @@ class _Scaling:
     def _share_of(self, size: int) -> int:
         """Return the share of a size; the size if the parts do not divide it."""
         return size if size % self.whole else size // self.whole * self.parts
+
+
+def _sizes_of(layer: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments of a layer that are sizes."""
+    return next(names for kind, names in _SIZES.items() if isinstance(layer, kind))
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 def _stays_whole(name: str, value: nn.Parameter) -> bool:

@@ -14,6 +14,7 @@ from models.zoo.builds import SkippedInitialization, shapes_of
 from models.zoo.conversion import convert
 from models.zoo.growth import Shapes
 from trainer_export.packages.package_model import PackageModel
+from trainer_export.packages.scaled_layers import LAYER_PARTS
 
 _SAMPLE_WORDS = (
     "vocab",
@@ -41,6 +42,8 @@ _CHANNEL_WORDS = ("chans", "in_channels", "num_channels", "input_channels")
 _UNIT_DIMENSIONS = 2  # of a weight, which are followed by those of a kernel
 _BLOCK_WORDS = ("depth", "layer", "block", "stage", "repeat")
 """Parts of names of arguments that count blocks."""
+_MOST_STACKS = 6  # a model with more has an argument for each of its layers
+_SHARE = 1 / 3  # of the time, if the layers can be cut together, which needs the rest
 
 ENOUGH = "was not tried, because the layers are cut together"
 """Why arguments stay whole of which there are too many."""
@@ -92,11 +95,16 @@ def survey(
     """
     surveyed: list[Surveyed] = []
     ends = False
+    cuts_layers = LAYER_PARTS in prober.model.sizes
+    if cuts_layers:
+        begun = time.process_time()
+        deadline = begun + _SHARE * (deadline - begun)
     for place, size in prober.model.sizes.items():
         if place in skipped:
             continue
         ends = ends or is_enough(surveyed)
-        if ends and not any(word in place for word in _BLOCK_WORDS):
+        skips = ends and not any(word in place for word in _BLOCK_WORDS)
+        if skips or (cuts_layers and _has_too_many_stacks(surveyed)):
             surveyed.append(Surveyed(place, size, Effect.UNKNOWN, ENOUGH))
         elif _describes_samples(place):
             surveyed.append(Surveyed(place, size, Effect.SAMPLE))
@@ -105,6 +113,14 @@ def survey(
         else:
             surveyed.append(_try_other_sizes(prober, place, size))
     return tuple(surveyed)
+
+
+def _has_too_many_stacks(surveyed: Sequence[Surveyed]) -> bool:
+    """Return whether the depths found so far are rather the branches of single layers.
+
+    To try each as the depth would leave no time for the widths.
+    """
+    return len(with_effects(surveyed, Effect.BLOCKS)) >= _MOST_STACKS
 
 
 def with_effects(entries: Iterable[Surveyed], *effects: Effect) -> list[Surveyed]:

@@ -415,7 +415,7 @@ class NotedHeads(nn.Module):
 
 
 class NotedChannels(nn.Module):
-    """Splits maps by channels that its constructor noted, as timm's SKNet and CoaT do."""
+    """Splits maps by channels that its constructor noted, as timm's SKNet, CoaT and SHViT do."""
 
     def __init__(self, num_classes: int = 3) -> None:
         super().__init__()
@@ -425,15 +425,21 @@ class NotedChannels(nn.Module):
         self.first = nn.Linear(16, 32)
         self.second = nn.Linear(16, 32)
         self.channel_splits = [8, 24]
-        self.narrow = nn.Linear(8, 16)
-        self.wide = nn.Linear(24, 16)
+        self.narrow = nn.Linear(8, 24)
+        self.wide = nn.Linear(24, 24)
+        self.split_indices = (16, 8)
+        self.pdim = 16
+        self.part = nn.Linear(16, 8)
         self.head = nn.Linear(16, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         halves = self.stem(x[:, : self.features]).tanh().split(self.in_channels // 2, 1)
         mixed = self.first(halves[0]).tanh() + self.second(halves[1]).tanh()
         narrow, wide = mixed.split(self.channel_splits, 1)
-        logits: Tensor = self.head(self.narrow(narrow).tanh() + self.wide(wide).tanh())
+        joined = self.narrow(narrow).tanh() + self.wide(wide).tanh()
+        changed, kept = joined.split(self.split_indices, 1)
+        changed = self.part(changed[:, : self.pdim]).tanh()
+        logits: Tensor = self.head(torch.cat((changed, kept), 1))
         return logits
 
 

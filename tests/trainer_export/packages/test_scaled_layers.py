@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from fleet_protocol.errors import ConfigError
 from models import infer_layout
 from models.architecture import Architecture
 from models.layout import Layout
 from models.zoo.builds import ModelBuilder
+from models.zoo.growth import Shapes
 from models.zoo.inference import judge_layout
 from models.zoo.randomized_model import TimeUpError
 from tests.trainer_export.packages.small_models import Rounded
@@ -21,9 +23,9 @@ from trainer_export.packages.discovery import discover_axes
 from trainer_export.packages.loading import package_model
 from trainer_export.packages.narrow_run import FirstRun, require_run
 from trainer_export.packages.package_model import PackageModel
-from trainer_export.packages.scaled_layers import LAYER_PARTS, WHOLE, with_layer_parts
+from trainer_export.packages.scaled_layers import LAYER_PARTS, PARTS, WHOLE, with_layer_parts
 from trainer_export.packages.search_record import Discovery
-from trainer_export.packages.survey import ShapeProber
+from trainer_export.packages.survey import LATE, ShapeProber, survey
 
 HERE = "tests.trainer_export.packages.small_models"
 LAYERS = f"cut.groups('{LAYER_PARTS}', 8)"
@@ -119,6 +121,55 @@ def test_of_many_arguments_no_more_are_tried_if_the_layers_are_cut() -> None:
     assert "was not tried, because the layers are cut together" in reasons["widths.19",]
 
 
+def test_of_many_numbers_of_branches_only_a_few_are_tried_as_the_depth() -> None:
+    """As in MobileOne, where each layer has its own, so that no time was left for the layers."""
+
+    class Branches(nn.Module):
+        def __init__(self, branches: tuple[int, ...] = (2,) * 14, num_classes: int = 3) -> None:
+            super().__init__()
+            layers: list[nn.Module] = [nn.Linear(4, 8)]
+            for number in branches:
+                layers.append(nn.Sequential(*(nn.Linear(8, 8) for _ in range(number))))
+            self.layers = nn.Sequential(*layers)
+            self.head = nn.Linear(8, num_classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.head(self.layers(x).tanh())
+            return logits
+
+    arguments = {"branches": (2,) * 14, "num_classes": 3}
+    plain = PackageModel("", "branches", Branches, arguments, "num_classes", input_shape=(4,))
+    discovery = discover_axes(with_layer_parts(plain))
+    assert calls(discovery) == ["cut.classes(classes)", "cut.depth(2)", LAYERS]
+    reasons = {entry.places: entry.reason for entry in discovery.findings}
+    assert "is a depth as well" in reasons["branches.5",]
+    assert "was not tried, because the layers are cut together" in reasons["branches.13",]
+
+
+def test_a_survey_leaves_time_to_cut_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each argument costs a build, which takes long where a model has many layers."""
+    now = 0.0
+
+    def slow(prober: ShapeProber, sizes: Mapping[str, int]) -> Shapes:
+        nonlocal now
+        now += 1
+        return prober.whole
+
+    sizes = {f"width{number}": 8 for number in range(9)}
+
+    def make(**widths: int) -> nn.Module:
+        return nn.Linear(4, sum(widths.values()))
+
+    plain = PackageModel("", "x", make, sizes, input_shape=(4,))
+    monkeypatch.setattr(ShapeProber, "shapes", slow)
+    monkeypatch.setattr("time.process_time", lambda: now)
+    all_tried = survey(ShapeProber.for_model(plain), PARTS, deadline=now + 18)
+    assert [entry.reason for entry in all_tried] == [""] * 9
+    layered = ShapeProber.for_model(with_layer_parts(plain))
+    some_tried = survey(layered, PARTS, deadline=now + 18)
+    assert [entry.reason for entry in some_tried] == [""] * 4 + [LATE] * 5
+
+
 def test_labels_that_eighths_divide_stay_whole() -> None:
     model = model_of("Rounded", (3, 8, 8), num_classes=16, width=24)
     half = model.build({LAYER_PARTS: WHOLE // 2, "num_classes": 8})
@@ -151,8 +202,37 @@ def test_tensors_outside_of_layers_become_thinner_with_them() -> None:
     assert shapes["attention.in_proj_weight"] == (36, 12)
     assert shapes["attention.out_proj.weight"] == (12, 12)
     assert shapes["temperature"] == (8, 1, 1)
-    # Registration is that of PyTorch again.
     assert model.build({}).get_parameter("gamma").shape == (24,)
+
+
+class TokenFirst(nn.Module):
+    """A tensor that is made before the layers of its size, as in NesT, and a normed weight."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(4, 48))
+        self.stem = nn.Linear(5, 48)
+        self.normed = weight_norm(nn.Linear(48, 24))
+        self.small = nn.Linear(24, 24)
+        self.head = nn.Linear(24, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.normed((self.stem(x) + self.places).tanh()).tanh()
+        logits: torch.Tensor = self.head(self.small(mixed).mean(1))
+        return logits
+
+
+def test_tensors_may_be_made_before_their_layers() -> None:
+    """The weight of a layer that has a parametrization is as thin as the layer, and no thinner."""
+    arguments = {"num_classes": 3}
+    plain = PackageModel("", "x", TokenFirst, arguments, "num_classes", input_shape=(4, 5))
+    model = with_layer_parts(plain)
+    discovery = discover_axes(model)
+    assert calls(discovery) == ["cut.classes(classes)", LAYERS]
+    half = model.build({LAYER_PARTS: WHOLE // 2})
+    shapes = {name: tuple(value.shape) for name, value in half.named_parameters()}
+    assert shapes["places"] == (4, 24)
+    assert shapes["normed.parametrizations.weight.original1"] == (12, 24)
 
 
 def test_sizes_that_a_module_noted_become_smaller_with_its_layers() -> None:
