@@ -47,11 +47,12 @@ def package_form(module: nn.Module, names: Iterable[str]) -> PackageForm | None:
     try:
         prefix = f"{path}." if path else ""
         adapters = tuple(_adapters(model, prefix))
-        own = [*names]
+        own = tuple(names)
         for adapter in adapters:
             _require_factors(adapter, own)
         renamed = _renamed(own, prefix, adapters)
-        _require_place(model, module, {name: renamed.get(name, name) for name in own})
+        stored = {name: renamed.get(name, name) for name in own}
+        _require_place(model, module, stored)
         return PackageForm(
             class_name=class_name,
             config=_config_of(model, class_name),
@@ -116,14 +117,16 @@ def _require_place(model: Any, module: nn.Module, stored: Mapping[str, str]) -> 
             raise _UnfitError(
                 f"{kind.__name__} has no place for {name}, which its package would leave out"
             )
-        place = places[package_name].shape
-        # A converted layer may hold the tensor in another form.
-        if name in exported and exported[name].numel() != place.numel():
+        # A converted layer may hold the tensor under another name.
+        value = exported.get(name)
+        place = places[package_name]
+        if value is not None and value.numel() != place.numel():
             raise _UnfitError(
-                f"{name} is {[*exported[name].shape]}, and {kind.__name__} has {[*place]} there"
+                f"{name} has {value.numel()} numbers, and {kind.__name__} has {place.numel()} there"
             )
+    present = set(stored.values())
     for name, _ in fresh.named_parameters():
-        if name not in stored.values():
+        if name not in present:
             raise _UnfitError(f"the model lacks {name} of {kind.__name__}, which would be random")
 
 

@@ -14,6 +14,7 @@ from models.zoo.builds import ModelBuilder, SkippedInitialization
 from models.zoo.changing_outputs import explain_changing_outputs
 from models.zoo.package_call import further_inputs
 from models.zoo.randomized_model import RandomizedModel, random_samples, randomize
+from trainer_export.packages.computed_sizes import size_that_grows
 
 WIDTHS = (0.5, 0.25)
 """At which a narrow model must work."""
@@ -135,4 +136,7 @@ def refusal_of_narrow(arch: Architecture) -> str:
         except Exception as error:  # noqa: BLE001 - a package's model raises anything
             cause = error.__cause__ or error
             return f"the model fails at width {width}: {first_line(cause)}"
-    return ""
+    try:
+        return size_that_grows(builder, WIDTHS[0])
+    except Exception:  # noqa: BLE001 - such as of a run without noise in evaluation
+        return ""
