@@ -1,8 +1,8 @@
 """Describes how transformers stores the model of a tier, see `models.package_form`.
 
 Models of transformers are recognised by their class, also within a model of peft. Shoal's own
-adapters and those of peft are described by their factors. What the package's class has no place for
-would be lost without an error when transformers reads the folder, so such models have a problem.
+adapters and those of peft are described by their factors. Transformers reads a folder without
+what its class has no place for, and without an error, so such models have a problem.
 """
 
 import copy
@@ -51,7 +51,9 @@ def package_form(module: nn.Module, names: Iterable[str]) -> PackageForm | None:
         for adapter in adapters:
             _require_factors(adapter, own)
         renamed = _renamed(own, prefix, adapters)
-        stored = {name: renamed.get(name, name) for name in own}
+        stored: dict[str, str] = {}
+        for name in own:
+            stored[name] = renamed.get(name, name)
         _require_place(model, module, stored)
         return PackageForm(
             class_name=class_name,

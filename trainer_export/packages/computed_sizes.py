@@ -6,6 +6,7 @@ purposes. The proof of layouts does not see this, since it permutes units within
 size grows where the width shrinks, which nothing does in a model whose units are only left out.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +19,15 @@ from models.zoo.builds import ModelBuilder, SkippedInitialization
 from models.zoo.layers import set_mode
 from models.zoo.randomized_model import random_samples
 
-Computed = list[tuple[str, tuple[int, ...]]]
-"""Functions that a model calls, in order, with the shapes of their results."""
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A result that a model computes."""
+
+    function: str  # its name
+    shape: Shape
 
 
 class _Sizes(TorchFunctionMode):
@@ -27,14 +35,16 @@ class _Sizes(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.computed: Computed = []
+        self.computed: list[Computed] = []
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         # Also of properties, such as the shape itself, which are no tensors.
         if isinstance(result, Tensor):
-            self.computed.append((getattr(func, "__name__", ""), tuple(result.shape)))
+            name = getattr(func, "__name__", "")
+            shape = tuple(result.shape)
+            self.computed.append(Computed(name, shape))
         return result
 
 
@@ -47,20 +57,31 @@ def size_that_grows(builder: ModelBuilder, width: float) -> str:
     """
     whole = _computed(builder, 1.0)
     narrow = _computed(builder, width)
-    # Another sequence of functions, as of fewer layers, cannot be compared.
-    if [name for name, _ in whole] != [name for name, _ in narrow]:
+    if len(whole) != len(narrow):
         return ""
-    for (name, before), (_, after) in zip(whole, narrow, strict=True):
-        is_alike = len(before) == len(after)
-        if is_alike and any(new > old for old, new in zip(before, after, strict=True)):
-            return (
-                f"{name} computes {[*before]} in the whole model and {[*after]} at width {width:g},"
-                " so what remains has another meaning"
+    grown = ""
+    for before, after in zip(whole, narrow, strict=True):
+        # Other functions, as of other layers, cannot be compared.
+        if before.function != after.function:
+            return ""
+        if not grown and _grows(before.shape, after.shape):
+            whole_shape = list(before.shape)
+            narrow_shape = list(after.shape)
+            grown = (
+                f"the whole model computes {whole_shape} where that of width {width:g} computes"
+                f" {narrow_shape}, so what remains has another meaning"
             )
-    return ""
+    return grown
 
 
-def _computed(builder: ModelBuilder, width: float) -> Computed:
+def _grows(before: Shape, after: Shape) -> bool:
+    """Return whether a size of the second shape is larger."""
+    if len(before) != len(after):
+        return False
+    return any(new > old for old, new in zip(before, after, strict=True))
+
+
+def _computed(builder: ModelBuilder, width: float) -> list[Computed]:
     """Return the sizes that a model computes, without values if it runs so."""
     try:
         return _computed_on_meta(builder, width)
@@ -70,7 +91,7 @@ def _computed(builder: ModelBuilder, width: float) -> Computed:
         return _recorded(module, random_samples(module, builder.row))
 
 
-def _computed_on_meta(builder: ModelBuilder, width: float) -> Computed:
+def _computed_on_meta(builder: ModelBuilder, width: float) -> list[Computed]:
     with torch.device("meta"), SkippedInitialization():
         module = builder.build(Cut(width))
     samples = random_samples(module, builder.row).to("meta")
@@ -78,7 +99,7 @@ def _computed_on_meta(builder: ModelBuilder, width: float) -> Computed:
         return _recorded(module, samples)
 
 
-def _recorded(module: nn.Module, samples: Tensor) -> Computed:
+def _recorded(module: nn.Module, samples: Tensor) -> list[Computed]:
     sizes = _Sizes()
     with sizes, torch.no_grad():
         set_mode(module, "fused")(samples)
