@@ -40,7 +40,7 @@ class _Sizes(TorchFunctionMode):
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # Also of properties, such as the shape itself, which are no tensors.
+        # Properties, such as a shape, are functions here, too.
         if isinstance(result, Tensor):
             name = getattr(func, "__name__", "")
             shape = tuple(result.shape)
@@ -61,7 +61,7 @@ def size_that_grows(builder: ModelBuilder, width: float) -> str:
         return ""
     grown = ""
     for before, after in zip(whole, narrow, strict=True):
-        # Other functions, as of other layers, cannot be compared.
+        # Other functions, such as those of other layers, cannot be compared.
         if before.function != after.function:
             return ""
         if not grown and _grows(before.shape, after.shape):

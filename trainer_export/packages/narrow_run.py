@@ -138,5 +138,5 @@ def refusal_of_narrow(arch: Architecture) -> str:
             return f"the model fails at width {width}: {first_line(cause)}"
     try:
         return size_that_grows(builder, WIDTHS[0])
-    except Exception:  # noqa: BLE001 - such as of a run without noise in evaluation
+    except Exception:  # noqa: BLE001 - a package's model raises anything
         return ""
