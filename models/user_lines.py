@@ -54,6 +54,12 @@ def _module_of(code: CodeType, values: Mapping[str, Any]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message."""
-    line, _, _ = str(error).partition("\n")
+    """Return the type of an error and the first line of its message.
+
+    A line that only announces the next one, with a colon, has that one beside it.
+    """
+    line, _, rest = str(error).partition("\n")
+    if line.rstrip().endswith(":"):
+        announced, _, _ = rest.strip().partition("\n")
+        line = f"{line.rstrip()} {announced}".rstrip()
     return f"{type(error).__name__}: {line}"

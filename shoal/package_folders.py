@@ -87,7 +87,10 @@ def form_of(content: TierVersion) -> PackageForm:
             " an earlier `shoal export`: export it again, or use --format safetensors or torch"
         )
     if form.problem:
-        raise ConfigError(f"{content.exported.arch}: {form.problem}; use --format torch")
+        raise ConfigError(
+            f"{content.exported.arch}: {form.problem}; use --format torch, whose lines build your"
+            " own model, in which peft can merge its adapters (merge_and_unload)"
+        )
     return form
 
 

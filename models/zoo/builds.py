@@ -3,6 +3,7 @@
 Models on the meta device have shapes but no memory, so building them is cheap.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -105,6 +106,28 @@ def build_for_shapes(cut: Cut, build: Callable[[Cut], nn.Module]) -> nn.Module:
 def shapes_of(module: nn.Module) -> Shapes:
     """Return the shape of each parameter, in the order of registration."""
     return {name: tuple(value.shape) for name, value in module.named_parameters()}
+
+
+class CheapInitialization(TorchFunctionMode):
+    """Draws normal initial weights as `noise` does, which repeats numbers of a large tensor.
+
+    Unlike those of `SkippedInitialization`, they have the size that the model asks for, so it
+    computes what it usually does.
+    """
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not nn.init.normal_:
+            return func(*args, **kwargs)
+        drawn = inspect.signature(func).bind(*args, **kwargs)
+        drawn.apply_defaults()
+        filled = drawn.arguments["tensor"]
+        if filled.is_meta:
+            return filled
+        with torch.no_grad():
+            filled.copy_(noise(filled))
+            return filled.mul_(drawn.arguments["std"]).add_(drawn.arguments["mean"])
 
 
 class SkippedInitialization(TorchFunctionMode):

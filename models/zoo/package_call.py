@@ -3,6 +3,7 @@
 Hooks do this, so the module stays the package's own class, with the names of its parameters.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -108,6 +109,25 @@ def outputs_of(returned: Any) -> dict[str, Tensor]:
         if isinstance(value, Tensor):
             tensors[name] = value
     return tensors
+
+
+def further_inputs(module: nn.Module) -> list[str]:
+    """List the arguments that a module's `forward` requires besides the batch and its mask.
+
+    Args:
+        module: a module whose call is adapted.
+    """
+    required: list[str] = []
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        has_name = parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
+        if has_name and parameter.default is parameter.empty:
+            required.append(name)
+    for call in module._forward_pre_hooks.values():  # noqa: SLF001 - no public name
+        if isinstance(call, PackageCall):
+            sample = call.sample or next(iter(required), "")
+            given = {sample, call.mask_name, *call.constants}
+            required = [name for name in required if name not in given]
+    return required
 
 
 def adapt_call(

@@ -18,7 +18,7 @@ from models.axes import Axis, AxisKind
 from models.cut import Cut
 from models.inputs import Row, small_pictures
 from models.user_lines import at_line_of
-from models.zoo.builds import ModelBuilder, shapes_of
+from models.zoo.builds import CheapInitialization, ModelBuilder, shapes_of
 from models.zoo.growth import Growth
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.proof import Variant, movable_axes
@@ -176,7 +176,7 @@ class _SizedModel:
         if variant is not None:
             return variant
         # The same random weights for every caller, without a change to the caller's state.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), CheapInitialization():
             torch.manual_seed(0)
             module = self.builder.build(self.cut())
         model = self._randomize(module)

@@ -86,6 +86,21 @@ _DECODER = {
     **_TOKEN_IDS,
 }
 _GROUPED = {**_DECODER, "num_key_value_heads": 2}  # two query heads for each key head
+_LATENT = {
+    **_DECODER,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+}
 _VIT = {
     "hidden_size": 64,
     "num_attention_heads": 2,
@@ -137,6 +152,25 @@ _WHISPER = {
     "num_labels": 4,
     "classifier_proj_size": 32,
     **_TOKEN_IDS,
+}
+_SPECTROGRAM = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "max_length": 32,
+    "num_mel_bins": 16,
+    "patch_size": 8,
+    "frequency_stride": 8,
+    "time_stride": 8,
+    "num_labels": 4,
+}
+_CHARACTERS = {
+    **_BERT,
+    "num_hash_functions": 4,
+    "num_hash_buckets": 64,
+    "local_transformer_stride": 16,
+    "max_position_embeddings": 64,
 }
 _HUBERT = {
     "hidden_size": 32,
@@ -214,6 +248,10 @@ _TRANSFORMERS = (
         max_seq_len=64,
     ),
     _text("Gemma", "GemmaConfig", "GemmaForCausalLM", **_GROUPED, head_dim=16),
+    _text("Gemma 2", "Gemma2Config", "Gemma2ForCausalLM", **_GROUPED, head_dim=16),
+    _text("OLMo 2", "Olmo2Config", "Olmo2ForCausalLM", **_GROUPED),
+    _text("StableLM", "StableLmConfig", "StableLmForCausalLM", **_GROUPED),
+    _text("DeepSeek V3", "DeepseekV3Config", "DeepseekV3ForCausalLM", **_LATENT),
     _text(
         "ModernBERT",
         "ModernBertConfig",
@@ -338,6 +376,18 @@ _TRANSFORMERS = (
         "transformers:FOLDER",
         {"input_shape": (20, 32)},
         ("WhisperConfig", "WhisperForAudioClassification", _WHISPER),
+    ),
+    Packaged(
+        "Spectrogram transformer",
+        "transformers:FOLDER",
+        {"input_shape": (32, 16)},
+        ("ASTConfig", "ASTForAudioClassification", _SPECTROGRAM),
+    ),
+    Packaged(
+        "CANINE",
+        "transformers:FOLDER",
+        {"input_shape": (64,)},  # characters
+        ("CanineConfig", "CanineForSequenceClassification", _CHARACTERS),
     ),
     Packaged(
         "HuBERT",

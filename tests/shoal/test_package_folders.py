@@ -39,8 +39,9 @@ Stores = Callable[[Architecture], Path]
 class Config:
     """A configuration as transformers has it: fields that become JSON."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, classes: int) -> None:
         self.hidden = hidden
+        self.classes = classes
 
     def to_json_string(self, use_diff: bool = True) -> str:
         return json.dumps({"hidden_size": self.hidden, "use_cache": False, "diff": use_diff})
@@ -49,11 +50,11 @@ class Config:
 class TinyForSequenceClassification(nn.Module):
     """Two layers, and a configuration."""
 
-    def __init__(self, hidden: int, classes: int) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.config = Config(hidden)
-        self.first = nn.Linear(6, hidden)
-        self.classifier = nn.Linear(hidden, classes)
+        self.config = config
+        self.first = nn.Linear(6, config.hidden)
+        self.classifier = nn.Linear(config.hidden, config.classes)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(torch.tanh(self.first(x)))
@@ -68,15 +69,111 @@ TinyForSequenceClassification.__module__ = "transformers.models.tiny"
 def tiny(cut: Cut, *, input_shape=(6,), classes=3) -> nn.Module:
     """The model itself, whose hidden layer a width cuts."""
     del input_shape
-    return TinyForSequenceClassification(cut.width("hidden", 8), cut.classes(classes))
+    return TinyForSequenceClassification(Config(cut.width("hidden", 8), cut.classes(classes)))
 
 
 @architecture()
 def adapted(cut: Cut, *, input_shape=(6,), classes=3) -> nn.Module:
     """The model with an adapter beside its first layer; a width cuts the rank."""
     del input_shape
-    model = TinyForSequenceClassification(8, cut.classes(classes))
+    model = TinyForSequenceClassification(Config(8, cut.classes(classes)))
     return with_adapters(model, Adapters(RANK, ALPHA, ("first",), ("classifier.*",)), cut)
+
+
+class Scaled(nn.Module):
+    """A layer in the form of peft's IA3: it scales the outputs of another one."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.ia3_l = nn.ParameterDict({"default": nn.Parameter(torch.full((8,), 0.5))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.base_layer(x) * self.ia3_l["default"]
+        return scaled
+
+
+class Biased(nn.Module):
+    """A layer in the form of peft's LoRA with ``lora_bias``: the second factor adds a bias."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(6, RANK, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(RANK, 8)})
+        self.scaling = {"default": ALPHA / RANK}
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.lora_A["default"](x)
+        out: Tensor = self.base_layer(x) + self.lora_B["default"](low) * self.scaling["default"]
+        return out
+
+
+class Triple(nn.Module):
+    """A layer in the form of peft's AdaLoRA: three factors, which are parameters."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.ParameterDict({"default": nn.Parameter(torch.randn(RANK, 6))})
+        self.lora_E = nn.ParameterDict({"default": nn.Parameter(torch.randn(RANK, 1))})
+        self.lora_B = nn.ParameterDict({"default": nn.Parameter(torch.randn(8, RANK))})
+        self.scaling = {"default": ALPHA / RANK}
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = x @ (self.lora_A["default"] * self.lora_E["default"]).T
+        out: Tensor = self.base_layer(x) + low @ self.lora_B["default"].T * self.scaling["default"]
+        return out
+
+
+def whole_model(classes: int) -> TinyForSequenceClassification:
+    return TinyForSequenceClassification(Config(8, classes))
+
+
+@architecture()
+def scaled(cut: Cut, *, input_shape=(6,), classes=3) -> nn.Module:
+    """The model with a first layer whose outputs are scaled."""
+    del input_shape
+    model = whole_model(cut.classes(classes))
+    model.first = Scaled(model.first)  # type: ignore[assignment]
+    return model
+
+
+@architecture()
+def biased(cut: Cut, *, input_shape=(6,), classes=3) -> nn.Module:
+    """The model with a first layer whose adapter has a bias."""
+    del input_shape
+    model = whole_model(cut.classes(classes))
+    model.first = Biased(model.first)  # type: ignore[assignment]
+    return model
+
+
+@architecture()
+def triple(cut: Cut, *, input_shape=(6,), classes=3) -> nn.Module:
+    """The model with a first layer whose adapter has three factors."""
+    del input_shape
+    model = whole_model(cut.classes(classes))
+    model.first = Triple(model.first)  # type: ignore[assignment]
+    return model
+
+
+@architecture()
+def beheaded(cut: Cut, *, input_shape=(6,), classes=3) -> nn.Module:
+    """The model without its last layer, which a builder has replaced by a larger first one."""
+    del input_shape
+    model = whole_model(cut.classes(classes))
+    model.first = nn.Linear(6, cut.classes(classes))
+    model.classifier = nn.Identity()  # type: ignore[assignment]
+    return model
+
+
+@architecture()
+def unbiased(cut: Cut, *, input_shape=(6,), classes=3) -> nn.Module:
+    """The model with a last layer without bias."""
+    del input_shape
+    model = whole_model(cut.classes(classes))
+    model.classifier = nn.Linear(8, cut.classes(classes), bias=False)
+    return model
 
 
 @architecture()
@@ -165,6 +262,32 @@ def test_adapters_are_merged_or_written_for_peft(stores: Stores, tmp_path: Path)
         np.testing.assert_array_equal(adapter[prefix + name], merged[name])
     assert config["base_model_name_or_path"] == str(tmp_path / "peft" / "base")
     assert (tmp_path / "peft" / "base" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arch", "reason"),
+    [
+        (scaled, "has no place for first.ia3_l.default"),
+        (biased, "has no place for first.lora_B.default.bias"),
+        (triple, "the adapter of first is not one product of two factors"),
+        (unbiased, "the model lacks classifier.bias of TinyForSequenceClassification"),
+        (beheaded, "first.weight has 18 numbers, and TinyForSequenceClassification has 48 there"),
+    ],
+)
+def test_a_folder_that_would_lose_something_is_not_written(
+    tmp_path: Path, arch: Architecture, reason: str
+) -> None:
+    """Transformers reads a folder without what its class has no place for, or draws the rest."""
+    request = ExportRequest(arch, {}, (WHOLE,), Recipe())
+    export_architecture(request, tmp_path / "artifacts", ExportOptions(formats=("onnx",)))
+    store = store_of(
+        tmp_path / "artifacts", arch.name, tmp_path / "store", contract={"labels": LABELS}
+    )
+    with closing(Store(store, read_only=True)) as opened:
+        selection = Selection(None, 0, None, "transformers")
+        with pytest.raises(ConfigError, match=f"{reason}.*use --format torch"):
+            save_version(opened, selection, tmp_path / "out", artifacts=tmp_path / "artifacts")
+    assert not (tmp_path / "out").exists()
 
 
 def train_factors(store: Path) -> Path:

@@ -369,8 +369,8 @@ class _Search(ProvedSearch):
         refusal = self._refusal_together(self._without_depth())
         if refusal in {"", LATE}:
             return
-        # One axis for all layers is worth more than a few of the arguments.
-        if self._cut_layers_instead(NOT_WITH_OTHERS + refusal):
+        # One axis for all layers is worth more than arguments that leave most of the model whole.
+        if self._leaves_most_without_one() and self._cut_layers_instead(NOT_WITH_OTHERS + refusal):
             return
         undecided = [form for form in self._forms if form not in self._pinned]
         depths = [form for form in undecided if form.kind == "depth"]
@@ -394,6 +394,14 @@ class _Search(ProvedSearch):
             if not self._refusal_together(self._without(form)):
                 return form
         return widths[-1]
+
+    def _leaves_most_without_one(self) -> bool:
+        """Return whether the axes leave most of the model whole, whichever is left out."""
+        smallest = 1.0
+        for form in self._cuts():
+            remaining = [cut for cut in self._cuts() if cut != form]
+            smallest = min(smallest, share_at_half(self._prober, remaining))
+        return smallest >= MOST_OF_IT
 
     def _share_without(self, form: AxisForm) -> float:
         """Return the share of the parameters at a quarter of the width if an axis is left out."""

@@ -12,7 +12,9 @@ from models.cut import Cut
 from models.user_lines import at_line_of, first_line
 from models.zoo.builds import ModelBuilder, SkippedInitialization
 from models.zoo.changing_outputs import explain_changing_outputs
+from models.zoo.package_call import further_inputs
 from models.zoo.randomized_model import RandomizedModel, random_samples, randomize
+from trainer_export.packages.computed_sizes import size_that_grows
 
 WIDTHS = (0.5, 0.25)
 """At which a narrow model must work."""
@@ -56,6 +58,14 @@ def require_run(arch: Architecture) -> FirstRun:
             raise ConfigError(
                 f"{arch.name}: the model fails on numbers and runs on tokens, so its samples are"
                 " tokens: add --set input_dtype=int64"
+            ) from error
+        further = further_inputs(module)
+        if further:
+            raise ModelError(
+                f"{arch.name}: forward of {type(module).__name__} also requires"
+                f" {', '.join(further)}, and --model gives it one array; write a builder whose"
+                " input_shape has the shape of each argument of forward, or with a module that"
+                " makes these arguments of one array"
             ) from error
         raise ModelError(
             f"{arch.name}: the model fails{at_line_of(error)} on a batch of samples of shape"
@@ -126,4 +136,7 @@ def refusal_of_narrow(arch: Architecture) -> str:
         except Exception as error:  # noqa: BLE001 - a package's model raises anything
             cause = error.__cause__ or error
             return f"the model fails at width {width}: {first_line(cause)}"
-    return ""
+    try:
+        return size_that_grows(builder, WIDTHS[0])
+    except Exception:  # noqa: BLE001 - a package's model raises anything
+        return ""

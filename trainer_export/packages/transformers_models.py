@@ -12,7 +12,9 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import did_you_mean
+from models.zoo.builds import SkippedInitialization
 from models.zoo.package_call import PackageCall
+from models.zoo.randomized_model import vocabulary_of
 from trainer_export.packages.masks import choose_mask
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.sizes import sizes_of, with_sizes
@@ -264,12 +266,12 @@ def _with_tokens(model: PackageModel, *, has_mask: bool) -> PackageModel:
 def _choose_call(model: PackageModel) -> PackageCall:
     """Return the call of a model of texts, with a mask that suits the length of its samples."""
     shape = model.input_shape or (_LENGTH,)
-    return choose_mask(
-        shallow_module(model),
-        model.call,
-        text_fields(model.arguments)[_VOCABULARY],
-        shape[-1],
-    )
+    # The choice draws all parameters.
+    with SkippedInitialization():
+        module = shallow_module(model)
+    # A model of characters has tables of their hashes, and no vocabulary.
+    vocabulary = text_fields(model.arguments).get(_VOCABULARY) or vocabulary_of(module)
+    return choose_mask(module, model.call, vocabulary, shape[-1])
 
 
 def shallow_module(model: PackageModel) -> nn.Module:

@@ -688,3 +688,18 @@ class Threshold(nn.Module):
         places = torch.arange(y.shape[-1], dtype=y.dtype)
         logits: Tensor = self.head(torch.where(is_seven, y + places, y))
         return logits
+
+
+class Forecast(nn.Module):
+    """A series with the times of its values, and with the values that were observed."""
+
+    def __init__(self, features: int = 4, hidden: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Linear(features, hidden)
+        self.head = nn.Linear(hidden, features)
+
+    def forward(
+        self, values: Tensor, times: Tensor, observed: Tensor, scale: float = 1.0
+    ) -> Tensor:
+        forecast: Tensor = self.head(self.embed(values * observed + times)) * scale
+        return forecast

@@ -168,6 +168,14 @@ def test_a_model_that_does_not_run_gets_no_further_advice(further: Any) -> None:
     assert advice_on_refusal(skipping(mask_prob=0.0, layerdrop=0.0, **further)) == ""
 
 
+def test_inputs_that_a_model_also_requires_are_named() -> None:
+    """No option gives them, but a builder can."""
+    model = package_model(f"{MODELS}:Forecast", {"input_shape": (4,)})
+    with pytest.raises(ModelError, match=r"Forecast also requires times, observed, .*a builder"):
+        discover_axes(model)
+    assert advice_on_refusal(model) == ""
+
+
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
