@@ -108,6 +108,18 @@ class AxisTrials(SearchRecord):
         """Return whether the time for trials is over."""
         return time.process_time() > self._until
 
+    def _runs_with(self, few: dict[str, int]) -> bool:
+        """Return whether the model runs with fewer blocks; it may take the output of a later one.
+
+        Args:
+            few: numbers of blocks.
+        """
+        try:
+            require_run(exportable(self._tried_on, (), few))
+        except (ConfigError, PlanError):
+            return False
+        return True
+
     def _must_cut_layers(self, trials: int) -> bool:
         """Return whether some more trials would leave no time for the cut of all layers."""
         if LAYER_PARTS not in self._model.sizes or LAYER_PARTS in self._decided():

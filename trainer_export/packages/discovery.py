@@ -11,6 +11,7 @@ the axes are proved on all blocks, and on samples of their own size.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fleet_protocol.errors import ConfigError, ModelError, PlanError
 from models.cut import Cut
@@ -42,14 +43,14 @@ from trainer_export.packages.search_record import Discovery
 from trainer_export.packages.size_at_half import (
     MOST_OF_IT,
     arguments_leave_most_whole,
-    share_at,
+    layers_become_smaller,
     share_at_half,
     share_of_layers_at_half,
+    share_without,
 )
 from trainer_export.packages.survey import LATE, Effect, Surveyed, survey, with_effects
 
 _FEW_BLOCKS = 2
-_QUARTER = 1 / 4
 _OTHER_LAYERS = "other layers are built with one more"
 _SLOW = f"holds in no usual form, and others would leave no time for {LAYER_PARTS}"
 _SMALL = f"leaves most of the model whole, unlike {LAYER_PARTS}"
@@ -181,10 +182,10 @@ class _Search(ProvedSearch):
         return ""
 
     def _make_few(self, place: str, size: int) -> None:
-        """Let axes be tried on fewer blocks, if the constructor can do with them."""
+        """Let axes be tried on fewer blocks, if the model can do with them."""
         for blocks in (1, _FEW_BLOCKS):
             sizes = {**self._few, place: min(size, blocks)}
-            if self._prober.can_build(sizes):
+            if self._prober.can_build(sizes) and self._runs_with(sizes):
                 self._few = sizes
                 return
 
@@ -369,8 +370,9 @@ class _Search(ProvedSearch):
         refusal = self._refusal_together(self._without_depth())
         if refusal in {"", LATE}:
             return
-        # One axis for all layers is worth more than arguments that leave most of the model whole.
-        if self._leaves_most_without_one() and self._cut_layers_instead(NOT_WITH_OTHERS + refusal):
+        # One axis for all layers is worth more than some of the arguments, if it cuts more.
+        layers_cut_more = layers_become_smaller(self._prober, self._cuts())
+        if layers_cut_more and self._cut_layers_instead(NOT_WITH_OTHERS + refusal):
             return
         undecided = [form for form in self._forms if form not in self._pinned]
         depths = [form for form in undecided if form.kind == "depth"]
@@ -390,21 +392,8 @@ class _Search(ProvedSearch):
         # Those come first without which the others leave the smallest model. The newest of equals
         # comes first, because earlier axes were found beside more of the others.
         newest_first = widths[::-1]
-        for form in sorted(newest_first, key=self._share_without):
+        share = partial(share_without, self._prober, self._cuts())
+        for form in sorted(newest_first, key=share):
             if not self._refusal_together(self._without(form)):
                 return form
         return widths[-1]
-
-    def _leaves_most_without_one(self) -> bool:
-        """Return whether the axes leave most of the model whole, whichever is left out."""
-        smallest = 1.0
-        for form in self._cuts():
-            remaining = [cut for cut in self._cuts() if cut != form]
-            smallest = min(smallest, share_at_half(self._prober, remaining))
-        return smallest >= MOST_OF_IT
-
-    def _share_without(self, form: AxisForm) -> float:
-        """Return the share of the parameters at a quarter of the width if an axis is left out."""
-        remaining = [cut for cut in self._cuts() if cut != form]
-        # A quarter, because half of two heads is as small as half of their dimensions.
-        return share_at(_QUARTER, self._prober, remaining)

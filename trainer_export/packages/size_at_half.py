@@ -14,6 +14,9 @@ from trainer_export.packages.survey import ShapeProber, Surveyed
 MOST_OF_IT = 0.6
 """Share of the parameters at half of the width, where even layers of one width have 0.5."""
 
+_QUARTER = 1 / 4
+_CLEARLY = 1.5  # times as many parameters
+
 
 def share_at_half(
     prober: ShapeProber,
@@ -63,6 +66,24 @@ def arguments_leave_most_whole(
         return False
     share = _share_of_arguments(prober, assignments, movable, refused, heads)
     return share >= MOST_OF_IT and share_of_layers_at_half(prober) < share
+
+
+def share_without(prober: ShapeProber, forms: Iterable[AxisForm], left_out: AxisForm) -> float:
+    """Return the share of the parameters at a quarter of the width without one of some axes."""
+    remaining = [form for form in forms if form != left_out]
+    # A quarter, because half of two heads is as small as half of their dimensions.
+    return share_at(_QUARTER, prober, remaining)
+
+
+def layers_become_smaller(prober: ShapeProber, forms: Sequence[AxisForm]) -> bool:
+    """Return whether a quarter of all layers is clearly smaller than that of all axes but one."""
+    if LAYER_PARTS not in prober.model.sizes:
+        return False
+    shares: list[float] = []
+    for form in forms:
+        shares.append(share_without(prober, forms, form))
+    of_layers = min(share_at(_QUARTER, prober, [form]) for form in layer_parts_forms())
+    return _CLEARLY * of_layers < min(shares, default=1.0)
 
 
 def share_of_layers_at_half(prober: ShapeProber) -> float:

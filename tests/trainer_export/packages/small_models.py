@@ -331,6 +331,23 @@ def downloading(weights: str | None = "best", num_classes: int = 3) -> nn.Linear
     return nn.Linear(4, num_classes)
 
 
+class Tapped(nn.Module):
+    """Takes the output of its third block, as DPT, which is built with fewer and does not run."""
+
+    def __init__(self, width: int = 8, depth: int = 4, num_classes: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [self.first(x)]
+        for block in self.blocks:
+            outputs.append(block(outputs[-1]).tanh())
+        logits: Tensor = self.head(outputs[3] + outputs[-1])
+        return logits
+
+
 class Rounded(nn.Module):
     """A network of pictures whose code fixes some sizes, and rounds others to multiples of 8."""
 

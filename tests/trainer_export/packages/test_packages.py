@@ -72,6 +72,11 @@ def test_axes_that_are_tried_on_few_blocks_are_proved_again() -> None:
     assert discovery.layout == infer_layout(architecture_of(model, discovery.forms))
 
 
+def test_axes_are_tried_on_as_many_blocks_as_the_model_runs_with() -> None:
+    discovery = discover_axes(package_model(f"{HERE}:Tapped", {"input_shape": (4,)}))
+    assert calls(discovery)["width"] == "cut.width('width', 8)"
+
+
 def test_a_function_that_builds_layers_for_a_class_makes_each_model_itself() -> None:
     """A class would get the layers of another model; what the function passes on is a size."""
     model = package_model(f"{HERE}:on_features", {"input_shape": (4,)})

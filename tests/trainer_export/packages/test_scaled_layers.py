@@ -383,11 +383,23 @@ def _product() -> PackageModel:
     return PackageModel("", "product", Product, arguments, "num_classes", input_shape=(4,))
 
 
+class ProductAndMore(Product):
+    """With a layer of a size that no argument cuts."""
+
+    def __init__(self, base: int = 8, planes: int = 16, num_classes: int = 3) -> None:
+        super().__init__(base, planes, num_classes)
+        inner = planes * base // 8
+        self.head = nn.Sequential(nn.Linear(inner, 24), nn.Tanh(), nn.Linear(24, num_classes))
+
+
 def test_layers_are_cut_instead_of_arguments_that_do_not_hold_together() -> None:
-    plain = _product()
-    # Without that, the argument stays that makes the model smaller.
-    assert calls(discover_axes(plain)) == ["cut.classes(classes)", "cut.width('planes', 16)"]
-    discovery = discover_axes(with_layer_parts(plain))
+    """If they cut more; otherwise the argument stays that makes the model smaller."""
+    one = ["cut.classes(classes)", "cut.width('planes', 16)"]
+    assert calls(discover_axes(_product())) == one
+    assert calls(discover_axes(with_layer_parts(_product()))) == one
+    arguments = {"base": 8, "planes": 16, "num_classes": 3}
+    more = PackageModel("", "more", ProductAndMore, arguments, "num_classes", input_shape=(4,))
+    discovery = discover_axes(with_layer_parts(more))
     assert calls(discovery) == ["cut.classes(classes)", LAYERS]
     reasons = {entry.places: entry.reason for entry in discovery.findings}
     assert "not with the others" in reasons["planes",]
