@@ -51,6 +51,7 @@ from trainer_export.packages.size_at_half import (
 from trainer_export.packages.survey import LATE, Effect, Surveyed, survey, with_effects
 
 _FEW_BLOCKS = 2
+_SHARES_OF_TIME = (2 / 3, 1.0)  # that is left, for each number of parts of the layers
 _OTHER_LAYERS = "other layers are built with one more"
 _SLOW = f"holds in no usual form, and others would leave no time for {LAYER_PARTS}"
 _SMALL = f"leaves most of the model whole, unlike {LAYER_PARTS}"
@@ -271,9 +272,8 @@ class _Search(ProvedSearch):
         cuts = self._cuts()
         if any(form in self._pinned for form in cuts):
             return False
-        forms = layer_parts_forms()
-        for number, form in enumerate(forms):
-            refusal = self._refusal_of_layer_parts(form, 1 / (len(forms) - number))
+        for form, share in zip(layer_parts_forms(), _SHARES_OF_TIME, strict=True):
+            refusal = self._refusal_of_layer_parts(form, share)
             self._note(form.factors, None if refusal else form, refusal)
             if not refusal:
                 for cut in cuts:
@@ -315,7 +315,8 @@ class _Search(ProvedSearch):
 
     def _refusal_apart(self, form: AxisForm) -> str:
         """Return why an axis does not hold by itself; "" if it does."""
-        if self._is_late():
+        # To cut the layers may take two trials, and is worth more than one further argument.
+        if self._is_late() or self._must_cut_layers(2):
             return LATE
         if not self._keeps_layers(form):
             return _OTHER_LAYERS

@@ -11,10 +11,11 @@ from torch.nn.utils.parametrizations import weight_norm
 from fleet_protocol.errors import ConfigError
 from models import infer_layout
 from models.architecture import Architecture
+from models.axes import AxisKind
 from models.layout import Layout
 from models.zoo.builds import ModelBuilder
 from models.zoo.growth import Shapes
-from models.zoo.inference import judge_layout
+from models.zoo.inference import RefutedAxisError, judge_layout
 from models.zoo.randomized_model import TimeUpError
 from tests.trainer_export.packages.small_models import Rounded
 from trainer_export.packages.axis_forms import parse_pins
@@ -423,6 +424,26 @@ def test_layers_are_cut_before_slow_trials_use_up_the_time(
     assert calls(discovery) == ["cut.classes(classes)", LAYERS]
     reasons = {entry.places: entry.reason for entry in discovery.findings}
     assert "others would leave no time for layer_parts" in reasons["planes",]
+
+
+def test_separate_trials_leave_time_to_cut_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ResNeSt, where no argument holds in any form."""
+    now = 0.0
+
+    def refusing(builder: ModelBuilder, *, screens: bool = False) -> Layout:
+        nonlocal now
+        now += 2.5
+        if now > builder.until:
+            raise TimeUpError("the time for the proof ran out")
+        layout = judge_layout(builder, screens=screens)
+        widths = [axis.name for axis in layout.axes.values() if axis.kind is AxisKind.WIDTH]
+        if widths and LAYER_PARTS not in widths:
+            raise RefutedAxisError(builder.arch.name, widths[0])
+        return layout
+
+    monkeypatch.setattr("time.process_time", lambda: now)
+    monkeypatch.setattr("trainer_export.packages.axis_trials.judge_layout", refusing)
+    assert calls(discover_axes(with_layer_parts(_product()))) == ["cut.classes(classes)", LAYERS]
 
 
 def test_layers_are_cut_before_arguments_of_a_slow_model_are_tried_one_by_one(
