@@ -104,9 +104,26 @@ class AxisTrials(SearchRecord):
             self._note_proof(forms, layout)
         return refusal
 
+    def _refusal_of_layer_parts(self, form: AxisForm, share: float) -> str:
+        """Return why the layers cannot be cut together; "" if they can.
+
+        Args:
+            form: the axis that cuts them.
+            share: how much of the time that is left to take for it.
+        """
+        if self._is_late():
+            return LATE
+        # Much cheaper than a proof, and most models that cannot be cut so fail here.
+        arch = exportable(self._tried_on, [form], self._few_for([form]))
+        return refusal_of_narrow(arch) or self._refusal_together([*self._labels(), form], share)
+
     def _is_late(self) -> bool:
         """Return whether the time for trials is over."""
         return time.process_time() > self._until
+
+    def _has_little_time(self) -> bool:
+        """Return whether a trial of all axes together would leave too little time for the proof."""
+        return 2 * self._longest > self._until - time.process_time()
 
     def _runs_with(self, few: dict[str, int]) -> bool:
         """Return whether the model runs with fewer blocks; it may take the output of a later one.

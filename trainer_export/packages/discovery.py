@@ -23,7 +23,6 @@ from trainer_export.packages.axis_forms import (
     depth_form,
     groups_form,
 )
-from trainer_export.packages.builder import exportable
 from trainer_export.packages.candidates import (
     alike_sets,
     forms_of,
@@ -35,7 +34,6 @@ from trainer_export.packages.candidates import (
     sizes_by_place,
     usual_assignments,
 )
-from trainer_export.packages.narrow_run import refusal_of_narrow
 from trainer_export.packages.package_model import PackageModel
 from trainer_export.packages.proved_search import NOT_WITH_OTHERS, ProvedSearch
 from trainer_export.packages.scaled_layers import LAYER_PARTS, PARTS, layer_parts_forms
@@ -241,17 +239,6 @@ class _Search(ProvedSearch):
         partial.sort(key=lambda forms: share_at_half(self._prober, forms))
         return [*complete, *partial]
 
-    def _refusal_of_layer_parts(self, form: AxisForm, share: float) -> str:
-        """Return why the layers cannot be cut together; "" if they can.
-
-        Args:
-            form: the axis that cuts them.
-            share: how much of the time that is left to take for it.
-        """
-        # Much cheaper than a proof, and most models that cannot be cut so fail here.
-        arch = exportable(self._tried_on, [form], self._few_for([form]))
-        return refusal_of_narrow(arch) or self._refusal_together([*self._labels(), form], share)
-
     def _prefer_layer_parts(self) -> None:
         """Cut the layers instead of arguments that leave most of the model whole."""
         share = share_at_half(self._prober, self._cuts())
@@ -365,8 +352,8 @@ class _Search(ProvedSearch):
 
     def _drop_what_does_not_hold_together(self) -> None:
         """Prove all axes together, and leave out one after the other until they hold."""
-        # A single one is tried already, and the proof of all blocks follows.
-        if len(self._cuts()) < 2:
+        # A single one is tried already, and the proof is of all together.
+        if len(self._cuts()) < 2 or self._has_little_time():
             return
         refusal = self._refusal_together(self._without_depth())
         if refusal in {"", LATE}:
