@@ -367,6 +367,14 @@ class _Search(ProvedSearch):
         if depths and not self._refusal_together(self._without(depths[0])):
             self._leave_out(depths[0], NOT_WITH_OTHERS + refusal)
             return
+        self._leave_out_until_the_others_hold(refusal)
+
+    def _leave_out_until_the_others_hold(self, refusal: str) -> None:
+        """Leave out one width after the other.
+
+        Args:
+            refusal: why all of them together do not hold.
+        """
         while refusal and refusal != LATE:
             # The export refuses a pinned axis, and says why.
             widths = [form for form in self._cuts() if form not in self._pinned]

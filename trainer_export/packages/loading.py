@@ -63,17 +63,24 @@ def package_model(spec: str, arguments: Mapping[str, Any] | None = None) -> Pack
             f"--model {spec}: package {error.name} is not installed here"
             f"{did_you_mean(str(error.name), _installed())}; check the name, or install it with pip"
         ) from error
-    except OSError as error:
-        raise ConfigError(
-            f"--model {spec}: the package cannot build it: {error!r}; if it tries to download"
-            " weights, set the argument that names them to null, for example --set weights=null"
-        ) from error
     except Exception as error:
+        advice = _advice_on(error)
         raise ConfigError(
-            f"--model {spec}: the package cannot build it: {error!r}; check the name and --set"
+            f"--model {spec}: the package cannot build it: {error!r}; {advice}"
         ) from error
     # The configuration of a model of transformers states its sizes, and its folder must be true.
     return model if kind == "transformers" else with_layer_parts(model)
+
+
+def _advice_on(error: Exception) -> str:
+    """Return what to do about an error of a package."""
+    # As the errors of a server that nobody reaches.
+    if isinstance(error, OSError):
+        return (
+            "if it tries to download weights, set the argument that names them to null, for"
+            " example --set weights=null"
+        )
+    return "check the name and --set"
 
 
 def _installed() -> list[str]:
