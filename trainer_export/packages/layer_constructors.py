@@ -34,7 +34,9 @@ def watched_layers(kinds: Iterable[type[nn.Module]], watch: Watch) -> Iterator[N
         kinds: classes of layers; subclasses call their constructors.
         watch: the function. It gets no layers that another layer consists of.
     """
-    originals = {kind: kind.__init__ for kind in kinds}
+    originals: dict[type[nn.Module], Callable[..., None]] = {}
+    for kind in kinds:
+        originals[kind] = kind.__init__
     watcher = _Watcher(watch)
     for kind in originals:
         watcher.replace(kind)

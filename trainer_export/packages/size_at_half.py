@@ -82,7 +82,9 @@ def layers_become_smaller(prober: ShapeProber, forms: Sequence[AxisForm]) -> boo
     shares: list[float] = []
     for form in forms:
         shares.append(share_without(prober, forms, form))
-    of_layers = min(share_at(_QUARTER, prober, [form]) for form in layer_parts_forms())
+    of_layers = 1.0
+    for form in layer_parts_forms():
+        of_layers = min(of_layers, share_at(_QUARTER, prober, [form]))
     return _CLEARLY * of_layers < min(shares, default=1.0)
 
 
