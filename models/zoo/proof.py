@@ -112,6 +112,9 @@ def in_double_precision(task: ProofTask) -> ProofTask | None:
                 continue
             model = variant.model.scaled(variant.model.samples, 1.0, torch.float64)
             before = model.run(gradients=bool(variant.before.gradients))
+            # As with a mask of the smallest float32, which is added to scores.
+            if _has_nan(before) and not _has_nan(variant.before):
+                return None
             doubled[id(variant)] = replace(variant, model=model, before=before)
     except Exception:  # noqa: BLE001 - such as for float32 tensors that a model makes
         return None
@@ -224,10 +227,13 @@ def deviation_of(task: ProofTask, dims: Dims, names: Sequence[str]) -> float:
 
 def _deviation_of_none(task: ProofTask) -> float:
     """Return the deviation if nothing is permuted: of a model that computes NaN it has no bound."""
-    for variant in task.variants:
-        if any(bool(output.isnan().any()) for output in variant.before.outputs):
-            return math.inf
+    if any(_has_nan(variant.before) for variant in task.variants):
+        return math.inf
     return 0.0
+
+
+def _has_nan(run: Run) -> bool:
+    return any(bool(output.isnan().any()) for output in run.outputs)
 
 
 def _deviation_in(variant: Variant, dims: Dims, names: Sequence[str]) -> float:

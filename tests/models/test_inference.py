@@ -408,6 +408,27 @@ def test_no_right_order_is_refused_for_the_rounding_of_a_permuted_model(monkeypa
     assert infer_layout(plain).axes["width"].size == 8
 
 
+def test_a_model_that_computes_nan_in_double_precision_is_proved_in_single():
+    """Its order, in which the entries of a unit lie apart, is looked for there as well."""
+
+    class Single(nn.Module):
+        def __init__(self, width, classes):
+            super().__init__()
+            self.first = nn.Linear(6, 2 * width)
+            self.head = nn.Linear(width, classes)
+
+        def forward(self, x):
+            gate, value = self.first(x).chunk(2, -1)
+            hidden = gate.sigmoid() * value
+            return self.head(hidden + (torch.nan if x.dtype == torch.float64 else 0))
+
+    @architecture()
+    def single(cut, *, input_shape=(6,), classes=3):
+        return Single(cut.width("width", 8), cut.classes(classes))
+
+    assert infer_layout(single).axes["width"].size == 8
+
+
 def test_a_model_that_remembers_an_earlier_run_is_refused():
     """Its tensor has the precision of that run, as in adapters that share one between layers."""
 
