@@ -112,7 +112,7 @@ def in_double_precision(task: ProofTask) -> ProofTask | None:
                 continue
             model = variant.model.scaled(variant.model.samples, 1.0, torch.float64)
             before = model.run(gradients=bool(variant.before.gradients))
-            # As with a mask of the smallest float32, which is added to scores.
+            # A model may be made for single precision only, such as CANINE of transformers.
             if _has_nan(before) and not _has_nan(variant.before):
                 return None
             doubled[id(variant)] = replace(variant, model=model, before=before)
